@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from mq.errors import InvalidSetting, MQError
 from mq.message import shorten
-from mq.storage.interface import Storage
+from mq.storage.interface import ClusterStorage
 
 GROUP: Final = "mq.coordinators"
 """The group of entry points."""
@@ -131,7 +131,7 @@ class Candidacy(Protocol):
     async def leave(self) -> None:
         """End it at once, as far as that can be done."""
 
-    def storage(self, messages: str) -> Storage:
+    def storage(self, messages: str) -> ClusterStorage:
         """The store of the highly available queues, not open yet. It changes nothing once this candidacy has ended, and
         raises Conflict for a new queue with a name that a node has reserved.
 

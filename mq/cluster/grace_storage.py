@@ -3,7 +3,9 @@
 * On opening, everything leased is READY again at once: the leases came from a master that is no more.
 * A removed message is unlinked only after a while, and not before the broker asks for it: a client may be reading its
   body, as long as that takes. If its publisher got no answer, it asks the next master, which finds
-  the message among the removed ones and does not store it again.
+  the message in REMOVED and does not store it again.
+* What earlier masters removed is unlinked once this one serves. Nothing that a take-over waits for lists it: there may
+  be 100,000 of it.
 * After an unknown outcome, or a failed fence, the contents of the store are unknown. That is reported, and ends the
   mastership: the next master reads the store.
 """
@@ -12,18 +14,19 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from itertools import islice
 from typing import Any, Final
 
 import trio
 
-from mq.errors import StorageFailed, StorageFenced, StorageFull
+from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import (
     Change,
+    ClusterStorage,
     Description,
     Entry,
     Move,
@@ -31,16 +34,19 @@ from mq.storage.interface import (
     Outcome,
     Result,
     Staged,
-    Storage,
     Stored,
     Unlink,
 )
+
+logger = logging.getLogger("mq.cluster")
 
 GRACE_SECONDS: Final = 60.0
 """How long a removed message can still be told from one that was never stored; longer than a publisher asks again."""
 MOST_KEPT: Final = 100_000
 """Removed messages at the most; beyond that the oldest go before their time."""
 _OPERATIONS_PER_BATCH: Final = 500
+_LISTED_AT_ONCE: Final = 2000
+"""Messages removed by earlier masters that are listed, and unlinked, at a time."""
 _ENDING: Final = (Result.FENCED, Result.UNKNOWN, Result.FAILED)
 _DONE: Final = Outcome(Result.DONE)
 
@@ -54,13 +60,15 @@ class GraceStorage:
         grace_seconds: how long removed messages are kept.
     """
 
-    def __init__(self, below: Storage, broken: Callable[[str], None], grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(
+        self, below: ClusterStorage, broken: Callable[[str], None], grace_seconds: float = GRACE_SECONDS
+    ) -> None:
         self._below = below
         self._broken = broken
         self._kept_seconds = grace_seconds
         self._removed: OrderedDict[Entry, float] = OrderedDict()
+        self._removing: set[Entry] = set()
         self._asked: set[Entry] = set()
-        self._ids: set[MessageId] = set()
 
     @property
     def description(self) -> Description:
@@ -76,20 +84,41 @@ class GraceStorage:
             for outcome in await self._below.commit(moves[start : start + _OPERATIONS_PER_BATCH]):
                 if outcome.result in (*_ENDING, Result.FULL):
                     raise StorageFailed(f"cannot requeue what was leased: {outcome.reason or outcome.result.value}")
-        for entry in await self._below.scan(State.REMOVED):
-            self._keep(entry)
-            self._asked.add(entry)
 
     async def aclose(self) -> None:
         """Close the store below."""
         await self._below.aclose()
 
-    async def knows(self, queue: str, id: MessageId) -> bool:
-        """Whether that message was stored in the queue: it is there, or was removed a short while ago."""
-        return id in self._ids or await self._below.find(queue, id) is not None
+    async def knows(self, queues: Collection[str], id: MessageId) -> bool:
+        """Return whether a message was stored in one of these queues: it is there, or was removed a short while ago."""
+        return await self._below.contains(queues, id)
 
     async def run(self) -> None:
         """Unlink messages that were kept for long enough, for ever."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._unlink_own)
+            nursery.start_soon(self._unlink_inherited)
+
+    async def _unlink_inherited(self) -> None:
+        """Unlink what earlier masters removed, when the last of them has been gone for as long as messages are kept."""
+        await trio.sleep(self._kept_seconds)
+        while True:
+            try:
+                # As many more as this master has removed itself: or else the list might name those alone.
+                listed = await self._below.scan(State.REMOVED, limit=len(self._removed) + _LISTED_AT_ONCE)
+            except StorageError as error:
+                logger.info("cannot list removed messages now: %s", error)
+                await trio.sleep(self._kept_seconds)
+                continue
+            # A removal that is on its way may be listed already.
+            own = self._removed.keys() | self._removing
+            inherited = [entry for entry in listed if entry not in own]
+            if not inherited:
+                return
+            if not await self._unlink(inherited):
+                await trio.sleep(self._kept_seconds)
+
+    async def _unlink_own(self) -> None:
         while True:
             now = trio.current_time()
             due = [
@@ -131,7 +160,10 @@ class GraceStorage:
         return await self._below.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
-        """As below."""
+        """As below; but of REMOVED only with a queue: this class unlinks by itself what earlier masters removed."""
+        if state is State.REMOVED and queue is None:
+            await trio.lowlevel.checkpoint()
+            return []
         return await self._below.scan(state, queue, limit)
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
@@ -143,7 +175,17 @@ class GraceStorage:
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As below, but for Unlink: that is done later."""
         now = [operation for operation in operations if not isinstance(operation, Unlink)]
-        found = iter(await self._commit(now) if now else ())
+        removing = {each.target for each in now if isinstance(each, Move) and each.state is State.REMOVED}
+        self._removing |= removing
+        try:
+            return self._note(operations, iter(await self._commit(now) if now else ()))
+        finally:
+            self._removing -= removing
+
+    # How it is done
+
+    def _note(self, operations: Sequence[Operation], found: Iterator[Outcome]) -> list[Outcome]:
+        """Note what was removed, and what is to be unlinked later; the outcomes of all operations."""
         outcomes = []
         for operation in operations:
             outcome = _DONE if isinstance(operation, Unlink) else next(found)
@@ -154,8 +196,6 @@ class GraceStorage:
                 self._keep(outcome.entry)
             outcomes.append(outcome)
         return outcomes
-
-    # How it is done
 
     async def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         with self._watching():
@@ -168,19 +208,22 @@ class GraceStorage:
                 break
         return outcomes
 
-    async def _unlink(self, entries: Sequence[Entry]) -> None:
+    async def _unlink(self, entries: Sequence[Entry]) -> bool:
+        """Unlink removed messages, and parts of deleted queues; False if the store has no room to do so now."""
         for start in range(0, len(entries), _OPERATIONS_PER_BATCH):
             some = entries[start : start + _OPERATIONS_PER_BATCH]
             try:
                 outcomes = await self._commit_unlinks(some)
             except StorageFull as error:
-                logging.getLogger("mq.cluster").info("removed messages stay for now: %s", error)
-                return
+                logger.info("removed messages stay for now: %s", error)
+                return False
             for entry, outcome in zip(some, outcomes, strict=True):
                 if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):
                     self._removed.pop(entry, None)
                     self._asked.discard(entry)
-                    self._ids.discard(entry.id)
+            if any(outcome.result is Result.FULL for outcome in outcomes):
+                return False
+        return True
 
     async def _commit_unlinks(self, entries: Sequence[Entry]) -> list[Outcome]:
         with self._watching():
@@ -195,7 +238,6 @@ class GraceStorage:
 
     def _keep(self, entry: Entry) -> None:
         self._removed.setdefault(entry, trio.current_time())
-        self._ids.add(entry.id)
 
     @contextmanager
     def _watching(self) -> Iterator[None]:

@@ -22,7 +22,7 @@ from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import Arrivals, OpenBodies
 from mq.cluster.record_keeper import RecordKeeper
 from mq.cluster.spool import upload_of
-from mq.errors import BrokerClosed, CallerError, MQError, NotServed, QueueHeld, ServiceLost
+from mq.errors import BrokerClosed, CallerError, MQError, NoSuchQueue, NotServed, QueueHeld, ServiceLost
 from mq.message import MessageId, QueueName
 
 logger = logging.getLogger("mq.cluster")
@@ -312,10 +312,19 @@ class Leadership:
             return False  # it has a key of its own, which tells
         while id in self._publishing:
             await self._publishing[id].wait()
-        if await self._store.knows(queue, id):
-            return True
-        target = (await self.broker.status(queue)).settings.dead_letter_queue
-        return target is not None and await self._store.knows(target, id)
+        return await self._store.knows(await self._dead_letter_path(queue), id)
+
+    async def _dead_letter_path(self, queue: str) -> list[str]:
+        """Return a queue, and the queues that its dead letters may have been moved to."""
+        path: list[str] = []
+        name: str | None = queue
+        while name is not None and name not in path:
+            path.append(name)
+            try:
+                name = (await self.broker.status(name)).settings.dead_letter_queue
+            except NoSuchQueue:
+                break  # a message that was stored before its queue was deleted is not stored again
+        return path
 
     async def _declare(
         self, _: Holder, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None

@@ -7,7 +7,7 @@ opens them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from mq.message import MessageId
 from mq.storage.interface import (
     QUEUE,
     Change,
+    ClusterStorage,
     Description,
     Entry,
     Operation,
@@ -76,7 +77,7 @@ class SplitStorage:
         messages: has the rest; not open yet.
     """
 
-    def __init__(self, names: Storage, messages: Storage) -> None:
+    def __init__(self, names: Storage, messages: ClusterStorage) -> None:
         self._names = names
         self._messages = messages
 
@@ -135,6 +136,10 @@ class SplitStorage:
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """As the messages' store."""
         return await self._messages.find(queue, id)
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        """As the messages' store."""
+        return await self._messages.contains(queues, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """As the messages' store."""

@@ -11,7 +11,7 @@ outcome ``DONE`` survives the loss of power at any later instant.
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import Any, Final, NamedTuple, Protocol, TypeGuard
@@ -113,7 +113,8 @@ class Write(NamedTuple):
     """Make a message where it is to rest. One that is made in NEW may be led on by a Move behind it in the batch (at
     most :data:`MOST_MOVED_ON` at a time).
 
-    NO_QUEUE when it is made in READY and its queue is not there. EXISTS when that place holds its id already.
+    NO_QUEUE when it is made in READY and its queue is not there. EXISTS when that place holds its id already; a store
+    may refuse an id that it has in another state or queue, too.
 
     Attributes:
         queue: the queue it is for. Whether that exists is the broker's to know, but for READY; a shared store answers
@@ -409,6 +410,22 @@ class Storage(Protocol):
         Everything that happens after the block is entered is told, if only as "look again at everything"; but nothing
         of what has come and gone before a look.
         """
+
+
+class ClusterStorage(Storage, Protocol):
+    """What the store of a cluster does besides."""
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        """Return whether one of `queues` has the message `id`, in any state, REMOVED included.
+
+        One consistent read: a message that moves meanwhile, between these queues or to REMOVED, is found. A store that
+        has each id only once may leave the queues aside.
+        """
+
+
+def is_for_cluster(storage: Storage) -> TypeGuard[ClusterStorage]:
+    """Return whether a cluster can keep its messages in a store."""
+    return hasattr(storage, "contains")
 
 
 class TellingStorage(Storage, Protocol):

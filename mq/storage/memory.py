@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -154,6 +154,11 @@ class MemoryStorage:
             if kept is not None:
                 return Entry(queue, id, state, kept.meta)
         return None
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        """Return whether one of the queues has that message, in any state."""
+        await trio.lowlevel.checkpoint()
+        return any(id in self._places.get((state, queue), {}) for queue in queues for state in State)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
@@ -336,6 +336,10 @@ class FencedStorage:
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         return await self._store.find(queue, id)
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        await self._reach()
+        return await self._store.contains(queues, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         return await self._store.scan(state, queue, limit)

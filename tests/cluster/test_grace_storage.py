@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
+from mq.broker import BrokerConfig, Draft, open_broker
+from mq.cluster import grace_storage
 from mq.cluster.grace_storage import GRACE_SECONDS, GraceStorage
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Unlink, Write
+from mq.storage.interface import QUEUE, AnyOperation, Entry, Meta, Move, Outcome, Result, Unlink, Write
 from mq.storage.memory import MemoryStorage
 
 IDS = MessageIds()
@@ -22,6 +26,30 @@ async def written(store: MemoryStorage, state: State, meta: Meta = Meta()) -> En
         [outcome] = await store.commit([Move(outcome.entry, state, meta)])
         assert outcome.entry is not None
     return outcome.entry
+
+
+class CountsListings(MemoryStorage):
+    """Counts how often all removed messages are listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed = 0
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        self.listed += state is State.REMOVED and queue is None
+        return await super().scan(state, queue, limit)
+
+
+class AnswersLate(MemoryStorage):
+    """Commits at once, and answers when the event `answer` says so, if there is one."""
+
+    answer: trio.Event | None = None
+
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        answer, outcomes = self.answer, await super().commit(operations)
+        if answer is not None:
+            await answer.wait()
+        return outcomes
 
 
 @pytest.fixture
@@ -54,12 +82,84 @@ async def test_what_was_removed_is_known_for_a_while_over_masters_too(
     again = GraceStorage(store, pytest.fail)
     await again.open()
     for each in (kept, again):
-        assert await each.knows("q", new.id)
-        assert not await each.knows("q", IDS.new())
+        assert await each.knows(["q"], new.id)
+        assert not await each.knows(["q"], IDS.new())
     with trio.move_on_after(GRACE_SECONDS + 5):
         await again.run()
-    assert not await again.knows("q", MessageId(new.id))
+    assert not await again.knows(["q"], MessageId(new.id))
     assert await store.scan(State.REMOVED) == []
+
+
+async def test_knows_a_message_at_every_step_of_its_removal(store: MemoryStorage) -> None:
+    """``knows`` is asked between each two steps of the task that removes the message."""
+    for steps in range(12):
+        kept = GraceStorage(store, pytest.fail)
+        new = await written(store, State.NEW)
+        answers: list[bool] = []
+
+        async def ask(
+            kept: GraceStorage = kept, new: Entry = new, steps: int = steps, answers: list[bool] = answers
+        ) -> None:
+            for _ in range(steps):
+                await trio.lowlevel.checkpoint()
+            answers.append(await kept.knows(["q"], new.id))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(kept.commit, [Move(new, State.REMOVED)])
+        assert answers == [True], f"asked {steps} steps after the removal began"
+
+
+async def test_take_over_lists_no_removed_message_and_unlinks_all_of_them_later(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grace_storage, "_LISTED_AT_ONCE", 7)
+    store = CountsListings()
+    await store.put_record(QUEUE, "q", {"created": 0})
+    inherited = [await written(store, State.REMOVED) for _ in range(40)]
+    kept = GraceStorage(store, pytest.fail)
+    await kept.open()
+    async with open_broker(kept, BrokerConfig()):
+        assert store.listed == 0
+    with trio.move_on_after(GRACE_SECONDS - 1):
+        await kept.run()
+    assert sorted(await store.scan(State.REMOVED)) == sorted(inherited)
+    with trio.move_on_after(GRACE_SECONDS + 1):
+        await kept.run()
+    assert await store.scan(State.REMOVED) == []
+
+
+async def test_removal_under_way_is_not_unlinked_as_if_it_were_inherited(autojump_clock: MockClock) -> None:
+    store = AnswersLate()
+    await store.put_record(QUEUE, "q", {"created": 0})
+    await written(store, State.REMOVED)  # so that the next one is not the only one that is listed
+    new = await written(store, State.NEW)
+    kept = GraceStorage(store, pytest.fail)
+    async with trio.open_nursery() as nursery:
+        answer = store.answer = trio.Event()
+        nursery.start_soon(kept.commit, [Move(new, State.REMOVED)])
+        await wait_all_tasks_blocked()
+        store.answer = None
+        with trio.move_on_after(GRACE_SECONDS + 1):
+            await kept.run()
+        assert [entry.id for entry in await store.scan(State.REMOVED)] == [new.id]
+        answer.set()
+
+
+async def test_message_stored_twice_does_not_fail_what_is_acknowledged_with_it(
+    store: MemoryStorage, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = GraceStorage(store, pytest.fail)
+    await kept.open()
+    async with open_broker(kept, BrokerConfig()) as broker:
+        await broker.publish_many("q", [Draft(b"1"), Draft(b"2")])
+        unacked = await broker.hold("q", 2, wait=0)
+        [twin] = await store.commit([Write("q", unacked[0].message.id, b"1", state=State.NEW)])
+        assert twin.entry is not None
+        await store.commit([Move(twin.entry, State.REMOVED)])
+        await broker.acknowledge(unacked)
+        assert f"message {unacked[0].message.id} of queue q is stored twice" in caplog.text
+        assert await broker.hold("q", 2, wait=0) == []
 
 
 @pytest.mark.parametrize("result", [Result.FENCED, Result.UNKNOWN, Result.FAILED])

@@ -13,7 +13,7 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.broker import Broker, Published, open_broker
+from mq.broker import Broker, Draft, Published, open_broker
 from mq.cli.cluster import dangers
 from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
@@ -148,6 +148,36 @@ async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClo
         assert b.node.membership().role == "master"
         bodies = [(await c.http("GET", "/q/messages")).body for _ in range(11)]
         assert bodies == [b"%d" % number for number in range(11)], "what was leased is there again, at once"
+
+
+@pytest.mark.parametrize("step", ["ready", "dead-lettered twice", "removed from there"])
+async def test_publish_that_is_repeated_is_not_stored_again(step: str, autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, ids = cluster.hosts["a"], cluster.ids
+        for queue, target in (("last", None), ("middle", "last"), ("q", "middle")):
+            await a.http("PUT", f"/{queue}?store=cluster")
+            if target is not None:
+                settings = json.dumps({"dead_letter_queue": target, "max_receives": 1}).encode()
+                assert (await a.http("PATCH", f"/{queue}", settings)).status == 200
+        leadership = a.node._leadership
+        assert leadership is not None
+        arguments = ["q", [Draft(b"x", id=ids.new())], False]
+        first = await leadership.perform(Holder(), "publish", arguments, {})
+        for queue in () if step == "ready" else ("q", "middle"):
+            assert (await a.http("GET", f"/{queue}/messages?visibility=1")).status == 200
+            await trio.sleep(3)
+        if step == "removed from there":
+            assert (await a.http("POST", "/last/take")).status == 200
+        assert await leadership.perform(Holder(), "publish", [*arguments[:2], True], {}) == first
+        left = [await left_in(a, queue) for queue in ("q", "middle", "last")]
+        assert (
+            left
+            == {
+                "ready": [[b"x"], [], []],
+                "dead-lettered twice": [[], [], [b"x"]],
+                "removed from there": [[], [], []],
+            }[step]
+        )
 
 
 @pytest.mark.parametrize("prefetch", [1, 100])  # it waits for its client, or for messages

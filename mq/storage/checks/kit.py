@@ -127,6 +127,14 @@ async def publish(
     return await done(storage, Write(queue, id or new_id(), body, attributes or {}))
 
 
+async def publish_twin(storage: Storage, queue: str, id: MessageId, body: bytes = b"body") -> Entry | None:
+    """Write an id that the store has in another state or queue; None if the store refuses that, as it may."""
+    write = Write(queue, id, body)
+    outcome = await one(storage, write)
+    assert outcome.result in (Result.DONE, Result.EXISTS), f"{outcome} of {write}, not DONE or EXISTS"
+    return write.entry if outcome.result is Result.DONE else None
+
+
 async def bring(storage: Storage, queue: str, state: State, meta: Meta = FRESH) -> Entry:
     """A message in `state`, with `meta` where the state allows one."""
     entry = await publish(storage, queue)

@@ -23,7 +23,7 @@ from mq_etcd.client import Client
 from mq_etcd.errors import Compacted, EtcdError, NoSpace, TooLarge, Unavailable, Uncertain
 from mq_etcd.keys import Keys
 from mq_etcd.lanes import Lane
-from mq_etcd.steps import AnyStep, Mark, step
+from mq_etcd.steps import AnyStep, step
 from mq_etcd.values import Nested
 from mq_etcd.values import Outcome as EtcdOutcome
 
@@ -76,11 +76,9 @@ class Batches:
         await self.settle()
         outcomes: dict[int, Outcome] = {}
         for round_ in _rounds(numbered):
-            steps = self._steps(round_, outcomes, {})
-            while steps:
-                marks = await self._send(steps, outcomes)
-                again = [(each.number, each.operation) for each in steps if each.number in marks]
-                steps = self._steps(again, outcomes, marks)
+            steps = self._steps(round_, outcomes)
+            if steps:
+                await self._send(steps, outcomes)
         return outcomes
 
     async def change(self, change: Nested) -> EtcdOutcome | None:
@@ -120,12 +118,10 @@ class Batches:
             before[key] = found[0].value if found else None
         return [nested for each in steps for nested in each.undoing(revision, before)]
 
-    def _steps(
-        self, numbered: Sequence[tuple[int, AnyOperation]], outcomes: dict[int, Outcome], marks: Mapping[int, Mark]
-    ) -> list[AnyStep]:
+    def _steps(self, numbered: Sequence[tuple[int, AnyOperation]], outcomes: dict[int, Outcome]) -> list[AnyStep]:
         steps = []
         for number, operation in numbered:
-            made = step(number, operation, self._keys, self._lives, marks.get(number, ""))
+            made = step(number, operation, self._keys, self._lives)
             if isinstance(made, Outcome):
                 outcomes[number] = made
             elif made.longest_body > LARGEST_VALUE:
@@ -134,20 +130,18 @@ class Batches:
                 steps.append(made)
         return steps
 
-    async def _send(self, steps: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> dict[int, Mark]:
-        """Send them; the marks with which some have to be tried again. Nothing follows a change in doubt, which may be
-        taken back."""
+    async def _send(self, steps: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> None:
+        """Send them. Nothing follows a change in doubt, which may be taken back."""
         if self.is_in_doubt:
             _tell(steps, Result.FULL, "etcd has not answered for what came before it", outcomes)
-            return {}
+            return
         parts = iter(_parts(steps))
-        marks: dict[int, Mark] = {}
         failures: list[StorageFenced | StorageFailed] = []
 
         async def drive(lane: Lane) -> None:
             for part in parts:  # whichever lane is free takes the next
                 try:
-                    await self._carry(lane, part, outcomes, marks)
+                    await self._carry(lane, part, outcomes)
                 except (StorageFenced, StorageFailed) as error:
                     failures.append(error)
                 if failures or lane.is_in_doubt:
@@ -160,11 +154,8 @@ class Batches:
             raise failures[0]
         for part in parts:  # no lane was left for them
             _tell(part, Result.FULL, "etcd does not answer", outcomes)
-        return marks
 
-    async def _carry(
-        self, lane: Lane, part: Sequence[AnyStep], outcomes: dict[int, Outcome], marks: dict[int, Mark]
-    ) -> None:
+    async def _carry(self, lane: Lane, part: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> None:
         self._sent[lane] = list(part)
         try:
             done = await lane.send([each.txn() for each in part])
@@ -179,13 +170,9 @@ class Batches:
         else:
             for each, answer in zip(part, answers, strict=True):
                 if done.answers is None:
-                    verdict = each.landed(answer.answers, done.revision)
+                    outcomes[each.number] = each.landed(answer.answers, done.revision)
                 else:
-                    verdict = each.done() if answer.succeeded else each.refused(answer.answers)
-                if isinstance(verdict, Outcome):
-                    outcomes[each.number] = verdict
-                else:
-                    marks[each.number] = verdict
+                    outcomes[each.number] = each.done() if answer.succeeded else each.refused(answer.answers)
 
     async def _look(self, lane: Lane, part: Sequence[AnyStep]) -> list[EtcdOutcome]:
         """What stands where these steps, which have been tried, were to change something."""

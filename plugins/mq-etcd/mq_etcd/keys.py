@@ -13,13 +13,11 @@
     room                        empty; written while etcd has no room, so that it counts what is free
 
 The value of a message's place is its meta, as the file name of a ``posix:`` store has it: ``,d1700000000000,r2``.
-Should an id be in two places at once, the later one's body stands under ``body/ID.MARK``, and ``#MARK`` follows its
-meta.
+A message is written only if ``body/ID`` does not exist, so the store has each id at most once, removed ones included.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 from urllib.parse import quote, unquote
 
@@ -36,20 +34,17 @@ _FOLDERS: Final = {
 }
 _BARE: Final = MessageId("00000000-0000-1000-8000-000000000000")
 _GRAVE_BITS: Final = 0x8000 << 48
-_MARKED: Final = re.compile(r"(.*?)(?:#([0-9a-f]{16}))?")
 
 
-def encode_meta(meta: Meta, mark: str = "") -> bytes:
+def encode_meta(meta: Meta) -> bytes:
     """The value of a message's place."""
-    text = leaf_name(_BARE, meta).removeprefix(_BARE)
-    return (f"{text}#{mark}" if mark else text).encode("ascii")
+    return leaf_name(_BARE, meta).removeprefix(_BARE).encode("ascii")
 
 
-def decode_meta(value: bytes) -> tuple[Meta, str] | None:
-    """The meta and the mark of a message's place; None when that is none of mq's values."""
-    match = _MARKED.fullmatch(value.decode("ascii", "replace"))
-    entry = parse_leaf(_BARE + match[1], "", State.NEW) if match is not None else None
-    return None if match is None or entry is None else (entry.meta, match[2] or "")
+def decode_meta(value: bytes) -> Meta | None:
+    """The meta of a message's place; None when that is none of mq's values."""
+    entry = parse_leaf(_BARE + value.decode("ascii", "replace"), "", State.NEW)
+    return None if entry is None else entry.meta
 
 
 class Keys:
@@ -79,14 +74,9 @@ class Keys:
         """The beginning of the places in READY, of one life of a queue."""
         return self.folder(State.READY, queue, life)
 
-    def body_at(self, place: str, value: bytes) -> str:
-        """The key of the bytes of the message at that place."""
-        found = decode_meta(value)
-        return self.body(MessageId(place.rpartition("/")[2]), found[1] if found else "")
-
-    def body(self, id: MessageId, mark: str = "") -> str:
+    def body(self, id: MessageId) -> str:
         """The key of a message's bytes."""
-        return f"{self._prefix}body/{id}.{mark}" if mark else f"{self._prefix}body/{id}"
+        return f"{self._prefix}body/{id}"
 
     def record(self, kind: str, key: str) -> str:
         """The key of a record."""
@@ -111,11 +101,11 @@ class Keys:
     def entry(self, key: str, value: bytes, state: State) -> Entry | None:
         """The message at that place; None when it is none of mq's."""
         *_, queue, id = key.split("/") if state is not State.READY else _without_life(key)
-        found = decode_meta(value)
+        meta = decode_meta(value)
         named = parse_leaf(id, unquote(queue), state)
-        if found is None or named is None or named.id != id:
+        if meta is None or named is None or named.id != id:
             return None
-        return named._replace(meta=found[0])
+        return named._replace(meta=meta)
 
 
 def record_key(key: str) -> str:
@@ -127,6 +117,11 @@ def buried(key: str) -> Entry:
     """A dropped queue, as an entry to unlink."""
     *_, queue, life = key.split("/")
     return Entry(unquote(queue), MessageId.from_key(_GRAVE_BITS | int(life)), State.REMOVED)
+
+
+def id_at(place: str) -> MessageId:
+    """The id of the message whose place has that key."""
+    return MessageId(place.rpartition("/")[2])
 
 
 def life_of(entry: Entry) -> int | None:

@@ -19,7 +19,8 @@ import trio
 
 from mq.cluster.coordinator import CandidacyEnded, CoordinatorError, Member
 from mq.cluster.split_storage import ConfirmedRecord, SplitStorage
-from mq.storage.interface import Storage
+from mq.errors import StorageUnusable
+from mq.storage.interface import ClusterStorage, is_for_cluster
 from mq.storage.options import StorageOptions
 from mq.storage.registry import make_storage
 from mq_etcd.address import parse_address
@@ -240,7 +241,7 @@ class EtcdCandidacy:
         with suppress(EtcdError):
             await self._client.revoke(self._lease)
 
-    def storage(self, messages: str = "") -> Storage:
+    def storage(self, messages: str = "") -> ClusterStorage:
         """The store, whose every change depends on the key, and which makes no queue of a reserved name; the messages
         in another one, whose every change depends on this candidacy's number.
 
@@ -256,11 +257,17 @@ class EtcdCandidacy:
         places, _, said = self._rest.partition("?")
         query = urlencode(dict(parse_qsl(said)) | options)
         names = make_storage(f"etcd:{places}?{query}", StorageOptions())
+        assert is_for_cluster(names), "etcd keeps a cluster's messages"
         if not messages:
             return names
         term = f"{'&' if '?' in messages else '?'}term={self.number}"
         options_of_messages = StorageOptions(confirmed=ConfirmedRecord(names))
-        return SplitStorage(names, make_storage(messages + term, options_of_messages))
+        store = make_storage(messages + term, options_of_messages)
+        if not is_for_cluster(store):
+            raise StorageUnusable(
+                f"{messages} cannot keep the messages of a cluster. Name a store of postgres:, or none"
+            )
+        return SplitStorage(names, store)
 
 
 class _Changes:

@@ -42,6 +42,10 @@ class Reader:
                 return self._keys.entry(place.key, place.value, state)
         return None
 
+    async def contains(self, id: MessageId) -> bool:
+        """Return whether a message has that id: its body is there from its Write until its Unlink."""
+        return bool((await self._client.range(self._keys.body(id), keys_only=True)).found)
+
     async def scan(self, state: State, queue: str | None, limit: int | None) -> list[Entry]:
         """Entries in a state; dropped queues excepted."""
         if queue is not None and not self._is_there(state, queue):
@@ -66,19 +70,13 @@ class Reader:
         return found
 
     async def _read(self, entries: Sequence[Entry]) -> list[Stored | None]:
-        """Each with its place and the body that it most likely has."""
         wanted = [[Get(self._place(entry)), Get(self._keys.body(entry.id))] for entry in entries]
         pages = await self._pages(list(itertools.chain.from_iterable(wanted)))
         stored: list[Stored | None] = []
         for entry, place, body in zip(entries, pages[::2], pages[1::2], strict=True):
             is_there = bool(place.found) and self._is_there(entry.state, entry.queue)
-            found = decode_meta(place.found[0].value) if is_there else None
-            if found is None or found[0] != entry.meta:
-                stored.append(None)
-                continue
-            if found[1]:
-                [body] = await self._pages([Get(self._keys.body(entry.id, found[1]))])
-            stored.append(unpack(body.found[0].value, entry.id) if body.found else None)
+            is_meant = is_there and decode_meta(place.found[0].value) == entry.meta
+            stored.append(unpack(body.found[0].value, entry.id) if is_meant and body.found else None)
         return stored
 
     async def _pages(self, wanted: Sequence[Operation]) -> list[Page]:

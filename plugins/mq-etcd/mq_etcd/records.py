@@ -10,7 +10,7 @@ from mq.errors import Conflict, StorageFull
 from mq.storage.interface import QUEUE, Entry, Outcome, Result
 from mq_etcd.batches import MOST_STEPS, Batches
 from mq_etcd.client import Client
-from mq_etcd.keys import Keys, buried, life_of, record_key
+from mq_etcd.keys import Keys, buried, id_at, life_of, record_key
 from mq_etcd.names import reserved_by
 from mq_etcd.steps import LARGEST_RECORD, encode_record, too_long
 from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, Put, absent, end_of_prefix, present
@@ -101,7 +101,7 @@ class Records:
         page = await self._client.range(folder, end_of_prefix(folder), limit=MOST_STEPS // 2)
         going: list[EtcdOperation] = []
         for place in page.found:
-            going += [Delete(place.key), Delete(self._keys.body_at(place.key, place.value))]
+            going += [Delete(place.key), Delete(self._keys.body(id_at(place.key)))]
         if not page.more:
             going.append(Delete(grave))
         await batches.change(Nested([], going))

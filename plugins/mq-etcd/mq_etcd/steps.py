@@ -8,7 +8,6 @@ its operations.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final, NamedTuple
@@ -16,7 +15,7 @@ from typing import Final, NamedTuple
 from mq.lifecycle import State
 from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Operation, Outcome, Put, Result, Unlink, Write
 from mq_etcd.bodies import bytes_of, pack
-from mq_etcd.keys import Keys, decode_meta, encode_meta
+from mq_etcd.keys import Keys, encode_meta
 from mq_etcd.values import Answer, Compare, Delete, Get, KeyValue, Nested, Page, absent, modified_at, present, value_is
 from mq_etcd.values import Operation as EtcdOperation
 from mq_etcd.values import Put as EtcdPut
@@ -25,8 +24,6 @@ OVERHEAD: Final = 600
 """Bytes that a step takes in a request besides its body, and more: a key has at most 350."""
 LARGEST_RECORD: Final = 1 << 20
 """Bytes of JSON."""
-Mark = str | tuple[str, ...]
-"""Which body is meant, where an id has two; of a group, for each of its operations."""
 Before = Mapping[str, bytes | None]
 """What was in records, by their keys in etcd, before a change; None for one that was not there."""
 
@@ -45,7 +42,6 @@ class Step(NamedTuple):
         target: the key that it makes; None for an Unlink.
         before: the value of the source.
         after: the value of the target.
-        mark: which body is meant, where an id has two.
         body_key: of the message's bytes.
         body: of a Write; else empty.
         target_entry: where the message is then.
@@ -57,7 +53,6 @@ class Step(NamedTuple):
     target: str | None
     before: bytes
     after: bytes
-    mark: str
     body_key: str
     body: bytes
     target_entry: Entry | None
@@ -115,21 +110,20 @@ class Step(NamedTuple):
         """Its outcome, when it was done."""
         return Outcome(Result.DONE, self.target_entry)
 
-    def landed(self, seen: Sequence[Answer], revision: int) -> Outcome | str:
+    def landed(self, seen: Sequence[Answer], revision: int) -> Outcome:
         """Its outcome, out of what its looks see later, when the transaction that carried it was done at `revision`."""
         source, target = _seen(seen)
         was_done = source is None if self.target is None else target is not None and target.modified == revision
         return self.done() if was_done else self.refused(seen)
 
-    def refused(self, seen: Sequence[Answer]) -> Outcome | str:
-        """Why it was not done, out of what its looks see; or the mark with which it may be done."""
-        source, target = _seen(seen)
+    def refused(self, seen: Sequence[Answer]) -> Outcome:
+        """Return why the operation was not done, judging by the keys that :meth:`looks` read."""
         if isinstance(self.operation, Write):
-            return _EXISTS if target is not None else secrets.token_hex(8)
-        found = decode_meta(source.value) if source is not None else None
-        if found is None or found[0] != self.operation.entry.meta:
-            return _GONE
-        return _EXISTS if found[1] == self.mark else found[1]
+            # The body's key or the place's is taken. A body alone means that the message has been moved elsewhere, or
+            # removed a short while ago: to write it again would deliver it twice.
+            return _EXISTS
+        source, _ = _seen(seen)
+        return _EXISTS if source is not None and source.value == self.before else _GONE
 
     def is_possible(self, seen: Sequence[Answer]) -> bool:
         """Whether its conditions hold, out of what its looks see."""
@@ -254,22 +248,18 @@ class GroupStep(NamedTuple):
         """Its outcome, when it was done."""
         return Outcome(Result.DONE)
 
-    def landed(self, seen: Sequence[Answer], revision: int) -> Outcome | tuple[str, ...]:
+    def landed(self, seen: Sequence[Answer], revision: int) -> Outcome:
         """Its outcome, out of what its looks see later, when the transaction that carried it was done at `revision`."""
         targets = [target for _, of_it in self._with_answers(seen) for target in _seen(of_it)[1:] if target is not None]
         messages = sum(isinstance(each, Step) for each in self.steps)
         was_done = len(targets) == messages and all(target.modified == revision for target in targets)
         return self.done() if was_done else self.refused(seen)
 
-    def refused(self, seen: Sequence[Answer]) -> Outcome | tuple[str, ...]:
-        """Why it was not done, out of what its looks see; or the marks with which it may be done."""
-        marks: dict[int, str] = {}
-        for step, of_it in self._with_answers(seen):
-            verdict = step.mark if step.is_possible(of_it) else step.refused(of_it)
-            if isinstance(verdict, Outcome):
-                return verdict
-            marks[step.number] = verdict
-        return tuple(marks.get(each.number, "") for each in self.steps)
+    def refused(self, seen: Sequence[Answer]) -> Outcome:
+        """Return why the group was not done: the outcome of its first operation that was not possible."""
+        return next(
+            (step.refused(of_it) for step, of_it in self._with_answers(seen) if not step.is_possible(of_it)), _GONE
+        )
 
     def _with_answers(self, seen: Sequence[Answer]) -> list[tuple[Step, list[Answer]]]:
         """Its operations on messages, each with what its looks see."""
@@ -286,9 +276,7 @@ def _seen(answers: Sequence[Answer]) -> tuple[KeyValue | None, KeyValue | None]:
     return found[0], found[1] if len(found) > 1 else None
 
 
-def step(
-    number: int, operation: AnyOperation, keys: Keys, lives: Mapping[str, int], mark: Mark = ""
-) -> AnyStep | Outcome:
+def step(number: int, operation: AnyOperation, keys: Keys, lives: Mapping[str, int]) -> AnyStep | Outcome:
     """An operation on its way, or its outcome, where that is known already.
 
     Args:
@@ -296,25 +284,21 @@ def step(
         operation: what is asked for.
         keys: of the store.
         lives: the queues that there are, with the revisions at which they were made.
-        mark: which body is meant, where an id has two.
     """
     if isinstance(operation, Group):
-        return _group(number, operation, keys, lives, mark if isinstance(mark, tuple) else ())
-    assert isinstance(mark, str), "several marks for one message"
+        return _group(number, operation, keys, lives)
     if isinstance(operation, Put | Drop):
         return _record(number, operation, keys)
-    return _message(number, operation, keys, lives, mark)
+    return _message(number, operation, keys, lives)
 
 
-def _group(
-    number: int, group: Group, keys: Keys, lives: Mapping[str, int], marks: Sequence[str]
-) -> GroupStep | Outcome:
+def _group(number: int, group: Group, keys: Keys, lives: Mapping[str, int]) -> GroupStep | Outcome:
     steps: list[Step | RecordStep] = []
     for place, operation in enumerate(group.operations):
         if isinstance(operation, Put | Drop):
             made: Step | RecordStep | Outcome = _record(place, operation, keys)
         else:
-            made = _message(place, operation, keys, lives, marks[place] if marks else "")
+            made = _message(place, operation, keys, lives)
         if isinstance(made, Outcome):
             return made
         steps.append(made)
@@ -341,20 +325,19 @@ def too_long(value: bytes) -> str:
     return f"a record of {len(value)} bytes: etcd takes {LARGEST_RECORD}. Keep less in it"
 
 
-def _message(number: int, operation: Operation, keys: Keys, lives: Mapping[str, int], mark: str) -> Step | Outcome:
+def _message(number: int, operation: Operation, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:
     match operation:
         case Write():
-            return _write(number, operation, keys, lives, mark)
+            return _write(number, operation, keys, lives)
         case Move():
-            return _move(number, operation, keys, lives, mark)
+            return _move(number, operation, keys, lives)
         case Unlink(entry):
             assert entry.state is State.REMOVED, f"not removed yet: {entry}"
-            before = encode_meta(entry.meta, mark)
-            body_key = keys.body(entry.id, mark)
-            return Step(number, operation, keys.place(entry, 0), None, before, b"", mark, body_key, b"", None)
+            before, body_key = encode_meta(entry.meta), keys.body(entry.id)
+            return Step(number, operation, keys.place(entry, 0), None, before, b"", body_key, b"", None)
 
 
-def _write(number: int, write: Write, keys: Keys, lives: Mapping[str, int], mark: str) -> Step | Outcome:
+def _write(number: int, write: Write, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:
     if write.state is State.READY and write.queue not in lives:
         return _NO_QUEUE
     body = bytes_of(write.body)
@@ -363,11 +346,11 @@ def _write(number: int, write: Write, keys: Keys, lives: Mapping[str, int], mark
     entry = Entry(write.queue, write.id, write.state, write.meta)
     value = pack(body, write.attributes)
     place = keys.place(entry, lives.get(write.queue, 0))
-    body_key, after = keys.body(write.id, mark), encode_meta(write.meta, mark)
-    return Step(number, write, body_key, place, b"", after, mark, body_key, value, entry)
+    body_key, after = keys.body(write.id), encode_meta(write.meta)
+    return Step(number, write, body_key, place, b"", after, body_key, value, entry)
 
 
-def _move(number: int, move: Move, keys: Keys, lives: Mapping[str, int], mark: str) -> Step | Outcome:
+def _move(number: int, move: Move, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:
     entry = move.entry
     target = Entry(move.queue or entry.queue, entry.id, move.state, move.meta)
     if target.state is State.READY and target.queue not in lives:
@@ -376,6 +359,5 @@ def _move(number: int, move: Move, keys: Keys, lives: Mapping[str, int], mark: s
         return _GONE
     source_key = keys.place(entry, lives.get(entry.queue, 0))
     target_key = keys.place(target, lives.get(target.queue, 0))
-    before, after = encode_meta(entry.meta, mark), encode_meta(target.meta, mark)
-    body_key = keys.body(entry.id, mark)
-    return Step(number, move, source_key, target_key, before, after, mark, body_key, b"", target)
+    before, after = encode_meta(entry.meta), encode_meta(target.meta)
+    return Step(number, move, source_key, target_key, before, after, keys.body(entry.id), b"", target)

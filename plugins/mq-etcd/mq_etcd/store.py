@@ -6,7 +6,7 @@ One broker at a time has it (:mod:`mq_etcd.owner`), or the holder of the fence t
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -188,6 +188,11 @@ class EtcdStorage:
         """Where that message is."""
         with self._translated():
             return await self._reader.find(queue, id)
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        """Return whether the store has a message of that id, whichever queue it is in."""
+        with self._translated():
+            return await self._reader.contains(id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""

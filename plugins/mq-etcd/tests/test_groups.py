@@ -22,7 +22,6 @@ from mq.storage.interface import (
     Put,
     Result,
     Storage,
-    Unlink,
     Write,
 )
 
@@ -159,31 +158,6 @@ async def test_groups_and_others_share_a_transaction(storage: Storage, monkeypat
     assert counted.transactions == 2
     _, records = await everything(storage)
     assert records == {"a": {"n": 2}}
-
-
-@pytest.mark.parametrize("refused", [False, True])
-async def test_a_message_that_is_in_two_places_is_moved_with_its_own_body(storage: Storage, refused: bool) -> None:
-    """A group whose first try does not know which body is meant is tried again, as a whole."""
-    id = IDS.new()
-    await storage.commit([Write("orders", id, b"first")])
-    await storage.commit([Write("orders", id, b"second", state=State.READY)])
-    new = Write("orders", IDS.new(), b"new")
-    bad = (Move(Entry("orders", IDS.new(), State.READY), State.DELAYED, LEASED),) if refused else ()
-    group = Group((new, Move(Entry("orders", id, State.READY), State.DELAYED, LEASED), Put("ledger", "k", {}), *bad))
-    before = await everything(storage)
-    outcome = await one(storage, group)
-    assert outcome.result is (Result.GONE if refused else Result.DONE)
-    there = {Entry("orders", id, State.NEW): b"first", Entry("orders", id, State.READY): b"second"}
-    if refused:
-        assert await everything(storage) == before
-    else:
-        there[Entry("orders", id, State.DELAYED, LEASED)] = there.pop(Entry("orders", id, State.READY))
-    for entry, body in there.items():
-        [stored] = await storage.read([entry])
-        assert stored is not None
-        assert await stored.body.read() == body
-        await storage.commit([Move(entry, State.REMOVED, entry.meta)])
-        await storage.commit([Unlink(entry._replace(state=State.REMOVED))])
 
 
 async def test_a_publish_with_a_key_is_one_transaction(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -12,7 +12,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, Properties
 from mq.storage.interface import Entry, Stored
 from mq_postgres.bodies import ChunkedBody, ReadChunk, small_body
-from mq_postgres.statements import NAMES, PLACES, READ, entry_columns, entry_of
+from mq_postgres.statements import CONTAINS, NAMES, PLACES, READ, entry_columns, entry_of
 
 _IN_ORDER: Final = (State.NEW, State.READY, State.DELAYED)
 
@@ -43,6 +43,12 @@ def find(connection: psycopg.Connection[Any], queue: str, id: MessageId) -> Entr
     rows = connection.execute(f"{PLACES} AND p.queue = %s AND p.id = %s::uuid", (queue, str(id)))
     found = {entry.state: entry for entry in map(entry_of, rows)}
     return next((found[state] for state in _IN_ORDER if state in found), None)
+
+
+def contains(connection: psycopg.Connection[Any], queues: Collection[str], id: MessageId) -> bool:
+    """Return whether one of the queues has that message, in any state."""
+    row = connection.execute(CONTAINS, (list(queues), str(id))).fetchone()
+    return row is not None and bool(row[0])
 
 
 def scan(connection: psycopg.Connection[Any], state: State, queue: str | None, limit: int | None) -> list[Entry]:

@@ -41,8 +41,7 @@ WITH given AS (
     SELECT g.*, target.life, CASE
         WHEN g.state = 'ready' AND target.life IS NULL THEN 'no queue'
         WHEN EXISTS (
-            SELECT FROM place p WHERE p.queue = g.queue AND p.id = g.id AND p.state = g.state
-                AND (p.state <> 'ready' OR p.life = target.life)
+            SELECT FROM place p WHERE p.queue = g.queue AND p.id = g.id AND (p.state <> 'ready' OR p.life = target.life)
         ) THEN 'exists'
         WHEN g.staged IS NOT NULL AND NOT EXISTS (SELECT FROM staged s WHERE s.number = g.staged) THEN 'gone'
         ELSE 'done' END AS result
@@ -170,6 +169,9 @@ JOIN place p ON {_IS_THERE}
 JOIN body b ON b.number = p.number
 """
 """Bodies, by the numbers of the entries. No change: without the first parameter."""
+
+CONTAINS: Final = "SELECT EXISTS (SELECT FROM place WHERE queue = ANY (%s) AND id = %s::uuid)"
+"""Whether a message is in one of these queues, in any state."""
 
 PLACES: Final = """
 SELECT p.queue, p.id::text, p.state, p.deadline_ms, p.receives, p.receipt, p.joined, p.expires_ms

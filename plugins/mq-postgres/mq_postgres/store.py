@@ -7,7 +7,7 @@ commit lets it end.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import outcome
@@ -224,6 +224,10 @@ class PostgresStorage:
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
         return await self._look(lambda connection: reader.find(connection, queue, id))
+
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        """Return whether one of the queues has that message, in any state."""
+        return await self._look(lambda connection: reader.contains(connection, queues, id))
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from mq.lifecycle import State
@@ -49,6 +50,18 @@ class FindsBackwards(MemoryStorage):
                 if entry.id == id:
                     return entry
         return None
+
+
+@caught_by("contains_finds_a_message_in_every_state")
+class ForgetsRemovedMessages(MemoryStorage):
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        return any([await self.find(queue, id) is not None for queue in queues])
+
+
+@caught_by("contains_finds_a_message_in_every_state")
+class LooksInTheFirstQueueOnly(MemoryStorage):
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        return await super().contains(list(queues)[:1], id)
 
 
 @caught_by("scan_lists_a_state")
