@@ -171,9 +171,8 @@ async def _serve_root(
         endpoints = Endpoints(
             broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict_seeds=settings.strict_seeds
         )
-        is_secure = guards.certificates is not None
         logins = guards.logins
-        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins, is_secure=is_secure)
+        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins)
         sqs = SqsDoor(
             handler,
             broker,
@@ -181,10 +180,10 @@ async def _serve_root(
             nursery,
             guards.logins,
             lease_seconds=settings.delay,
-            scheme="https" if guards.certificates else "http",
         )
         handler = handler if settings.strict_seeds else sqs
-        app = WebApp(RequestLog(BrowserGuard(handler, settings.address, settings.hosts)))
+        guarded = partial(BrowserGuard, browsers_lease=settings.strict_seeds)
+        app = WebApp(RequestLog(guarded(handler, settings.address, settings.hosts)))
 
         async def until_stop() -> None:
             await stop.wait()
@@ -207,7 +206,7 @@ async def _serve_root(
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.sqs_port:
-            alone = WebApp(RequestLog(BrowserGuard(sqs.alone, settings.address, settings.hosts)))
+            alone = WebApp(RequestLog(guarded(sqs.alone, settings.address, settings.hosts)))
             urls += await nursery.start(partial(serve_web, alone, settings.address, settings.sqs_port, stop=until_stop))
         if settings.serves_amqp:
             body_max = min(settings.max_body, ConnectionLimits().body_max)
@@ -298,7 +297,8 @@ async def _open_socket(
     """The URLs."""
     DOOR.set("http")
     # No browser gets there by itself, so any name will do. Behind a proxy it may: where a page comes from still counts.
-    app = WebApp(RequestLog(BrowserGuard(handler, settings.address, [ANY_HOST])))
+    guarded = BrowserGuard(handler, settings.address, [ANY_HOST], browsers_lease=settings.strict_seeds)
+    app = WebApp(RequestLog(guarded))
     serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=not settings.no_fast_lane)
     urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen))
     return urls

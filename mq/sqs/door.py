@@ -60,7 +60,6 @@ class SqsDoor(Handler):
         nursery: runs message move tasks; :meth:`end` ends them.
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
-        scheme: by which clients call.
     """
 
     def __init__(
@@ -72,11 +71,9 @@ class SqsDoor(Handler):
         logins: Logins | None = None,
         *,
         lease_seconds: float = 30.0,
-        scheme: str = "http",
     ) -> None:
         self._handler = handler
         self._logins = logins
-        self._scheme = scheme
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
         self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
@@ -142,7 +139,7 @@ class SqsDoor(Handler):
 
     def _url(self, request: RequestHead | Request) -> str | None:
         path = request.path.decode("latin-1")
-        return None if queue_of_path(path) is None else f"{self._scheme}://-{path}"
+        return None if queue_of_path(path) is None else f"http://-{path}"
 
     async def _answer(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
         try:
@@ -164,7 +161,7 @@ class SqsDoor(Handler):
         user, region = self._signer(request, body)
         asked = speech.read(ACTIONS)
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
-        names = QueueNames(f"{self._scheme}://{_authority(request)}", region)
+        names = QueueNames(f"{request.scheme}://{_authority(request)}", region)
         call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, user)
         try:
             return speech.answer(asked.action, await asked.action.handle(call), id)

@@ -194,6 +194,7 @@ def _from_quart(request: _QuartRequest) -> Request:
         content_length=int(length) if length is not None else None,
         on_hang_up=request.arriving.on_hang_up,
         address=scope["client"][0] if scope["client"] else "",
+        scheme=scope["scheme"],
     )
 
 

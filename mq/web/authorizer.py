@@ -64,14 +64,12 @@ class Authorizer(Handler):
     Args:
         handler: gets what is allowed.
         logins: knows the users.
-        is_secure: whether TLS is spoken, so that cookies are for TLS only.
     """
 
-    def __init__(self, handler: Handler, logins: Logins, *, is_secure: bool = False) -> None:
+    def __init__(self, handler: Handler, logins: Logins) -> None:
         self._handler = handler
         self._logins = logins
         self._sessions = Sessions(logins.access)
-        self._is_secure = is_secure
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`: 401, 403, or what the handler says."""
@@ -86,7 +84,7 @@ class Authorizer(Handler):
             return await self._log_in(request)
         if rule.right == NO_RIGHT:
             return await self._handler.handle(request)
-        cookie = None if "authorization" in request.headers else cookie_of(request.headers)
+        cookie = None if "authorization" in request.headers else cookie_of(request)
         if cookie is not None:
             return await self._judge_session(rule, request, cookie)
         is_from_page = _is_from_the_page(request.headers)
@@ -102,11 +100,13 @@ class Authorizer(Handler):
         session = self._sessions.find(cookie)
         if session is None:
             return _without_dialogue(_UNKNOWN)
-        if request.method not in ("GET", "HEAD") and not session.has(request.headers.get(CSRF_HEADER, "")):
+        # An image of another page's could fetch a message: a browser sends the cookie along, but no header.
+        is_look = request.method in ("GET", "HEAD") and not (rule.operation is not None and rule.operation.leases)
+        if not is_look and not session.has(request.headers.get(CSRF_HEADER, "")):
             return problem(403, "a session needs its second secret for that, in X-CSRF-Token: load the page anew")
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
-            return empty(200, NOT_CACHED, set_cookie(request.headers, "", is_secure=self._is_secure))
+            return empty(200, NOT_CACHED, set_cookie(request, ""))
         if rule.operation is not None and rule.operation.handle is show_session:
             return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
         return await self._judge_user(rule, request._replace(user=session.user), session.user)
@@ -129,7 +129,7 @@ class Authorizer(Handler):
             return self._stranger(request.address, name, "unknown", wrong)
         self._logins.note_success("http", request.address, user)
         cookie, session = self._sessions.begin(user, secret)
-        given_out = set_cookie(request.headers, cookie, is_secure=self._is_secure)
+        given_out = set_cookie(request, cookie)
         return document(200, shown_user(user, session.csrf), NOT_CACHED, given_out)
 
     async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:

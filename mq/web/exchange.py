@@ -81,6 +81,7 @@ class Request(NamedTuple):
         content_length: the announced length in bytes, or None.
         on_hang_up: for a handler that makes the client wait.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
+        scheme: the client's: "https" where it speaks TLS, else "http".
         user: set by the authorizer; None where there are no users.
     """
 
@@ -92,6 +93,7 @@ class Request(NamedTuple):
     content_length: int | None
     on_hang_up: OnHangUp = _nobody_hangs_up
     address: str = ""
+    scheme: str = "http"
     user: User | None = None
 
 

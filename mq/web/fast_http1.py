@@ -252,7 +252,8 @@ class FastHttp1:
         return goes_on and arriving.is_complete
 
     def _request(self, head: RequestHead, body: bytes | AsyncIterable[bytes]) -> Request:
-        return Request(*head[:4], body, head.content_length, self._on_hang_up, self._stream.address)
+        stream = self._stream
+        return Request(*head[:4], body, head.content_length, self._on_hang_up, stream.address, stream.scheme)
 
     async def _ask(self, handler: Handler, request: Request) -> Reply:
         try:

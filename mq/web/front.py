@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import lru_cache
 from time import perf_counter
 from typing import Final
 
 from mq.log_lines import REQUESTS, write
 from mq.message import shorten
+from mq.web.endpoints import ROUTER, split_path
 from mq.web.exchange import Handler, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION
+from mq.web.login_sessions import CSRF_HEADER
 
 LONGEST_PATH: Final = 300
 """Bytes of a path that are written down."""
@@ -59,23 +61,33 @@ class RequestLog(Handler):
 
 
 ANY_HOST: Final = "*"
-_OWN_SITES: Final = ("same-origin", "none")
+_SAME_ORIGIN: Final = "same-origin"
+_OWN_SITES: Final = (_SAME_ORIGIN, "none")
 """Values of ``Sec-Fetch-Site`` in a request of our own page, and of an address that a user typed."""
+_BROWSER: Final = "Mozilla/"
+"""How every browser begins its name."""
 _REMEMBERED: Final = 64
 
 
 class BrowserGuard(Handler):
     """Hands on the requests that no foreign page can have caused, and refuses the others.
 
+    A browser says nothing of where an image comes from when it asks a daemon without TLS on another machine. So no
+    browser leases a message there but by a header that only a page of this daemon's can send.
+
     Args:
         handler: what stands behind.
         address: the address or name that the daemon listens on. For any address (0.0.0.0, ::) every literal address is
             allowed: an attacker could choose a name, but not an address.
         hosts: more names under which clients may ask, such as a proxy's; ``*`` is any.
+        browsers_lease: whether a browser may lease messages without that header, as the seed has it.
     """
 
-    def __init__(self, handler: Handler, address: str, hosts: Iterable[str] = ()) -> None:
+    def __init__(
+        self, handler: Handler, address: str, hosts: Iterable[str] = (), *, browsers_lease: bool = False
+    ) -> None:
         self._handler = handler
+        self._browsers_lease = browsers_lease
         self._names = {"localhost", _folded(address), *map(_folded, hosts)}
         literal = _literal(address)
         self._takes_any_literal = literal is not None and literal.is_unspecified
@@ -83,16 +95,17 @@ class BrowserGuard(Handler):
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`: 421, 403, or what the handler says."""
-        refused = self._refusal(request.headers)
+        refused = self._refusal(request)
         if refused is None:
             return await self._handler.handle(request)
         return refused._replace(body=b"") if request.method == "HEAD" else refused
 
     def for_head(self, head: RequestHead) -> Handler:
         """Itself for what it refuses."""
-        return self._handler.for_head(head) if self._refusal(head.headers) is None else self
+        return self._handler.for_head(head) if self._refusal(head) is None else self
 
-    def _refusal(self, headers: Mapping[str, str]) -> Reply | None:
+    def _refusal(self, head: RequestHead | Request) -> Reply | None:
+        headers = head.headers
         host = headers.get("host", "")  # HTTP/1.0 need not have one, and no browser leaves it out
         if host and not self._is_ours(host):
             return problem(
@@ -103,6 +116,8 @@ class BrowserGuard(Handler):
             return problem(403, f"pages from {shorten(origin)} may not use this daemon")
         if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
             return problem(403, "pages from elsewhere may not use this daemon")
+        if not self._browsers_lease and _is_lease_by_a_browser(head):
+            return problem(403, _NO_LEASE)
         return None
 
     def _judge_host(self, host: str) -> bool:
@@ -111,6 +126,23 @@ class BrowserGuard(Handler):
             return True
         literal = _literal(name)
         return literal is not None and (self._takes_any_literal or literal.is_loopback)
+
+
+_NO_LEASE: Final = (
+    "a browser fetches no messages here, for any page could make it: use the console, which is at /. A program that "
+    f"calls itself a browser can send the header {CSRF_HEADER.title()}, which may be empty, or another User-Agent"
+)
+
+
+def _is_lease_by_a_browser(head: RequestHead | Request) -> bool:
+    """Whether a request leases messages, comes from a browser, and perhaps not from a page of this daemon's."""
+    headers = head.headers
+    if not headers.get("user-agent", "").startswith(_BROWSER):
+        return False
+    if headers.get("sec-fetch-site") == _SAME_ORIGIN or CSRF_HEADER in headers:
+        return False
+    found = ROUTER.find(split_path(head.path), head.method)
+    return found is not None and found[0].methods[head.method].leases
 
 
 def _name_of(host: str) -> str:

@@ -55,6 +55,7 @@ class WatchedStream:
     Attributes:
         socket: that of the stream.
         address: as given.
+        scheme: "https" over TLS, else "http".
         last_used: when bytes last passed in or out, on Trio's clock.
         at_work: how many whole requests wait for their answers.
         idle_since: when it began to wait for a request, on Trio's clock; None while it does not wait.
@@ -65,6 +66,7 @@ class WatchedStream:
         self._stream = stream
         self.socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self.address = address
+        self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self.last_used = trio.current_time()
         self.at_work = 0

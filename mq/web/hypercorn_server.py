@@ -248,6 +248,7 @@ class _WatchedApp(ASGIWrapper):
     ) -> None:
         if scope["type"] == "http":
             scope["client"] = (self._stream.address, 0)
+            scope["scheme"] = self._stream.scheme
         work = self._stream.work()
         is_held_back = scope["type"] == "http" and _expects_continue(scope)
 

@@ -20,6 +20,7 @@ import trio
 from mq.access import Right, TokenExpired, User, UserDirectory
 from mq.access.hashes import token_hash
 from mq.errors import InvalidRequest
+from mq.web.exchange import Request
 
 LASTS_SECONDS: Final = 12 * 3600
 """How long a session lasts, used or not: a working day."""
@@ -31,6 +32,7 @@ end no session of a user with one."""
 CSRF_HEADER: Final = "x-csrf-token"
 
 _SECRET: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _PORT: Final = re.compile(r":([0-9]{1,5})$")
 
 
@@ -135,33 +137,35 @@ def _key(cookie: str) -> bytes:
     return hashlib.sha256(cookie.encode("utf-8", "replace")).digest()
 
 
-def cookie_name(headers: Mapping[str, str]) -> str:
+def cookie_name(request: Request) -> str:
     """With the port that was asked: cookies do not tell ports apart, and a machine may have several daemons."""
-    port = _PORT.search(headers.get("host", ""))
-    return f"mq-session-{port[1]}" if port else "mq-session"
+    host = request.headers.get("host", "")
+    if not host:
+        return "mq-session"
+    port = _PORT.search(host)
+    return f"mq-session-{port[1] if port else _DEFAULT_PORTS[request.scheme]}"
 
 
-def cookie_of(headers: Mapping[str, str]) -> str | None:
+def cookie_of(request: Request) -> str | None:
     """The secret in a request's cookies; None without one."""
-    name = cookie_name(headers)
-    for pair in headers.get("cookie", "").replace(",", ";").split(";"):
+    name = cookie_name(request)
+    for pair in request.headers.get("cookie", "").replace(",", ";").split(";"):
         its_name, _, value = pair.strip().partition("=")
         if its_name == name and _SECRET.fullmatch(value):
             return value
     return None
 
 
-def set_cookie(headers: Mapping[str, str], secret: str, *, is_secure: bool) -> tuple[str, str]:
+def set_cookie(request: Request, secret: str) -> tuple[str, str]:
     """The header that gives a browser the secret; an empty one takes it away.
 
     Args:
-        headers: of the request.
+        request: the one that is answered.
         secret: of the session.
-        is_secure: whether it may go over TLS only.
     """
     lasts = LASTS_SECONDS if secret else 0
-    guards = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if is_secure else "")
-    return "set-cookie", f"{cookie_name(headers)}={secret}; Max-Age={lasts}; {guards}"
+    guards = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if request.scheme == "https" else "")
+    return "set-cookie", f"{cookie_name(request)}={secret}; Max-Age={lasts}; {guards}"
 
 
 def credentials(given: Mapping[str, Any]) -> tuple[str, str]:

@@ -7,6 +7,7 @@ what a line does not name is refused, and what it names is described.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -181,9 +182,15 @@ class Operation(NamedTuple):
         return self.handle.__name__
 
     @property
+    def leases(self) -> bool:
+        """Whether it leases messages, so that a request by mistake keeps them from their consumer. Such operations, and
+        no others, answer 204 where there are none."""
+        return HTTPStatus.NO_CONTENT in self.answers
+
+    @property
     def has_head(self) -> bool:
         """Whether HEAD is allowed, too: where GET leases nothing."""
-        return self.method == "GET" and 204 not in self.answers
+        return self.method == "GET" and not self.leases
 
     @property
     def is_of_queue(self) -> bool:

@@ -178,7 +178,7 @@ async def test_a_key_that_was_taken_away(
 async def test_over_tls(broker: Broker, logins: Logins, key: AwsKey, nursery: trio.Nursery, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     endpoints = Endpoints(broker, MAX_BODY)
-    door = SqsDoor(endpoints, broker, Budget(), nursery, logins, scheme="https")
+    door = SqsDoor(endpoints, broker, Budget(), nursery, logins)
     server = await start_server(nursery, door, certificates=Certificates(authority.files, PROTOCOLS))
     authority.ca.cert_pem.write_to_path(tmp_path / "ca.pem")
     access = {"aws_access_key_id": key.id, "aws_secret_access_key": key.secret, "verify": str(tmp_path / "ca.pem")}

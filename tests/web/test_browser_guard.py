@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from mq.broker import open_broker
-from mq.web.endpoints import Endpoints
+from mq.web.endpoints import OPERATIONS, Endpoints
 from mq.web.exchange import Handler, Reply, Request, empty
 from mq.web.front import BrowserGuard
 from tests.e2e.daemon import Daemon
@@ -78,6 +78,62 @@ async def test_an_origin_is_ours_or_refused(headers: dict[str, str], wanted: int
     assert await status({"host": "127.0.0.1:8080", **headers}) == wanted
 
 
+BROWSER = {"user-agent": "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/128.0"}
+LEASES = ("GET /q/messages", "POST /q/take", "PUT /q/consumers/c/claim")
+
+
+def test_the_leasing_operations_are_known() -> None:
+    assert {f"{each.method} {each.path}" for each in OPERATIONS if each.leases} == {
+        line.replace("/q", "/QUEUE").replace("/c/", "/CONSUMER/") for line in LEASES
+    }
+
+
+@pytest.mark.parametrize("line", LEASES)
+@pytest.mark.parametrize(
+    ("headers", "wanted"),
+    [
+        (BROWSER, 403),
+        ({**BROWSER, "sec-fetch-site": "none"}, 403),
+        ({**BROWSER, "referer": "http://192.168.1.7:8080/"}, 403),
+        ({**BROWSER, "cookie": "mq-session-8080=x"}, 403),
+        ({**BROWSER, "authorization": "Basic eDp5"}, 403),
+        ({**BROWSER, "sec-fetch-site": "same-origin"}, 200),
+        ({**BROWSER, "x-csrf-token": ""}, 200),
+        ({"user-agent": "curl/8.5.0"}, 200),
+        ({"user-agent": "python-httpx/0.27"}, 200),
+        ({}, 200),
+    ],
+)
+async def test_a_browser_leases_only_with_a_header_of_the_console(
+    line: str, headers: dict[str, str], wanted: int
+) -> None:
+    method, _, path = line.partition(" ")
+    guard = BrowserGuard(Behind(), "192.168.1.7")
+    reply = await ask(guard, method, path, headers={"host": "192.168.1.7:8080", **headers})
+    assert reply.status == wanted
+    if wanted == 403:
+        assert "X-Csrf-Token" in detail(reply)
+
+
+@pytest.mark.parametrize(
+    "line", ["GET /q", "GET /", "GET /q/peek", "GET /q/messages/7", "POST /q/messages", "GET /q/%"]
+)
+async def test_a_browser_may_ask_for_what_leases_nothing(line: str) -> None:
+    method, _, path = line.partition(" ")
+    assert (await ask(BrowserGuard(Behind(), "127.0.0.1"), method, path, headers=BROWSER)).status == 200
+
+
+async def test_a_path_written_otherwise_is_the_same_lease() -> None:
+    for path in ("/q/%6dessages", "http://127.0.0.1/q/messages"):
+        reply = await ask(BrowserGuard(Behind(), "127.0.0.1"), "GET", path, headers=BROWSER)
+        assert reply.status == 403
+
+
+async def test_in_strict_mode_a_browser_leases_as_specified() -> None:
+    guard = BrowserGuard(Behind(), "127.0.0.1", browsers_lease=True)
+    assert (await ask(guard, "GET", "/q/messages", headers=BROWSER)).status == 200
+
+
 async def test_a_refusal_says_what_to_do() -> None:
     guard = BrowserGuard(Behind(), "127.0.0.1")
     assert "--hosts" in detail(await ask(guard, "GET", "/q", headers={"host": "mq.example"}))
@@ -119,3 +175,5 @@ def ask_as_a_page(url: str) -> None:
         assert client.get("/q/messages", headers={"host": "evil.test"}).status_code == 421
         assert client.get("/q").json()["ready"] == 0
         assert client.post("/q/messages", content=b"x", headers={"origin": url}).status_code == 201
+        assert client.get("/q/messages", headers=BROWSER).status_code == 403
+        assert client.get("/q/messages").content == b"x"

@@ -15,7 +15,7 @@ from mq.access import Right, User, UserDirectory
 from mq.doors.logins import Logins
 from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
-from mq.web.exchange import Handler, Reply
+from mq.web.exchange import Handler, Reply, Request
 from mq.web.login_sessions import LASTS_SECONDS, MOST_SESSIONS, SESSIONS_PER_USER, Sessions
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.web.talking import ask, detail
@@ -88,8 +88,13 @@ async def test_a_login_gives_a_cookie_that_no_script_reads(gate: Authorizer) -> 
 
 
 async def test_under_tls_the_cookie_goes_over_tls_only(endpoints: Endpoints, access: UserDirectory) -> None:
-    reply = await log_in(Authorizer(endpoints, Logins(access), is_secure=True))
-    assert "Secure" in cookie_in(reply).split("; ")
+    gate = Authorizer(endpoints, Logins(access))
+    for scheme, is_secure in (("https", True), ("http", False)):
+        given = json.dumps({"name": "anna", "secret": PASSWORD}).encode()
+        request = Request("POST", b"/-/session", b"", {"host": "mq.example"}, given, len(given), scheme=scheme)
+        reply = await gate.handle(request)
+        assert ("Secure" in cookie_in(reply).split("; ")) is is_secure
+        assert cookie_in(reply).startswith(f"mq-session-{443 if is_secure else 80}=")
 
 
 async def test_it_may_what_its_user_may(gate: Authorizer, endpoints: Endpoints) -> None:
@@ -122,6 +127,16 @@ async def test_nothing_is_changed_without_the_second_secret(
         assert reply.status == 403
         assert "X-CSRF-Token" in detail(reply)
     assert (await ask(gate, "GET", "/q", headers=headers)).status == 200
+
+
+async def test_a_fetch_takes_no_cookie_alone(gate: Authorizer, endpoints: Endpoints) -> None:
+    await ask(endpoints, "PUT", "/q")
+    await ask(endpoints, "POST", "/q/messages", b"x")
+    headers = await cookies(gate)
+    reply = await ask(gate, "GET", "/q/messages", headers={"cookie": headers["cookie"]})
+    assert reply.status == 403
+    assert "X-CSRF-Token" in detail(reply)
+    assert (await ask(gate, "GET", "/q/messages", headers=headers)).body == b"x"
 
 
 async def test_the_secret_of_another_session_will_not_do(gate: Authorizer) -> None:
