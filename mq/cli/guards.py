@@ -13,7 +13,7 @@ import trio
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates, TLSFiles
-from mq.doors.audit import AuditFile
+from mq.doors.audit import AuditFile, note
 from mq.doors.connections import is_loopback
 from mq.doors.logins import Logins
 from mq.errors import InvalidSetting
@@ -113,19 +113,26 @@ def _reload(guards: Guards) -> None:
         logger.info("nothing to read anew on SIGHUP: there are neither users nor TLS nor an audit log")
     if guards.logins is not None:
         try:
-            logger.info("users read anew: %d", guards.logins.access.reload())
+            count = guards.logins.access.reload()
+            logger.info("users read anew: %d", count)
+            note("reloaded", what="users", users=count)
         except InvalidSetting as error:
             logger.error("the users stay as they were: %s", error)
+            note("reload-failed", what="users", why=str(error))
     if guards.certificates is not None and guards.amqp_certificates is not None:
         try:
             guards.certificates.reload()
             guards.amqp_certificates.reload()
             logger.info("certificates read anew, for new connections")
+            note("reloaded", what="certificates")
         except InvalidSetting as error:
             logger.error("the certificates stay as they were: %s", error)
+            note("reload-failed", what="certificates", why=str(error))
     if guards.audit is not None:
         try:
             guards.audit.reopen()
             logger.info("audit log opened anew")
+            note("reloaded", what="audit")
         except InvalidSetting as error:
             logger.error("the audit log goes on in its old file: %s", error)
+            note("reload-failed", what="audit", why=str(error))

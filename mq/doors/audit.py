@@ -36,35 +36,79 @@ def _cut(value: str | int | None) -> str | int | None:
     return value[:LONGEST_VALUE] if isinstance(value, str) else value
 
 
-class LoginNotes:
-    """Notes logins, few enough that the log cannot fill a disk."""
+class _SeldomNotes:
+    """Writes equal lines once in :data:`QUIET_SECONDS`."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str, str, str], float] = OrderedDict()
-        self._minute_ends = float("-inf")
-        self._failures = 0
+        self._seen: OrderedDict[object, float] = OrderedDict()
 
-    def succeeded(self, door: str, address: str, user: str) -> None:
-        """Note that a user has logged in."""
-        key, now = (door, address, user), trio.current_time()
+    def is_new(self, *key: object) -> bool:
+        """Whether there was no such line of late. From now on there was."""
+        now = trio.current_time()
         if self._seen.get(key, float("-inf")) + QUIET_SECONDS > now:
-            return
+            return False
         self._seen.pop(key, None)
         self._seen[key] = now
         if len(self._seen) > MOST_REMEMBERED:
             self._seen.popitem(last=False)
-        note("login", door=door, address=address, user=user)
+        return True
+
+
+class _FewNotes:
+    """Writes :data:`MOST_FAILURES` lines a minute, and counts the others.
+
+    Args:
+        event: of each line.
+        many: of the line with their number.
+    """
+
+    def __init__(self, event: str, many: str) -> None:
+        self._event = event
+        self._many = many
+        self._minute_ends = float("-inf")
+        self._count = 0
+
+    def note(self, **values: str | int | None) -> None:
+        """Write a line, or count it."""
+        now = trio.current_time()
+        if now >= self._minute_ends:
+            if self._count > MOST_FAILURES:
+                note(self._many, count=self._count - MOST_FAILURES)
+            self._count, self._minute_ends = 0, now + MINUTE_SECONDS
+        self._count += 1
+        if self._count <= MOST_FAILURES:
+            note(self._event, **values)
+
+
+class LoginNotes:
+    """Notes logins, few enough that the log cannot fill a disk."""
+
+    def __init__(self) -> None:
+        self._logins = _SeldomNotes()
+        self._failures = _FewNotes("login-failed", "logins-failed")
+
+    def succeeded(self, door: str, address: str, user: str) -> None:
+        """Note that a user has logged in."""
+        if self._logins.is_new(door, address, user):
+            note("login", door=door, address=address, user=user)
 
     def failed(self, door: str, address: str, user: str | None, why: str) -> None:
         """Note that a login failed, under a user's name or, with None, under none."""
-        now = trio.current_time()
-        if now >= self._minute_ends:
-            if self._failures > MOST_FAILURES:
-                note("logins-failed", count=self._failures - MOST_FAILURES)
-            self._failures, self._minute_ends = 0, now + MINUTE_SECONDS
-        self._failures += 1
-        if self._failures <= MOST_FAILURES:
-            note("login-failed", door=door, address=address, user=user, why=why)
+        self._failures.note(door=door, address=address, user=user, why=why)
+
+
+class RefusalNotes:
+    """Notes requests that their users, or the pages that they came from, may not make. A program that goes on asking
+    gets one line in :data:`QUIET_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._refusals = _SeldomNotes()
+        self._few = _FewNotes("forbidden", "many-forbidden")
+
+    def refused(self, **values: str | None) -> None:
+        """Note a refusal, as :func:`note` does."""
+        if self._refusals.is_new(*values.items()):
+            self._few.note(**values)
 
 
 class AuditFile(logging.Handler):

@@ -14,7 +14,7 @@ import trio
 from mq.access import SecretRefused, User, UserDirectory
 from mq.access.guesses import Guesses, LoginLine, Rank, source_of
 from mq.access.users_file import is_user_name
-from mq.doors.audit import LoginNotes
+from mq.doors.audit import LoginNotes, RefusalNotes
 from mq.doors.connections import is_loopback, uid_of
 from mq.errors import MQError
 
@@ -65,11 +65,13 @@ class Logins:
 
     Attributes:
         access: as given.
+        refusals: for doors to note what users have asked for and may not do.
     """
 
     def __init__(self, access: UserDirectory) -> None:
         self.access = access
         self._notes = LoginNotes()
+        self.refusals = RefusalNotes()
         self._guesses = Guesses()
         self._asked: dict[tuple[LoginLine, str], _SecretCheck] = {}
         self._waiting: list[_Waiting] = []

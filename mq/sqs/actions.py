@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,7 +11,6 @@ import trio
 
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
-from mq.doors.audit import note
 from mq.doors.budget import Budget, Room
 from mq.message import QueueName
 from mq.sqs.attributes import DEDUPLICATION_SECONDS
@@ -23,6 +23,9 @@ from mq.sqs.shapes import Struct, needed, number
 from mq.web.exchange import Request
 from mq.web.http_connection import WaitingRequests
 
+_WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
+ACCESS_DENIED: Final = "AccessDeniedException"
+"""The name of the error for a user who lacks a right."""
 ANY_RIGHT: Final = "any"
 """Some right on the queue, whichever."""
 
@@ -89,6 +92,9 @@ class ActionCall(NamedTuple):
         names: of queues, as its client sees them.
         request: as it came.
         room: memory that is given back once it is answered.
+        demanded: the right that each call of :meth:`allow` asked for, and on which queue. An action that needs the
+            right to configure a queue changes it, which the audit log gets. A handler that changed nothing clears the
+            list.
         user: its user; None where there are no users.
     """
 
@@ -98,6 +104,7 @@ class ActionCall(NamedTuple):
     names: QueueNames
     request: Request
     room: Room
+    demanded: list[tuple[str, str | None]]
     user: User | None = None
 
     def needed(self, name: str) -> Any:
@@ -118,6 +125,7 @@ class ActionCall(NamedTuple):
         Raises:
             SqsError: the user lacks it.
         """
+        self.demanded.append((right, queue))
         if self.user is None:
             return
         is_any = right == ANY_RIGHT
@@ -125,7 +133,7 @@ class ActionCall(NamedTuple):
             return
         what = "some right" if is_any else f"the right to {right}"
         raise SqsError(
-            "AccessDeniedException",
+            ACCESS_DENIED,
             f"User {self.user.name} is not authorized to perform sqs:{self.action}: that takes {what} on "
             + (self.names.arn(queue) if queue else "this broker"),
         )
@@ -168,11 +176,6 @@ class ActionCall(NamedTuple):
                 f"{queue} was made by another door, and keeps no order: the setting groups=true makes it a FIFO queue",
             )
 
-    def audit(self, event: str, queue: str) -> None:
-        """Write a change of a queue to the audit log."""
-        user = None if self.user is None else self.user.name
-        note(event, door="sqs", address=self.request.address, user=user, queue=queue)
-
 
 class Action(NamedTuple):
     """An action of SQS: a line of the door's table.
@@ -182,9 +185,16 @@ class Action(NamedTuple):
         input: what it takes.
         output: what it answers.
         handle: carries it out; returns the members of the output.
+        event: that the audit log gets when it changes a queue; empty for one with its name.
     """
 
     name: str
     input: Struct
     output: Struct
     handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]]
+    event: str = ""
+
+    @property
+    def audited(self) -> str:
+        """The event for the audit log."""
+        return self.event or _WORD.sub("-", self.name).lower()

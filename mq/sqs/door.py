@@ -16,14 +16,15 @@ from typing import Final
 
 import trio
 
-from mq.access import User
+from mq.access import Right, User
 from mq.broker.api import BrokerAPI
+from mq.doors.audit import note
 from mq.doors.budget import Budget, Room
 from mq.doors.logins import Logins
 from mq.errors import MQError
 from mq.lifecycle import DOOR
 from mq.sqs import message_actions, queue_actions
-from mq.sqs.actions import Action, ActionCall, Attempts, Desk
+from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
 from mq.sqs.names import REGION, QueueNames, queue_of_path
@@ -162,11 +163,26 @@ class SqsDoor(Handler):
         asked = speech.read(ACTIONS)
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
         names = QueueNames(f"{request.scheme}://{_authority(request)}", region)
-        call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, user)
+        call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], user)
         try:
-            return speech.answer(asked.action, await asked.action.handle(call), id)
+            members = await asked.action.handle(call)
+        except SqsError as error:
+            if error.name == ACCESS_DENIED:
+                self._note_refusal(call)
+            raise
         finally:
             DOOR.reset(door)
+        changed = next((queue for right, queue in call.demanded if right == Right.CONFIGURE), None)
+        if changed is not None:
+            who = None if user is None else user.name
+            note(asked.action.audited, door="sqs", address=request.address, user=who, queue=changed)
+        return speech.answer(asked.action, members, id)
+
+    def _note_refusal(self, call: ActionCall) -> None:
+        assert self._logins is not None, "it knew the user"
+        assert call.user is not None, "and so did its call"
+        about = {"operation": call.action, "queue": call.demanded[-1][1]}
+        self._logins.refusals.refused(door="sqs", address=call.request.address, user=call.user.name, **about)
 
     def _check_before_reading(self, request: Request) -> None:
         """Refuse a request of an unknown key before its body is read. Without users every request is known.

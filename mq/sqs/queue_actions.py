@@ -53,6 +53,7 @@ async def create_queue(call: ActionCall) -> Mapping[str, Any]:
     async with call.desk.changing:
         if await call.desk.broker.has_queue(name):
             await _check_same(call, name, change)
+            call.demanded.clear()
         else:
             await _create(call, name, with_defaults(change, is_fifo=is_fifo(name)), tags)
     return {"QueueUrl": call.names.url(name)}
@@ -71,7 +72,6 @@ async def _create(call: ActionCall, name: QueueName, change: AttributeChange, ta
     await broker.declarations.create(name, change.settings, None, is_transient=False)
     if notes.attributes or notes.tags:
         await call.desk.notes.write(name, notes, (await broker.status(name)).created_ns)
-    call.audit("queue-created", name)
 
 
 async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange) -> None:
@@ -173,7 +173,6 @@ async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
         queue = await call.known_queue(Right.CONFIGURE)
         await call.desk.broker.delete_queue(queue)
         await call.desk.notes.drop(queue)
-        call.audit("queue-deleted", queue)
     return {}
 
 
@@ -181,7 +180,6 @@ async def purge_queue(call: ActionCall) -> Mapping[str, Any]:
     """Remove all messages that are not leased."""
     queue = await call.known_queue(Right.CONFIGURE)
     await call.desk.broker.purge(queue)
-    call.audit("queue-purged", queue)
     return {}
 
 
@@ -216,7 +214,6 @@ async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
                 raise SqsError("InvalidAttributeValue", str(error)) from error
         attributes = {name: text for name, text in {**old.attributes, **change.notes}.items() if text}
         await _write(call, queue, old._replace(attributes=attributes, modified=int(time.time())))
-        call.audit("queue-changed", queue)
     return {}
 
 
@@ -243,6 +240,8 @@ async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
         left = {key: text for key, text in old.tags.items() if key not in gone}
         if left != old.tags:
             await _write(call, queue, old._replace(tags=left))
+        else:
+            call.demanded.clear()
     return {}
 
 
@@ -290,7 +289,6 @@ async def start_move(call: ActionCall) -> Mapping[str, Any]:
     status = await call.desk.broker.status(source)
     task = MoveTask(source, target, per_second, status.ready)
     await call.desk.tasks.start(task)
-    call.audit("queue-redriven", source)
     return {"TaskHandle": task.handle}
 
 
@@ -355,6 +353,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         Struct({"QueueName": TEXT, "Attributes": _ATTRIBUTES, "tags": _TAGS}),
         Struct(_URL),
         create_queue,
+        "queue-created",
     ),
     Action("GetQueueUrl", Struct({"QueueName": TEXT, "QueueOwnerAWSAccountId": TEXT}), Struct(_URL), get_queue_url),
     Action(
@@ -363,17 +362,19 @@ ACTIONS: Final[tuple[Action, ...]] = (
         Struct({"QueueUrls": _URLS, "NextToken": TEXT}),
         list_queues,
     ),
-    Action("DeleteQueue", Struct(_URL), _NOTHING, delete_queue),
-    Action("PurgeQueue", Struct(_URL), _NOTHING, purge_queue),
+    Action("DeleteQueue", Struct(_URL), _NOTHING, delete_queue, "queue-deleted"),
+    Action("PurgeQueue", Struct(_URL), _NOTHING, purge_queue, "queue-purged"),
     Action(
         "GetQueueAttributes",
         Struct({**_URL, "AttributeNames": ListOf(TEXT, "AttributeName")}),
         Struct({"Attributes": _ATTRIBUTES}),
         get_attributes,
     ),
-    Action("SetQueueAttributes", Struct({**_URL, "Attributes": _ATTRIBUTES}), _NOTHING, set_attributes),
-    Action("TagQueue", Struct({**_URL, "Tags": _TAGS}), _NOTHING, tag_queue),
-    Action("UntagQueue", Struct({**_URL, "TagKeys": ListOf(TEXT, "TagKey")}), _NOTHING, untag_queue),
+    Action(
+        "SetQueueAttributes", Struct({**_URL, "Attributes": _ATTRIBUTES}), _NOTHING, set_attributes, "queue-changed"
+    ),
+    Action("TagQueue", Struct({**_URL, "Tags": _TAGS}), _NOTHING, tag_queue, "queue-tagged"),
+    Action("UntagQueue", Struct({**_URL, "TagKeys": ListOf(TEXT, "TagKey")}), _NOTHING, untag_queue, "queue-untagged"),
     Action("ListQueueTags", Struct(_URL), Struct({"Tags": _TAGS}), list_tags),
     Action("AddPermission", Struct(_URL), _NOTHING, no_permissions),
     Action("RemovePermission", Struct(_URL), _NOTHING, no_permissions),
@@ -388,6 +389,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         Struct({"SourceArn": TEXT, "DestinationArn": TEXT, "MaxNumberOfMessagesPerSecond": WHOLE}),
         Struct({"TaskHandle": TEXT}),
         start_move,
+        "queue-redriven",
     ),
     Action(
         "ListMessageMoveTasks",
@@ -400,6 +402,7 @@ ACTIONS: Final[tuple[Action, ...]] = (
         Struct({"TaskHandle": TEXT}),
         Struct({"ApproximateNumberOfMessagesMoved": WHOLE}),
         cancel_move,
+        "redrive-cancelled",
     ),
 )
 """Actions on queues."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
 from typing import Final, NamedTuple
 
 from mq.access import Right, SecretRefused, User
@@ -31,10 +31,9 @@ from mq.web.refusals import refusal_of
 from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 
-_CHANGING: Final = ("PUT", "DELETE", "PATCH", "POST")
-_OF_MESSAGES: Final = re.compile(rb"/[^/]+/messages(?:/[^/]+)?")  # frequent, and never audited
 _NO_NAME: Final = "-"
 """The first segment of what concerns the broker as a whole; no queue, message or consumer has that name."""
+_LOOKS: Final = ("GET", "HEAD")
 _BEARER: Final = ("www-authenticate", 'Bearer realm="mq"')
 _REALM: Final = (_BEARER, ("www-authenticate", 'Basic realm="mq", charset="UTF-8"'))
 _UNKNOWN: Final = problem(
@@ -49,13 +48,13 @@ class Rule(NamedTuple):
         operation: the one that it asks for; None where there is none.
         right: the right that it takes.
         queue: the queue in question; None where it is the broker as a whole.
-        other: the name of what else is in question, if anything: a connection's, a schedule's.
+        names: all that the path names, by what it is, for the audit log.
     """
 
     operation: Operation | None
     right: str
     queue: str | None
-    other: str | None = None
+    names: Mapping[str, str] = {}
 
 
 class Authorizer(Handler):
@@ -101,11 +100,13 @@ class Authorizer(Handler):
         if session is None:
             return _without_dialogue(_UNKNOWN)
         # An image of another page's could fetch a message: a browser sends the cookie along, but no header.
-        is_look = request.method in ("GET", "HEAD") and not (rule.operation is not None and rule.operation.leases)
+        is_look = request.method in _LOOKS and not (rule.operation is not None and rule.operation.leases)
         if not is_look and not session.has(request.headers.get(CSRF_HEADER, "")):
+            self._note_refusal(rule, request, session.user)
             return problem(403, "a session needs its second secret for that, in X-CSRF-Token: load the page anew")
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
+            note("logout", door="http", address=request.address, user=session.user.name)
             return empty(200, NOT_CACHED, set_cookie(request, ""))
         if rule.operation is not None and rule.operation.handle is show_session:
             return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
@@ -136,14 +137,23 @@ class Authorizer(Handler):
         connection = CONNECTION.get()
         if connection is not None:
             connection.user = user.name
+        reply = await self._reply_to(rule, request, user)
+        if reply.status == HTTPStatus.FORBIDDEN:
+            self._note_refusal(rule, request, user)
+        _audit(rule, request, reply, user.name)
+        return reply
+
+    def _note_refusal(self, rule: Rule, request: Request, user: User) -> None:
+        asked = f"{request.method} {'' if rule.operation is None else rule.operation.path}".strip()
+        names = {name: value for name, value in rule.names.items() if name != "id"}  # not a line for each message
+        self._logins.refusals.refused(door="http", address=request.address, user=user.name, operation=asked, **names)
+
+    async def _reply_to(self, rule: Rule, request: Request, user: User) -> Reply:
         if not _allows(user, rule) and not _may_do_less(user, rule):
             return _forbidden(rule.right, rule.queue)
         if rule.operation is not None and rule.operation.sends_to:
-            reply = await self._judge_body(user, rule, rule.operation, request)
-        else:
-            reply = await self._handler.handle(request)
-        _audit(rule, request, reply, user.name)
-        return reply
+            return await self._judge_body(user, rule, rule.operation, request)
+        return await self._handler.handle(request)
 
     async def _user(self, address: str, authorization: str) -> User | Reply:
         """The user of these credentials, or the reply to a stranger: always the same one, after the same work."""
@@ -207,27 +217,20 @@ class Auditor(Handler):
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`."""
         reply = await self._handler.handle(request)
-        if _may_be_audited(request):
+        if request.method not in _LOOKS:
             _audit(find_rule(request.method, split_path(request.path)), request, reply, None)
         return reply
 
     def for_head(self, head: RequestHead) -> Handler:
         """Itself, where it may have something to write."""
-        return self if _may_be_audited(head) else self._handler.for_head(head)
-
-
-def _may_be_audited(head: RequestHead | Request) -> bool:
-    return head.method in _CHANGING and not _OF_MESSAGES.fullmatch(head.path)
+        operation = find_rule(head.method, split_path(head.path)).operation
+        return self if operation is not None and operation.events else self._handler.for_head(head)
 
 
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
-    operation = rule.operation
-    event = None if operation is None else operation.audited.get(reply.status)
-    if operation is not None and event is not None:
-        about = {"queue": rule.queue}
-        if rule.other is not None:
-            about[operation.path.rpartition("/")[2].lower()] = rule.other
-        note(event, door="http", address=request.address, user=user, **about)
+    event = None if rule.operation is None else rule.operation.events.get(reply.status)
+    if event is not None:
+        note(event, door="http", address=request.address, user=user, **rule.names)
 
 
 def find_rule(method: str, segments: Sequence[str]) -> Rule:
@@ -240,7 +243,7 @@ def find_rule(method: str, segments: Sequence[str]) -> Rule:
     route, names = found
     operation = route.methods[method]
     name = names[0] if names else None
-    return Rule(operation, operation.right, *((name, None) if operation.is_of_queue else (None, name)))
+    return Rule(operation, operation.right, name if operation.is_of_queue else None, operation.named(names))
 
 
 def _allows(user: User, rule: Rule) -> bool:

@@ -266,6 +266,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _CHECKPOINT,
             Parameter("take_over", SWITCH, "whether another checkpoint may be its own"),
         ),
+        audited={200: "consumer-started"},
     ),
     Operation(
         "DELETE",
@@ -275,6 +276,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "forgets a consumer, and gives back what it has claimed",
         {200: Success("forgotten")},
         refusals=(404, 503),
+        audited={200: "consumer-deleted"},
     ),
     Operation(
         "PUT",
@@ -296,6 +298,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
             Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
         ),
+        is_of_messages=True,
     ),
     Operation(
         "GET",
@@ -330,6 +333,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("of", _NUMBER, "how many messages the claim had when they were read", is_needed=True),
             _CHECKPOINT,
         ),
+        is_of_messages=True,
     ),
     Operation(
         "DELETE",
@@ -340,6 +344,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {202: Success("removed for good")},
         refusals=(404, 409, 503),
         query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read")),
+        is_of_messages=True,
     ),
 )
 """Operations of durable batch consumers."""

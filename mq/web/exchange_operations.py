@@ -137,6 +137,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
         body=BYTES,
         needs_body=False,
+        is_of_messages=True,
     ),
     Operation(
         "POST",
@@ -149,6 +150,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=_WHERE,
         headers=TRACE_HEADERS,
         body=DRAFTS,
+        is_of_messages=True,
     ),
 )
 """Publishing to exchanges."""

@@ -12,9 +12,11 @@ import ipaddress
 import logging
 from collections.abc import Iterable
 from functools import lru_cache
+from http import HTTPStatus
 from time import perf_counter
 from typing import Final
 
+from mq.doors.audit import RefusalNotes
 from mq.log_lines import REQUESTS, write
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, split_path
@@ -88,6 +90,7 @@ class BrowserGuard(Handler):
     ) -> None:
         self._handler = handler
         self._browsers_lease = browsers_lease
+        self._notes = RefusalNotes()
         self._names = {"localhost", _folded(address), *map(_folded, hosts)}
         literal = _literal(address)
         self._takes_any_literal = literal is not None and literal.is_unspecified
@@ -98,6 +101,11 @@ class BrowserGuard(Handler):
         refused = self._refusal(request)
         if refused is None:
             return await self._handler.handle(request)
+        if refused.status == HTTPStatus.FORBIDDEN:
+            origin, path = request.headers.get("origin"), request.path[:LONGEST_PATH].decode("latin-1")
+            self._notes.refused(
+                door="http", address=request.address, operation=f"{request.method} {path}", why="page", origin=origin
+            )
         return refused._replace(body=b"") if request.method == "HEAD" else refused
 
     def for_head(self, head: RequestHead) -> Handler:

@@ -258,6 +258,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         body=BYTES,
         needs_body=False,
         needs_queue=True,
+        is_of_messages=True,
     ),
     Operation(
         "POST",
@@ -270,6 +271,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         headers=TRACE_HEADERS,
         body=DRAFTS,
         needs_queue=True,
+        is_of_messages=True,
     ),
     Operation(
         "POST",
@@ -282,6 +284,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         body=BYTES,
         needs_body=False,
         needs_queue=True,
+        is_of_messages=True,
     ),
     Operation(
         "GET",
@@ -309,6 +312,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("the message as its body", BYTES, MESSAGE_HEADERS), 204: _NOTHING},
         refusals=(404, 423, 500, 503),
         query=(_WAIT,),
+        is_of_messages=True,
     ),
     Operation(
         "POST",
@@ -320,6 +324,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 413, 503),
         body={**lines_of(reference("Removal")), **array_of(reference("Removal"))},
         needs_queue=True,
+        is_of_messages=True,
     ),
     Operation(
         "PATCH",
@@ -331,6 +336,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 409, 412, 413, 503),
         headers=(IF_MATCH, IF_NONE_MATCH),
         body=as_json(reference("Lease")),
+        is_of_messages=True,
     ),
     Operation(
         "DELETE",
@@ -341,6 +347,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {202: Success("removed for good")},
         refusals=(404, 412, 503),
         headers=(IF_MATCH,),
+        is_of_messages=True,
     ),
     Operation(
         "GET",

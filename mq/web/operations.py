@@ -6,7 +6,7 @@ what a line does not name is refused, and what it names is described.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
@@ -151,7 +151,8 @@ class Operation(NamedTuple):
             right to configure could read the messages.
         lesser_right: the right that is enough where its JSON names nothing but `lesser_keys`; empty for none.
         lesser_keys: see `lesser_right`.
-        audited: the event that the audit log gets, by the status of the reply.
+        audited: the event that the audit log gets, by the status of the reply; None for one with the handler's name.
+        is_of_messages: whether it carries or settles messages, which is too frequent for the audit log.
     """
 
     method: str
@@ -169,7 +170,8 @@ class Operation(NamedTuple):
     sends_to: str = ""
     lesser_right: str = ""
     lesser_keys: tuple[str, ...] = ()
-    audited: Mapping[int, str] = {}
+    audited: Mapping[int, str] | None = None
+    is_of_messages: bool = False
 
     @property
     def line(self) -> str:
@@ -180,6 +182,24 @@ class Operation(NamedTuple):
     def name(self) -> str:
         """Its name in code: that of its handler."""
         return self.handle.__name__
+
+    @property
+    def events(self) -> Mapping[int, str]:
+        """The event that the audit log gets, by the status of the reply. An operation that changes something has one,
+        unless its line says that it needs none."""
+        if self.audited is not None:
+            return self.audited
+        if self.method == "GET" or self.is_of_messages:
+            return {}
+        return dict.fromkeys(self.answers, self.name.replace("_", "-"))
+
+    def named(self, names: Sequence[str]) -> dict[str, str]:
+        """The names in the path by what they name, as the audit log has them.
+
+        Args:
+            names: in their order, from the queue's on.
+        """
+        return dict(zip((each.lower() for each in self.path[1:].split("/") if each in ANY_SEGMENT), names, strict=True))
 
     @property
     def leases(self) -> bool:

@@ -340,6 +340,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("as GET", _SHOWN, {"Set-Cookie": ("the session's secret", TEXT)})},
         refusals=(401, 408, 413, 503),
         body=as_json(record({"name": TEXT, "secret": TEXT})),
+        audited={},  # logins are noted where they are checked
     ),
     Operation(
         "DELETE",
@@ -348,6 +349,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         log_out,
         "logs out",
         {200: Success("the session is over")},
+        audited={},  # the authorizer notes it, which ends the session
     ),
 )
 """Operations of the page."""

@@ -97,6 +97,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         ),
         body=DRAFTS,
         needs_queue=True,
+        is_of_messages=True,
     ),
     Operation(
         "PUT",
@@ -108,6 +109,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 408, 409, 413, 429, 503),
         body=as_json(_COMMIT),
         needs_queue=True,
+        audited={200: "writes-committed"},
     ),
     Operation(
         "DELETE",
@@ -118,6 +120,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {200: Success("nothing is held any more")},
         refusals=(404, 409, 503),
         needs_queue=True,
+        audited={200: "writes-aborted"},
     ),
 )
 """Operations of write jobs."""

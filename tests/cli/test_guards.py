@@ -374,3 +374,17 @@ def test_elsewhere_what_is_lacking_is_told(address: str, protection: Protection,
 @pytest.mark.parametrize("protection", [WITH_TLS._replace(has_users=True), WITH_TLS._replace(has_client_ca=True)])
 def test_tls_and_somebody_who_is_known_will_do(protection: Protection) -> None:
     check_exposure("0.0.0.0", protection, insecure=False)
+
+
+def test_a_reload_is_in_the_audit_log(tmp_path: Path) -> None:
+    users = Path(write_users(tmp_path / "users.toml", '[users.anna]\ntokens = ["TOKEN"]\npublish = ["*"]\n'))
+    audit = tmp_path / "audit"
+    with running(tmp_path, f"--users={users}", f"--audit={audit}") as daemon:
+        daemon.hang_up("audit log opened anew")
+        good = users.read_text()
+        users.write_text("wrong")
+        daemon.hang_up("the users stay as they were")
+        users.write_text(good)
+    events = [line.split(" ", 2)[2] for line in audit.read_text().splitlines()]
+    assert events[:2] == ['event=reloaded what="users" users=1', 'event=reloaded what="audit"']
+    assert events[2].startswith('event=reload-failed what="users" why="')

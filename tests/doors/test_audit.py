@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import logging
 import stat
 from collections.abc import Iterator
@@ -15,11 +16,22 @@ from trio.testing import MockClock
 
 from mq.access import UserDirectory
 from mq.broker import open_broker
-from mq.doors.audit import MINUTE_SECONDS, MOST_FAILURES, QUIET_SECONDS, AuditFile, LoginNotes, note
+from mq.doors.audit import (
+    MINUTE_SECONDS,
+    MOST_FAILURES,
+    QUIET_SECONDS,
+    AuditFile,
+    LoginNotes,
+    RefusalNotes,
+    note,
+)
 from mq.doors.logins import Logins
 from mq.errors import InvalidSetting
 from mq.web.authorizer import Auditor, Authorizer
-from mq.web.endpoints import Endpoints
+from mq.web.endpoints import OPERATIONS, Endpoints
+from mq.web.exchange import Reply, Request
+from mq.web.front import BrowserGuard
+from mq.web.operations import Operation, RequestContext, Success
 from tests.access.files import TOKEN, write_users
 from tests.amqp.dialling import open_house
 from tests.web.talking import ask
@@ -164,3 +176,157 @@ async def test_without_users_it_is_said_from_where(path: Path, file: AuditFile, 
         await ask(noted, "POST", purge, address="192.0.2.1")
     assert [line.split()[0] for line in lines(path)] == ["event=queue-created", "event=queue-purged"]
     assert all(line.endswith('address="192.0.2.1" queue="q"') for line in lines(path))
+
+
+# What no table may forget
+
+
+def changing() -> list[Operation]:
+    return [each for each in OPERATIONS if each.method != "GET"]
+
+
+@pytest.mark.parametrize("operation", changing(), ids=lambda each: each.line)
+def test_every_operation_that_changes_something_is_audited_or_says_why_not(operation: Operation) -> None:
+    is_session = operation.path == "/-/session"  # the logins and the authorizer note these
+    assert bool(operation.events) != (operation.is_of_messages or is_session)
+    assert set(operation.events) <= set(operation.answers)
+
+
+def test_an_operation_is_audited_by_its_name_unless_its_line_says_otherwise() -> None:
+    async def drop_thing(context: RequestContext) -> Reply:
+        raise NotImplementedError
+
+    line = Operation("DELETE", "/-/things/ID", "administer", drop_thing, "drops it", {200: Success("gone")})
+    assert line.events == {200: "drop-thing"}
+    assert line.named(["7"]) == {"id": "7"}
+
+
+async def test_operations_over_http_are_written_down(tmp_path: Path, path: Path, file: AuditFile) -> None:
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", USERS)))
+    async with open_broker("memory:") as broker:
+        gate = Authorizer(Endpoints(broker, 1024), logins)
+
+        async def say(line: str, body: bytes = b"", query: bytes = b"") -> int:
+            method, path = line.split()
+            headers = {"authorization": f"Bearer {TOKEN}"}
+            request = Request(method, path.encode(), query, headers, body, len(body), address="192.0.2.1")
+            return (await gate.handle(request)).status
+
+        assert await say("PUT /q") == 201
+        assert await say("POST /q/consumers/c") == 200
+        assert await say("DELETE /q/consumers/c") == 200
+        assert await say("POST /q/writes/j", b'{"body": "x"}\n', b"part=0&number=0") == 200
+        assert await say("PUT /q/writes/j", b'{"parts": ["0"], "rows": 1}') == 200
+        assert await say("DELETE /q/writes/j") == 200
+    who = 'door="http" address="192.0.2.1" user="anna" queue="q"'
+    assert lines(path)[1:] == [
+        f"event=queue-created {who}",
+        f'event=consumer-started {who} consumer="c"',
+        f'event=consumer-deleted {who} consumer="c"',
+        f'event=writes-committed {who} job="j"',
+        f'event=writes-aborted {who} job="j"',
+    ]
+
+
+LESSER = '[users.anna]\ntokens = ["TOKEN"]\nconsume = ["mine"]\nconfigure = ["mine"]\n'
+
+
+async def test_a_refusal_for_lack_of_a_right_is_written_down_once(
+    autojump_clock: MockClock, tmp_path: Path, path: Path, file: AuditFile
+) -> None:
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", LESSER)))
+    async with open_broker("memory:") as broker:
+        gate = Authorizer(Endpoints(broker, 1024), logins)
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        for method, target in (("DELETE", "/q"), ("DELETE", "/q"), ("POST", "/q/messages"), ("GET", "/-/stats")):
+            assert (await ask(gate, method, target, headers=headers, address="192.0.2.1")).status == 403
+        assert (await ask(gate, "GET", "/-/nothing/here", headers=headers, address="192.0.2.1")).status == 403
+        await trio.sleep(QUIET_SECONDS)
+        assert (await ask(gate, "DELETE", "/q", headers=headers, address="192.0.2.1")).status == 403
+    who = 'event=forbidden door="http" address="192.0.2.1" user="anna"'
+    assert lines(path)[1:] == [
+        f'{who} operation="DELETE /QUEUE" queue="q"',
+        f'{who} operation="POST /QUEUE/messages" queue="q"',
+        f'{who} operation="GET /-/stats"',
+        f'{who} operation="GET"',
+        'event=login door="http" address="192.0.2.1" user="anna"',
+        f'{who} operation="DELETE /QUEUE" queue="q"',
+    ]
+
+
+async def test_refusals_fill_no_disk(autojump_clock: MockClock, path: Path, file: AuditFile) -> None:
+    notes = RefusalNotes()
+    for number in range(10_000):
+        notes.refused(door="http", user="anna", queue=f"q{number}")
+    assert len(lines(path)) == MOST_FAILURES
+    await trio.sleep(MINUTE_SECONDS)
+    notes.refused(door="http", user="anna", queue="again")
+    assert lines(path)[MOST_FAILURES] == f"event=many-forbidden count={10_000 - MOST_FAILURES}"
+
+
+async def test_a_page_that_is_refused_is_written_down(path: Path, file: AuditFile) -> None:
+    async with open_broker("memory:") as broker:
+        guard = BrowserGuard(Auditor(Endpoints(broker, 1024)), "127.0.0.1")
+        headers = {"host": "127.0.0.1", "origin": "http://evil.test"}
+        await ask(guard, "POST", "/q/messages", headers=headers, address="127.0.0.1")
+    [line] = lines(path)
+    assert line == (
+        'event=forbidden door="http" address="127.0.0.1" operation="POST /q/messages" why="page" '
+        'origin="http://evil.test"'
+    )
+
+
+async def test_logging_out_is_written_down(tmp_path: Path, path: Path, file: AuditFile) -> None:
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", USERS)))
+    async with open_broker("memory:") as broker:
+        gate = Authorizer(Endpoints(broker, 1024), logins)
+        given = json.dumps({"name": "anna", "secret": TOKEN}).encode()
+        reply = await ask(gate, "POST", "/-/session", given, address="192.0.2.1")
+        assert isinstance(reply.body, bytes)
+        headers = {
+            "cookie": dict(reply.headers)["set-cookie"].partition(";")[0],
+            "x-csrf-token": json.loads(reply.body)["csrf"],
+        }
+        assert (await ask(gate, "DELETE", "/-/session", headers=headers, address="192.0.2.1")).status == 200
+    assert lines(path)[-1] == 'event=logout door="http" address="192.0.2.1" user="anna"'
+
+
+async def test_exchanges_and_bindings_over_amqp_are_written_down(tmp_path: Path, path: Path, file: AuditFile) -> None:
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", USERS)))
+    async with open_house(logins=logins) as house:
+        client = await house.connect(name="anna", secret=TOKEN)
+        await client.declare("a")
+        for _ in range(2):  # the second time nothing changes
+            await client.call(commands.Exchange.Declare(exchange="e", exchange_type="topic"))
+            await client.call(commands.Exchange.Declare(exchange="f", exchange_type="fanout"))
+            await client.call(commands.Queue.Bind(queue="a", exchange="e", routing_key="k.#"))
+            await client.call(commands.Exchange.Bind(destination="f", source="e", routing_key="x"))
+        await client.call(commands.Queue.Unbind(queue="a", exchange="e", routing_key="k.#"))
+        await client.call(commands.Exchange.Delete(exchange="e"))
+        await client.call(commands.Queue.Delete(queue="a"))
+    who = f'door="amqp" address="{client_address(path)}" user="anna"'
+    assert lines(path)[1:] == [
+        f'event=queue-created {who} queue="a"',
+        f'event=exchange-created {who} exchange="e"',
+        f'event=exchange-created {who} exchange="f"',
+        f'event=binding-created {who} exchange="e" queue="a" routing_key="k.#"',
+        f'event=binding-created {who} exchange="e" to_exchange="f" routing_key="x"',
+        f'event=binding-deleted {who} exchange="e" queue="a" routing_key="k.#"',
+        f'event=exchange-deleted {who} exchange="e"',
+        f'event=queue-deleted {who} queue="a"',
+    ]
+
+
+async def test_a_right_that_is_missing_over_amqp_is_written_down(tmp_path: Path, path: Path, file: AuditFile) -> None:
+    logins = Logins(UserDirectory(write_users(tmp_path / "users", LESSER)))
+    async with open_house(logins=logins) as house:
+        for _ in range(2):
+            client = await house.connect(name="anna", secret=TOKEN)
+            assert (await client.call(commands.Queue.Declare(queue="a"))).reply_code == 403
+    who = f'door="amqp" address="{client_address(path)}" user="anna"'
+    assert lines(path)[1:] == [f'event=forbidden {who} right="configure" queue="a"']
+
+
+def client_address(path: Path) -> str:
+    """As the login says it."""
+    return lines(path)[0].split('address="')[1].partition('"')[0]

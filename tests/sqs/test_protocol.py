@@ -23,8 +23,11 @@ from mq.errors import (
     StorageFull,
     StorageUnsure,
 )
+from mq.sqs.actions import Action
 from mq.sqs.door import SqsDoor
 from mq.sqs.errors import sqs_error
+from mq.sqs.queue_actions import list_queues
+from mq.sqs.shapes import Struct
 from mq.web.exchange import BodyTooSlow, Reply, Request
 from mq.web.front import BrowserGuard
 from tests.web.talking import http1, parse, start_server
@@ -224,11 +227,15 @@ async def test_what_is_done_to_queues_is_written_down(door: SqsDoor, caplog: pyt
     with caplog.at_level(logging.INFO, "mq.audit"):
         await ask_json(door, "CreateQueue", b'{"QueueName": "q"}')
         await ask_json(door, "CreateQueue", b'{"QueueName": "q"}')
-        for action in ("SetQueueAttributes", "PurgeQueue", "DeleteQueue", "DeleteQueue"):
-            await ask_json(door, action, b'{"QueueUrl": "q", "Attributes": {}}')
+        for action in ("TagQueue", "UntagQueue", "SetQueueAttributes", "PurgeQueue", "DeleteQueue", "DeleteQueue"):
+            await ask_json(door, action, b'{"QueueUrl": "q", "Attributes": {}, "Tags": {"a": "b"}, "TagKeys": ["a"]}')
     told = [re.findall('event="?([a-z-]+)', line)[0] for line in caplog.messages]
-    assert told == ["queue-created", "queue-changed", "queue-purged", "queue-deleted"]
+    assert told == ["queue-created", "queue-tagged", "queue-untagged", "queue-changed", "queue-purged", "queue-deleted"]
     assert all('door="sqs"' in line and 'queue="q"' in line for line in caplog.messages)
+
+
+def test_an_action_is_audited_by_its_name_unless_its_line_says_otherwise() -> None:
+    assert Action("DropAllThings", Struct({}), Struct({}), list_queues).audited == "drop-all-things"
 
 
 @pytest.mark.parametrize(

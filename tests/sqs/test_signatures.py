@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -173,6 +174,20 @@ async def test_a_key_that_was_taken_away(
         await sqs.list_queues()
     assert code(caught) == ("InvalidClientTokenId", 403)
     await (await client_of(newer.id, newer.secret)).list_queues()
+
+
+async def test_a_right_that_is_missing_is_written_down(
+    users: UsersFile, logins: Logins, guarded: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    users.add("ben", {Right.CONSUME: ["q"]}, None, only_aws_key=True)
+    key = users.add_aws_key("ben")
+    logins.access.reload()
+    sqs = Client(make_client(guarded.url, "json", aws_access_key_id=key.id, aws_secret_access_key=key.secret))
+    with caplog.at_level(logging.INFO, "mq.audit"), pytest.raises(sqs.exceptions.ClientError):
+        await sqs.create_queue(QueueName="other")
+    assert caplog.messages[-1] == (
+        'event=forbidden door="sqs" address="127.0.0.1" user="ben" operation="CreateQueue" queue="other"'
+    )
 
 
 async def test_over_tls(broker: Broker, logins: Logins, key: AwsKey, nursery: trio.Nursery, tmp_path: Path) -> None:

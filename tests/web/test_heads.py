@@ -140,11 +140,12 @@ async def test_who_answers_a_head_answers_as_all_of_the_guards(
     await broker.create_queue("q")
     through_all = await answer(handler, raw)
     noted = len(caplog.records)
-    assert noted == (raw == OTHERS["what is audited"])
+    is_refused = raw == OTHERS["a foreign page"]  # equal refusals are written down once in a while
+    assert noted == (is_refused or raw == OTHERS["what is audited"])
     heads = Heads(handler)
     for times in (2, 3):
         assert await answer(who_answers(heads, raw), raw) == through_all
-        assert len(caplog.records) == noted * times
+        assert len(caplog.records) == (1 if is_refused else noted * times)
 
 
 async def test_a_publish_passes_all_guards_by(handler: Handler) -> None:

@@ -62,6 +62,10 @@ def _open_to_all() -> str:
     return ""
 
 
+def _not_noted(right: str, what: str, name: str | None) -> None:
+    pass
+
+
 MOST_TOGETHER: Final = 1000
 """Messages or deliveries in one command, about."""
 MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
@@ -150,6 +154,7 @@ class Session:
         capabilities: what the client says that it understands.
         is_node: whether the client says that it is a node of this cluster.
         closed_to: tells why no client but a node may connect now; empty where all may.
+        denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
         outbox: commands.
@@ -174,6 +179,7 @@ class Session:
     capabilities: frozenset[str] = frozenset()
     is_node: bool = False
     closed_to: Callable[[], str] = _open_to_all
+    denied: Callable[[str, str, str | None], None] = _not_noted
     follows_text: bool = False
     room: Room = field(default_factory=lambda: Budget().reserve())
     buffered: int = 0
@@ -227,6 +233,7 @@ class Session:
         """
         if self.user is None or self.user.may(right, None if name is None else encode(self.vhost, name)):
             return
+        self.denied(right, what, name)
         shown = "every queue" if name is None else f"{what} '{name}' in vhost '{self.vhost}'"
         raise Refusal(Code.ACCESS_REFUSED, f"access to {shown} refused for user '{self.user.name}': no {right} right")
 
@@ -238,5 +245,6 @@ class Session:
         """
         if self.user is None or self.user.may_something(encode(self.vhost, name)):
             return
+        self.denied("any", what, name)
         shown = f"{what} '{name}' in vhost '{self.vhost}'"
         raise Refusal(Code.ACCESS_REFUSED, f"access to {shown} refused for user '{self.user.name}'")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mq.amqp.model.arguments import DELIVERY_LIMIT, QUEUE_TYPE, QUORUM, REQUEUE, SINGLE_ACTIVE_CONSUMER
-from mq.amqp.model.declared import Queue
-from mq.amqp.model.names import encode
+from mq.amqp.model.declared import Binding, Exchange, Queue
+from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import (
@@ -140,22 +140,39 @@ class Handlers:
 
     # Declaring
 
-    async def _change(self, plan: Callable[[], TopologyChange]) -> Result:
-        await self._state.topology_store.change(plan)
-        return Done()
+    async def _change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
+        """Change the topology, and write down what changed. Bindings that go with a queue or an exchange are not."""
+        change = await self._state.topology_store.change(plan)
+        for exchange in change.exchanges:
+            self._note("exchange-created", **_about(exchange))
+        for queue in change.queues:
+            self._note("queue-created", queue=queue.key)
+        for binding in change.bindings:
+            self._note("binding-created", **_about(binding))
+        for queue in change.lost_queues:
+            self._note("queue-deleted", queue=queue.key)
+        for exchange in change.lost_exchanges:
+            self._note("exchange-deleted", **_about(exchange))
+        for binding in () if change.lost_queues or change.lost_exchanges else change.lost_bindings:
+            self._note("binding-deleted", **_about(binding))
+        return change
 
     async def _declare_exchange(self, command: commands.DeclareExchange) -> Result:
-        return await self._change(lambda: self._state.topology.declare_exchange(command.exchange))
+        await self._change(lambda: self._state.topology.declare_exchange(command.exchange))
+        return Done()
 
     async def _delete_exchange(self, command: commands.DeleteExchange) -> Result:
         name, if_unused = command.name, command.if_unused
-        return await self._change(lambda: self._state.topology.delete_exchange(self._vhost, name, if_unused=if_unused))
+        await self._change(lambda: self._state.topology.delete_exchange(self._vhost, name, if_unused=if_unused))
+        return Done()
 
     async def _bind(self, command: commands.Bind) -> Result:
-        return await self._change(lambda: self._state.topology.bind(command.binding, self._owner))
+        await self._change(lambda: self._state.topology.bind(command.binding, self._owner))
+        return Done()
 
     async def _unbind(self, command: commands.Unbind) -> Result:
-        return await self._change(lambda: self._state.topology.unbind(command.binding, self._owner))
+        await self._change(lambda: self._state.topology.unbind(command.binding, self._owner))
+        return Done()
 
     async def _declare_queue(self, command: commands.DeclareQueue) -> Result:
         wanted = command.queue
@@ -164,9 +181,7 @@ class Handlers:
             await self._broker.declarations.admit(wanted.key, is_replicated=is_replicated)
 
         async def do() -> Result:
-            change = await self._state.topology_store.change(lambda: self._state.topology.declare_queue(wanted))
-            for made in change.queues:
-                self._note("queue-created", made.key)
+            change = await self._change(lambda: self._state.topology.declare_queue(wanted))
             [queue] = change.queues or [self._state.topology.queue(self._vhost, wanted.name, self._owner)]
             self._state.unused.note_use(queue)
             return await self._status(queue)
@@ -197,9 +212,7 @@ class Handlers:
 
         async def do() -> Result:
             await self._broker.declarations.look(encode(self._vhost, command.name))
-            change = await self._state.topology_store.change(plan)
-            for lost in change.lost_queues:
-                self._note("queue-deleted", lost.key)
+            await self._change(plan)
             return commands.Counted(messages)
 
         return await self._in_order(do)
@@ -207,15 +220,15 @@ class Handlers:
     async def _purge_queue(self, command: commands.PurgeQueue) -> Result:
         async def do() -> Result:
             count = await self._broker.purge(command.queue.key)
-            self._note("queue-purged", command.queue.key)
+            self._note("queue-purged", queue=command.queue.key)
             return commands.Counted(count)
 
         return await self._in_order(do)
 
-    def _note(self, act: str, queue: str) -> None:
+    def _note(self, event: str, **about: str | None) -> None:
         session = self._connection.session
         user = None if session.user is None else session.user.name
-        note(act, door="amqp", address=session.address, user=user, queue=queue)
+        note(event, door="amqp", address=session.address, user=user, **about)
 
     async def _status(self, queue: Queue) -> QueueDeclared:
         await self._broker.declarations.look(queue.key)
@@ -227,7 +240,7 @@ class Handlers:
     async def _consume(self, command: commands.Consume) -> Result:
         consumers = self._state.topology.consumers
         if command.replies:
-            await self._change(lambda: TopologyChange(queues=(command.queue,)))
+            await self._state.topology_store.change(lambda: TopologyChange(queues=(command.queue,)))
         queue = self._find_again(command.queue)
         self._check_single(queue, exclusive=command.exclusive)
         command = replace(command, queue=queue)
@@ -372,6 +385,16 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[Handlers, Any], Awaitable[Result]]
     commands.Leave: Handlers._leave,
 }
 """Command -> its handler. Each of these is answered."""
+
+
+def _about(declared: Exchange | Binding) -> dict[str, str | None]:
+    """An exchange, or a binding's ends and key, for the audit log. The default vhost goes without saying."""
+    vhost = None if declared.vhost == DEFAULT_VHOST else declared.vhost
+    if isinstance(declared, Exchange):
+        return {"vhost": vhost, "exchange": declared.name}
+    to = None if declared.to.is_queue else declared.to.name
+    ends = {"exchange": declared.source, "queue": declared.queue, "to_exchange": to}
+    return {"vhost": vhost, **ends, "routing_key": declared.routing_key}
 
 
 def give_back(connection: Connection, messages: Iterable[commands.PublishedMessage]) -> None:

@@ -14,6 +14,7 @@ from pamqp.base import Frame
 from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
+from mq.amqp.model.names import DEFAULT_VHOST
 from mq.amqp.protocol.commands import ChannelKey, Credit, PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import Connection, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
@@ -69,6 +70,7 @@ class ServedConnection:
         self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
         self._connection.session.address = peer.address
         self._connection.session.closed_to = state.closed_to
+        self._connection.session.denied = self._note_denied
         self._connection.session.room = state.memory.reserve()
         if isinstance(stream, trio.SSLStream):
             self._connection.session.certificate = common_name(stream.getpeercert())
@@ -150,6 +152,13 @@ class ServedConnection:
             why = self._publish_pump.why or "mq has stopped, and the store did not take them in time"
             lost = "%d messages that AMQP client %s published are not stored, or not known to be: %s"
             logger.error(lost, self._publish_pump.lost, self._peer, why)
+
+    def _note_denied(self, right: str, what: str, name: str | None) -> None:
+        session = self._connection.session
+        if session.user is not None:
+            vhost = None if session.vhost == DEFAULT_VHOST else session.vhost
+            about = {"right": right, "vhost": vhost, what: name}
+            self._state.note_denied(session.address, session.user, **about)
 
     def stop(self) -> None:
         """End it because the daemon stops."""

@@ -137,6 +137,17 @@ class AmqpState:
         self._logins.note_success("amqp", address, user)
         return Authenticated(user)
 
+    def note_denied(self, address: str, user: User, **about: str | None) -> None:
+        """Write down that a user asked for what the user may not do.
+
+        Args:
+            address: of the client.
+            user: the one who is logged in.
+            about: the right that is missing, and on what.
+        """
+        if self._logins is not None:
+            self._logins.refusals.refused(door="amqp", address=address, user=user.name, **about)
+
     def closed_to(self) -> str:
         """Why no new client may connect now; empty where it may."""
         if not self.broker.node_control.is_draining:
