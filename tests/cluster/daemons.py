@@ -18,10 +18,11 @@ PATIENCE_SECONDS = 60.0
 
 
 class Nodes:
-    """Daemons by the names of their nodes."""
+    """Daemons, and the ports where they speak AMQP, by the names of their nodes."""
 
-    def __init__(self, daemons: dict[str, Daemon]) -> None:
+    def __init__(self, daemons: dict[str, Daemon], amqp_ports: dict[str, int]) -> None:
         self.daemons = daemons
+        self.amqp_ports = amqp_ports
         self.client = httpx.Client(timeout=30, trust_env=False)
 
     def ask(self, node: str, method: str, path: str, body: bytes = b"") -> httpx.Response:
@@ -79,6 +80,6 @@ def three_daemons(etcd: str, folder: Path, store: str = "", users: str = "", pas
                 own = shutil.copy(users, folder / f"{name}-users.toml")
                 flags += ("--users", str(own))
             daemons[name] = stack.enter_context(Daemon(folder / name, folder / f"{name}.log", *flags))
-        nodes = Nodes(daemons)
+        nodes = Nodes(daemons, {name: port.number for name, port in ports.items()})
         stack.callback(nodes.client.close)
         yield nodes

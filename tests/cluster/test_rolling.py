@@ -8,11 +8,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Final
 
 import httpx
 import pytest
 
 from tests.cluster.daemons import Nodes, three_daemons
+from tests.cluster.rolling import INTERNAL_ERROR, roll, three_nodes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,6 +22,9 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed: bash tests/setup-system.sh --yes"),
 ]
+
+
+RESTARTS: Final = 20
 
 
 class Publisher:
@@ -73,6 +78,15 @@ class Publisher:
                 self.confirmed.append(body)
             else:
                 self.others.append(status)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("store", ["etcd", "postgres"])
+def test_rolling_restarts_under_load_store_nothing_twice(store: str, tmp_path: Path) -> None:
+    lines: list[str] = []
+    with three_nodes_on(store, tmp_path) as nodes:
+        seen, _ = roll(nodes, RESTARTS, lines.append)
+    assert (seen.lost, seen.stored_twice, seen.closed[INTERNAL_ERROR]) == (0, 0, 0), lines
 
 
 def check(nodes: Nodes) -> subprocess.CompletedProcess[str]:
