@@ -6,7 +6,7 @@ import ssl
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mq.access.users_file import warn_if_open
+from mq.access.users_file import check_modes
 from mq.errors import InvalidSetting
 from mq.message import shorten
 
@@ -56,7 +56,7 @@ class Certificates:
         context: for the next connection. Those that are open keep the one they began with.
 
     Raises:
-        InvalidSetting: a file cannot be read, or they do not fit together.
+        InvalidSetting: a file cannot be read, others than its owner may change it, or they do not fit together.
     """
 
     def __init__(self, files: TLSFiles, protocols: Sequence[str]) -> None:
@@ -84,7 +84,10 @@ class Certificates:
             context.load_cert_chain(certificate, key, _no_passphrase)
         except (OSError, ValueError) as error:
             raise InvalidSetting(f"cannot use {_shown(certificate)} with {_shown(key)}: {_reason(error)}") from error
-        warn_if_open(key)
+        check_modes(key, "the private key")
+        for path, what in ((certificate, "the certificate"), (client_ca, "the client authorities"), (crl, "the list")):
+            if path is not None:
+                check_modes(path, what, is_public=True)
         if client_ca is not None:
             _require_client_certificates(context, client_ca)
         if crl is not None:

@@ -49,7 +49,8 @@ def read_users(path: str) -> tuple[Account, ...]:
     """The users of a file, in its order. Warns when others than its owner and group may read it.
 
     Raises:
-        InvalidSetting: it cannot be read or is wrong; the text names the file and the key, and quotes no value.
+        InvalidSetting: it cannot be read or is wrong, or others than its owner may change it; the text names the file
+            and the key, and quotes no value.
     """
     try:
         text = Path(path).read_bytes().decode()
@@ -57,7 +58,7 @@ def read_users(path: str) -> tuple[Account, ...]:
         raise InvalidSetting(f"cannot read the users file {shorten(path, 200)}: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise InvalidSetting(f"the users file {shorten(path, 200)} is not UTF-8") from error
-    warn_if_open(path)
+    check_modes(path, "the users file")
     return parse_users(text, path)
 
 
@@ -148,14 +149,28 @@ def is_pattern(text: object) -> bool:
     return isinstance(text, str) and 0 < len(text) <= LONGEST_PATTERN and text.isprintable()
 
 
-def warn_if_open(path: str) -> None:
-    """Warn when every user of the machine may read a file that should be its owner's."""
+def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
+    """Refuse a file that others than its owner may change: they could give themselves every right. Warn when every user
+    of the machine may read it.
+
+    Args:
+        path: of the file. A missing one is its reader's to tell.
+        what: the file's kind, for the text.
+        is_public: every user may read it.
+
+    Raises:
+        InvalidSetting: its group or every user may write to it.
+    """
     try:
         mode = Path(path).stat().st_mode
     except OSError:
-        return  # its reader says so
-    if mode & (stat.S_IROTH | stat.S_IWOTH):
-        logger.warning("%s is open to every user of this machine: chmod o-rw it", path)
+        return
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
+        advice = "look through it, then chmod go-w it"
+        raise InvalidSetting(f"{what} {shorten(path, 200)} can be changed by {who}: {advice}")
+    if mode & stat.S_IROTH and not is_public:
+        logger.warning("%s is open to every user of this machine: chmod o-r it", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:

@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import click
 
 from mq.cli.commands import REFUSED
+from mq.cli.terminal import say
 
 CERTIFICATE: Final = "cert.pem"
 KEY: Final = "key.pem"
@@ -84,12 +85,12 @@ def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
         _fail(f"{where}: {error.strerror}" + (", and stays as it is" if isinstance(error, FileExistsError) else ""))
     except NoCertificate as error:
         _fail(str(error))
-    click.echo(f"{certificate}\n{key}")
-    click.echo(f"Serve with it: mq --tls-cert {certificate} --tls-key {key}. Clients: --ca {certificate}", err=True)
+    say(f"{certificate}\n{key}")
+    say(f"Serve with it: mq --tls-cert {certificate} --tls-key {key}. Clients: --ca {certificate}", err=True)
 
 
 def _fail(text: str) -> NoReturn:
-    click.echo(f"mq: {text}", err=True)
+    say(f"mq: {text}", err=True)
     sys.exit(REFUSED)
 
 
@@ -113,7 +114,9 @@ def make_certificate(folder: Path, names: tuple[str, ...], days: int) -> tuple[P
         OSError: the folder cannot be written.
         NoCertificate: there is no ``openssl``, or it failed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        folder.chmod(0o755)  # whatever the umask is: others may read the certificate, and put no key in its place
     targets = folder / CERTIFICATE, folder / KEY
     for target in targets:
         if os.path.lexists(target):

@@ -18,9 +18,10 @@ from mq.access.aws_keys import AwsKey
 from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
 from mq.access.users_editor import UsersEditor, UsersFile
-from mq.access.users_file import Account, is_pattern, shared_account, warn_if_open
+from mq.access.users_file import Account, check_modes, is_pattern, shared_account
 from mq.cli.commands import CANNOT_START
 from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
+from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.settings import load_settings
 
@@ -146,7 +147,7 @@ def add_command(
     token = editor.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key)
     key = _with_keys(editor).add_aws_key(name) if has_key else None
     if not rights:
-        click.echo(_WITHOUT_RIGHTS.format(name=name), err=True)
+        say(_WITHOUT_RIGHTS.format(name=name), err=True)
     if key is None:
         _print_token(editor, token)
     else:
@@ -159,20 +160,20 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
     """List the users, what they may do, and how they show who they are."""
     accounts = editor.accounts()
     for user, password, tokens, certificate, unix in accounts:
-        click.echo(user.name)
+        say(user.name)
         for right, patterns in user.rights.items():
-            click.echo(f"  {right}: {' '.join(patterns)}")
-        click.echo(f"  password: {'yes' if password else 'no'}, tokens: {len(tokens)}")
+            say(f"  {right}: {' '.join(patterns)}")
+        say(f"  password: {'yes' if password else 'no'}, tokens: {len(tokens)}")
         if certificate is not None:
-            click.echo(f"  certificate: {certificate}")
+            say(f"  certificate: {certificate}")
         if unix is not None:
-            click.echo(f"  unix: {unix}")
+            say(f"  unix: {unix}")
         keys = editor.aws_keys(user.name) if isinstance(editor, UsersFile) else []
         if keys:
-            click.echo(f"  AWS keys: {' '.join(keys)}")
+            say(f"  AWS keys: {' '.join(keys)}")
         for token in tokens:
             if token.expires is not None:
-                click.echo(
+                say(
                     f"  a token {'until' if token.expires > time.time() else 'that expired'} {time_text(token.expires)}"
                 )
 
@@ -183,7 +184,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
 def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Remove a user."""
     editor.remove(name)
-    click.echo(_takes_effect(editor), err=True)
+    say(_takes_effect(editor), err=True)
 
 
 @user_command.command("token")
@@ -218,7 +219,7 @@ def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) 
 def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Take away all tokens of a user but the newest."""
     count = editor.retire(name)
-    click.echo(f"{count} tokens are gone, the newest one is left. {_takes_effect(editor)}", err=True)
+    say(f"{count} tokens are gone, the newest one is left. {_takes_effect(editor)}", err=True)
 
 
 def _file(users: str | None) -> UsersFile:
@@ -227,7 +228,7 @@ def _file(users: str | None) -> UsersFile:
     path = load_settings(flags if users is None else {**flags, "users": users}, os.environ).users
     if not path:
         raise InvalidSetting("which file? Name it: --users FILE, or MQ_USERS")
-    warn_if_open(path)
+    check_modes(path, "the users file")
     return UsersFile(path)
 
 
@@ -258,15 +259,15 @@ def _ask_password() -> str:
 
 def _print_token(editor: UsersFile | ClusterUsers, token: str | None) -> None:
     if token is not None:
-        click.echo(token)
-        click.echo("This is the token. It cannot be shown again.", err=True)
-    click.echo(_takes_effect(editor), err=True)
+        say(token)
+        say("This is the token. It cannot be shown again.", err=True)
+    say(_takes_effect(editor), err=True)
 
 
 def _print_key(key: AwsKey) -> None:
     """Print a key as variables of a shell, and as a file of credentials has it."""
-    click.echo(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
-    click.echo(f"This is the key. {_TAKES_EFFECT}", err=True)
+    say(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
+    say(f"This is the key. {_TAKES_EFFECT}", err=True)
 
 
 @contextmanager
@@ -274,5 +275,5 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except InvalidSetting as error:
-        click.echo(f"mq: {error}", err=True)
+        say(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import re
+import stat
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +39,8 @@ DEFAULT_COORDINATOR: Final = "etcd:http://127.0.0.1:2379"
 """Where a member of etcd listens that was told nothing else."""
 
 _NAME: Final = re.compile("[A-Za-z0-9_][A-Za-z0-9._-]{0,49}")
+logger = logging.getLogger(__name__)
+
 _QUOTES: Final = "\"'"
 _PORT: Final = re.compile("[0-9]{1,5}")
 _KEYS: Final = (
@@ -230,9 +234,13 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
         return ""
     path = source.text(values, "password_file")
     try:
-        password = Path(path).read_text("utf-8").strip()
+        mode, password = Path(path).stat().st_mode, Path(path).read_text("utf-8").strip()
     except (OSError, ValueError) as error:
         raise source.wrong("password_file", f"cannot be read: {shorten(path)}") from error
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise source.wrong("password_file", f"can be changed by others than its owner: chmod go-w {shorten(path)}")
+    if mode & stat.S_IROTH:
+        logger.warning("%s is open to every user of this machine: chmod o-r it", path)
     if not password:
         raise source.wrong("password_file", f"is empty: {shorten(path)}")
     return password

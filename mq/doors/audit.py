@@ -5,8 +5,10 @@ A line is ``key=value`` pairs. Values are as JSON has them, in ASCII, so that no
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
+import stat
 from collections import OrderedDict
 from typing import Final
 
@@ -111,6 +113,14 @@ class RefusalNotes:
             self._few.note(**values)
 
 
+_OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without blocking, for a pipe without a reader would keep mq from starting."""
+_REASONS: Final = {
+    errno.ELOOP: "it is a link: name the file itself",
+    errno.ENXIO: "it is a pipe or a socket, not a file",
+}
+
+
 class AuditFile(logging.Handler):
     """Takes the lines of the audit log into a file that no other user may read, and out of the program's log.
 
@@ -123,10 +133,10 @@ class AuditFile(logging.Handler):
     """
 
     def __init__(self, path: str, format: str = TEXT) -> None:
-        super().__init__()
-        self.setFormatter(formatter(format, "%(asctime)s %(message)s"))
         self._path = path
         self._file = self._open()
+        super().__init__()  # which logging closes at exit: not before there is a file
+        self.setFormatter(formatter(format, "%(asctime)s %(message)s"))
         logger.addHandler(self)
         logger.setLevel(logging.INFO)
         logger.propagate = False
@@ -160,6 +170,13 @@ class AuditFile(logging.Handler):
 
     def _open(self) -> int:
         try:
-            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            opened = os.open(self._path, _OPEN, 0o600)
         except OSError as error:
-            raise InvalidSetting(f"cannot write the audit log {shorten(self._path, 200)}: {error.strerror}") from error
+            reason = _REASONS.get(error.errno or 0, error.strerror)
+            raise InvalidSetting(f"cannot write the audit log {shorten(self._path, 200)}: {reason}") from error
+        kind = os.fstat(opened).st_mode
+        if not stat.S_ISREG(kind) and not stat.S_ISCHR(kind):
+            os.close(opened)
+            raise InvalidSetting(f"cannot write the audit log {shorten(self._path, 200)}: it is not a file")
+        os.set_blocking(opened, True)
+        return opened

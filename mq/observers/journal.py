@@ -244,7 +244,7 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
     """
     path = Path(folder)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        _make_private(path)
         with TemporaryFile(dir=path):
             pass
     except OSError as error:
@@ -253,6 +253,14 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
     name = f"{pid}-{secrets.token_hex(4)}"
     life = BrokerLife(name, socket.gethostname(), pid, version, store, peers, time.time_ns())
     return Journal(SegmentWriter(path, life, limits))
+
+
+def _make_private(folder: Path) -> None:
+    """Make a folder, and those above it, for their owner alone whatever the umask is: the journal has what messages
+    have. A folder that exists stays as it is."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(0o700, exist_ok=True)
 
 
 def _longer(gap: _Gap | None, missing: int, since_ns: int) -> _Gap:

@@ -93,6 +93,16 @@ def test_a_key_that_is_open_to_all_is_warned_of(files: TLSFiles, caplog: pytest.
     assert "key.pem is open to every user" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])
+def test_files_that_others_may_change_are_refused(files: TLSFiles, name: str) -> None:
+    files = files._replace(client_ca=files.certificate)
+    path = Path(getattr(files, name))
+    path.chmod(0o666)
+    assert "can be changed by every user" in refusal(files)
+    path.chmod(0o664)
+    assert "can be changed by its group" in refusal(files)
+
+
 def test_wrong_new_files_change_nothing(files: TLSFiles) -> None:
     certificates = Certificates(files, [])
     context = certificates.context

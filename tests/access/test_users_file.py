@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_is_told(path: Path) -> None:
     assert "No such file" in refusal(path)
 
 
-@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o604, True), (0o602, True)])
+@pytest.mark.parametrize(("mode", "is_open"), [(0o600, False), (0o640, False), (0o604, True), (0o644, True)])
 def test_a_file_that_is_open_to_all_is_warned_of(
     path: Path, caplog: pytest.LogCaptureFixture, mode: int, is_open: bool
 ) -> None:
@@ -113,3 +113,12 @@ def test_a_file_that_is_open_to_all_is_warned_of(
     path.chmod(mode)
     read_users(str(path))
     assert ("open to every user" in caplog.text) is is_open
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o622, 0o602, 0o660, 0o620])
+def test_users_file_that_others_may_change_is_refused(path: Path, mode: int) -> None:
+    write_users(path, "")
+    path.chmod(mode)
+    told = refusal(path)
+    assert "can be changed by" in told
+    assert "chmod go-w" in told

@@ -5,9 +5,13 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import os
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
@@ -74,6 +78,38 @@ def test_a_file_that_cannot_be_had_is_refused_and_the_old_one_goes_on(path: Path
         file.reopen()
     note("still")
     assert lines(path.with_name("old")) == ["event=still"]
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.symlink_to("elsewhere"), "it is a link"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: os.mkfifo(path), "not a file"),
+    ],
+    ids=["a link", "a folder", "a pipe"],
+)
+def test_what_is_not_a_file_is_refused_without_a_traceback(path: Path, make: Any, reason: str) -> None:
+    make(path)
+    code = f"""
+from mq.doors.audit import AuditFile
+try:
+    AuditFile({str(path)!r})
+except Exception as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert reason in done.stdout
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_a_pipe_with_a_reader_is_no_file(path: Path) -> None:
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    with pytest.raises(InvalidSetting, match="not a file"):
+        AuditFile(str(path))
+    os.close(reader)
 
 
 def test_without_a_file_it_is_a_part_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -297,3 +297,13 @@ def test_nothing_wakes_it_when_nothing_happens(tmp_path: Path) -> None:
     assert time.clock_gettime(clock) == used
     assert segment_paths(tmp_path)[0].stat().st_size == size
     journal.close()
+
+
+def test_journal_folder_is_its_owners_alone_whatever_the_umask_is(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "journal"
+    before = os.umask(0)
+    try:
+        open_journal(str(folder), Limits(), store="memory:", peers=0, version="0")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder, folder.parent)] == [0o700, 0o700]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -216,6 +217,23 @@ def test_quarantine_keeps_places_and_contents(root: Path, tmp_path: Path) -> Non
     assert (tmp_path / "q" / "queues" / "a" / damaged.name).read_bytes() == b"XXX"
     assert (tmp_path / "q" / "new" / "link").is_symlink()
     assert look(root).found == ()
+
+
+def test_quarantine_is_its_owners_alone_whatever_the_umask_is(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(0)
+    try:
+        ready(root)[0].write_bytes(b"XXX")
+        with open_to_inspect(str(root)) as opened:
+            found = opened.inspect(bodies=True, pause=lambda: None).found
+            moved = dict(quarantine(opened, found, "quarantine"))
+    finally:
+        os.umask(before)
+    assert moved
+    folders = {Path(target).parent for target in moved.values()} | {Path("quarantine")}
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
 
 
 def test_quarantine_overwrites_nothing_and_stays_out_of_the_root(root: Path, tmp_path: Path) -> None:

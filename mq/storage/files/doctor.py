@@ -224,13 +224,20 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         if one.kind in QUARANTINED:
             target = os.path.join(folder, os.path.relpath(one.path, root))
             try:
-                os.makedirs(os.path.dirname(target), exist_ok=True)
+                _make_private(os.path.dirname(os.path.abspath(target)))
                 if os.path.lexists(target):
                     raise FileExistsError(errno.EEXIST, "something of that name is there", target)
                 shutil.move(one.path, target)
             except OSError as error:
                 raise StorageUnusable(f"cannot move {shorten(one.path, 200)}: {explain(error)}") from error
             yield one.path, target
+
+
+def _make_private(folder: str) -> None:
+    """Make a folder, and those above it, for their owner alone: messages go there."""
+    if not os.path.isdir(folder):
+        _make_private(os.path.dirname(folder))
+        os.mkdir(folder, 0o700)
 
 
 def _try_lock(calls: Calls, opens: Callable[[], int], handles: list[int]) -> bool:
