@@ -25,6 +25,7 @@ import click
 
 from mq import __version__
 from mq.cli.commands import PlainGroup, settings_options
+from mq.cli.terminal import say
 from mq.settings import near_misses
 
 
@@ -117,7 +118,7 @@ def load_verb(name: str) -> click.Command:
 def _tell_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         build = importlib.import_module("mq.cli.build")  # looks for mq-native, which no verb needs
-        click.echo(f"mq, version {__version__}{build.installed()}")
+        say(f"mq, version {__version__}{build.installed()}")
         context.exit()
 
 
@@ -138,7 +139,7 @@ def main(context: click.Context, /, **flags: str | None) -> None:
     A flag beats its environment variable, which beats the file.
     """
     for name, near in near_misses(os.environ).items():
-        click.echo(f"mq: {name} in the environment is no setting of mq: did you mean {near}?", err=True)
+        say(f"mq: {name} in the environment is no setting of mq: did you mean {near}?", err=True)
     context.obj = flags
     if context.invoked_subcommand is None:
         context.invoke(load_verb("serve"))

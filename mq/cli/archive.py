@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Protocol, cast
 
 import click
 from tqdm import tqdm
 
-from mq.cli.remote import Remote, fail, json_option, print_json, queue_argument, remote, warn
+from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
+from mq.cli.terminal import BodyWriter, say, say_json
 from mq.client import Client, ClientError, Outcome, Outgoing, Received
 from mq.client.codec import body_members, body_of, json_line
 from mq.client.requests import cut
@@ -212,8 +213,9 @@ def _export(client: Client, queue: str, archive: Writer, states: tuple[str, ...]
 def _new_file(path: str) -> Iterator[IO[bytes]]:
     """Standard output, or a file that gets its name when all went well, and is on the disk then."""
     if path == "-":
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        output = BodyWriter()
+        yield cast(IO[bytes], output)
+        output.end()
         return
     folder, name = os.path.split(os.path.abspath(path))
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{name[:100]}.", delete=False) as file:
@@ -266,9 +268,9 @@ def import_command(
         warn(f"{importing.sum()}. To go on: the same command with --run {run}" if not no_keys else importing.sum())
         raise
     if as_json:
-        print_json({"stored": importing.stored, "there": importing.there})
+        say_json({"stored": importing.stored, "there": importing.there})
     else:
-        click.echo(importing.stored)
+        say(importing.stored)
 
 
 class _Import:

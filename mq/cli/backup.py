@@ -10,7 +10,8 @@ import click
 from tqdm import tqdm
 
 from mq.cli.commands import CANNOT_START, NOT_NOW, REFUSED, trust_options
-from mq.cli.remote import fail, json_option, print_json, warn
+from mq.cli.remote import fail, json_option, warn
+from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
 from mq.storage.files.backup import back_up
 from mq.storage.files.backup_folder import BackupHeader
@@ -65,9 +66,9 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
     finally:
         bar.close()
     if as_json:
-        print_json({**header._asdict(), "copied": copied, "dropped": dropped})
+        say_json({**header._asdict(), "copied": copied, "dropped": dropped})
     else:
-        click.echo(f"{_told(header)}; {copied} copied")
+        say(f"{_told(header)}; {copied} copied")
 
 
 @click.command("restore")
@@ -102,9 +103,9 @@ def restore_command(
     finally:
         bar.close()
     if as_json:
-        print_json({**header._asdict(), "restored": restored, "damaged": damaged})
+        say_json({**header._asdict(), "restored": restored, "damaged": damaged})
     else:
-        click.echo(_told(header))
+        say(_told(header))
     if damaged:
         some = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
         warn(f"{len(damaged)} of them are damaged or missing in the backup, and not restored: {some}")
@@ -114,9 +115,9 @@ def restore_command(
 def _show(headers: list[BackupHeader], *, as_json: bool) -> None:
     for header in headers:
         if as_json:
-            print_json(header._asdict())
+            say_json(header._asdict())
         else:
-            click.echo(_told(header))
+            say(_told(header))
 
 
 def _told(header: BackupHeader) -> str:

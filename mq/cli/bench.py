@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 import click
 import trio
 
-from mq.cli.remote import Remote, json_option, print_json, print_table, remote, told, warn
+from mq.cli.remote import Remote, json_option, remote, told, warn
+from mq.cli.terminal import say_json, say_table
 from mq.client import AsyncClient, ClientError, Received
 from mq.errors import first_of
 
@@ -60,9 +61,9 @@ def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_ke
         failure = first_of(group)
     if as_json:
         for result in results:
-            print_json(_document(result))
+            say_json(_document(result))
     else:
-        print_table(HEADER, map(_row, results))
+        say_table(HEADER, map(_row, results))
     if failure is not None:
         with told():
             raise failure

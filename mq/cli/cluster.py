@@ -12,7 +12,8 @@ from typing import Any, Final
 
 import click
 
-from mq.cli.remote import Remote, fail, json_option, print_json, print_table, remote
+from mq.cli.remote import Remote, fail, json_option, remote
+from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client
 
 SIZE: Final = 3
@@ -42,12 +43,12 @@ def status_command(remote: Remote, as_json: bool) -> None:
     if not seen["node"]:
         fail("this daemon is in no cluster")
     if as_json:
-        print_json(seen)
+        say_json(seen)
         return
-    print_table(_HEADER, _rows(seen))
+    say_table(_HEADER, _rows(seen))
     left, served = seen["lease_left_seconds"], "served" if seen["is_served"] else "not served now"
     lease = "no member now" if left is None else f"{left:.1f} of {seen['lease_seconds']:g} s of its lease left"
-    click.echo(
+    say(
         f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: {seen['term']}; "
         f"fail-overs since it was started: {seen['failovers']}"
     )
@@ -70,12 +71,12 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     _warn(seen)
     reasons = list(dangers(seen))
     for reason in reasons:
-        click.echo(reason)
+        say(reason)
     if reasons:
         fail("not now: stop no node until these are gone")
     nodes = seen[0]["nodes"]
     mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
-    click.echo(f"safe now, one node at a time: {mirrors}, and the master, {nodes[0]['name']}, last. Check before each")
+    say(f"safe now, one node at a time: {mirrors}, and the master, {nodes[0]['name']}, last. Check before each")
 
 
 @cluster_command.command("drain")
@@ -98,7 +99,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
     with remote.client() as client:
         if resume:
             seen = client.drain_node(resume=True)
-            click.echo(f"node {seen['node']} takes clients again")
+            say(f"node {seen['node']} takes clients again")
             return
         node = client.drain_node()["node"]
         began = time.monotonic()
@@ -106,16 +107,16 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
             passed = time.monotonic() - began
             if passed >= wait:
                 for reason in reasons:
-                    click.echo(reason)
+                    say(reason)
                 fail(f"node {node} is not empty after {wait:g} s. If it is stopped now, clients have to connect anew")
             if passed >= close_after:
                 for id in _clients(client):
                     client.close_connection(id)
             time.sleep(LOOK_SECONDS)
         own = client.cluster()["own_queues"]
-        click.echo(f"node {node} is empty: stop it now")
+        say(f"node {node} is empty: stop it now")
         if own:
-            click.echo(f"{own} queues are this node's own, and away while it is stopped")
+            say(f"{own} queues are this node's own, and away while it is stopped")
 
 
 @cluster_command.command("replace")
@@ -140,11 +141,11 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
         fail(f"{' and '.join(sorted(names))} looks for it there now. Ask both others: give the URLs of both")
-    click.echo(f"# Nodes {' and '.join(sorted(names))} look for {node} at {address} from now on.")
-    click.echo("# The cluster's file of the new machine; add coordinator, password_file and all else as on the others.")
-    click.echo(f'name = "{node}"')
+    say(f"# Nodes {' and '.join(sorted(names))} look for {node} at {address} from now on.")
+    say("# The cluster's file of the new machine; add coordinator, password_file and all else as on the others.")
+    say(f'name = "{node}"')
     for number, other in enumerate(others, 1):
-        click.echo(f'neighbor_{number} = "{places[other]}"')
+        say(f'neighbor_{number} = "{places[other]}"')
 
 
 def _left(client: Client) -> Iterator[str]:
@@ -184,9 +185,9 @@ def _all_pages(ask: Callable[[str | None], Mapping[str, Any]], name: str) -> Ite
 def _warn(seen: Sequence[Mapping[str, Any]]) -> None:
     """Say what no stopping of a node changes: that one machine has all of it."""
     if any(each["voters"] == 1 for each in seen):
-        click.echo(f"WARNING: {ONE_MACHINE}", err=True)
+        say(f"WARNING: {ONE_MACHINE}", err=True)
     if any(len(each["nodes"]) == 1 for each in seen):
-        click.echo(f"WARNING: {ONE_NODE}", err=True)
+        say(f"WARNING: {ONE_NODE}", err=True)
 
 
 def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings
 
@@ -67,7 +68,7 @@ class _Plain(click.Command):
         sys.exit(status if type(status) is int else 0)  # what a verb returns is no status
 
     def _end(self, line: str, status: int) -> NoReturn:
-        click.echo(f"{self.name}: {line}", err=True)
+        say(f"{self.name}: {line}", err=True)
         sys.exit(status)
 
 
@@ -114,7 +115,7 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             settings = load_settings({name: given.pop(name) for name in _OF_TRUST}, os.environ)
         except InvalidSetting as error:
-            click.echo(f"mq: {error}", err=True)
+            say(f"mq: {error}", err=True)
             sys.exit(CANNOT_START)
         return command(*args, **given, trust={name: getattr(settings, name) for name in _OF_TRUST})
 

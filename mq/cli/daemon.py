@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import click
 
-from mq.cli.remote import Remote, json_option, print_json, print_table, remote
+from mq.cli.remote import Remote, json_option, remote
+from mq.cli.terminal import say, say_json, say_table
 from mq.log_lines import LEVELS
 
 _HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
@@ -36,11 +37,11 @@ def connections_command(remote: Remote, consumers: bool, close: str | None, as_j
         found = [each for page in pages for each in page.get("consumers" if consumers else "connections", ())]
     if as_json:
         for each in found:
-            print_json(each)
+            say_json(each)
     elif consumers:
-        print_table(_CONSUMERS, map(_consumer_row, found))
+        say_table(_CONSUMERS, map(_consumer_row, found))
     else:
-        print_table(_HEADER, map(_row, found))
+        say_table(_HEADER, map(_row, found))
 
 
 def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -103,6 +104,6 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
         else:
             found = client.change_logging(level=level, every_request=requests)
     if as_json:
-        print_json(found)
+        say_json(found)
     else:
-        click.echo(f"{found['level']}{', and every request' if found['requests'] else ''}")
+        say(f"{found['level']}{', and every request' if found['requests'] else ''}")

@@ -12,7 +12,8 @@ import click
 from tqdm import tqdm
 
 from mq.cli.commands import CANNOT_START, FINDINGS, trust_options
-from mq.cli.remote import fail, json_option, print_json
+from mq.cli.remote import fail, json_option
+from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
 from mq.storage.files.doctor import InspectableRoot, Inspection, check_ownership, open_to_inspect, quarantine, repair
 from mq.storage.options import StorageOptions
@@ -75,26 +76,26 @@ def _look(
         if folder is not None:
             for source, target in quarantine(look, seen.found, folder):
                 if as_json:
-                    print_json({"moved": _shown(source), "to": _shown(target)})
+                    say_json({"moved": _shown(source), "to": _shown(target)})
                 else:
-                    click.echo(f"moved    {_shown(source)} to {_shown(target)}")
+                    say(f"moved    {_shown(source)} to {_shown(target)}")
     return seen
 
 
 def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
     for finding, path, detail, id in sorted(seen.found, key=lambda found: (found.kind.value, found.path)):
         if as_json:
-            print_json({"finding": finding.value, "path": _shown(path), "detail": detail, "id": id})
+            say_json({"finding": finding.value, "path": _shown(path), "detail": detail, "id": id})
         else:
-            click.echo(f"{finding.value:8} {_shown(path)}: {detail}")
+            say(f"{finding.value:8} {_shown(path)}: {detail}")
     counts = Counter(found.kind.value for found in seen.found)
     if as_json:
         served = not look.alone
-        print_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
+        say_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
     else:
         while_served = "" if look.alone else ", while a daemon serves it"
         told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "all is well"
-        click.echo(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
+        say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
 
 
 def _shown(path: str) -> str:

@@ -11,19 +11,9 @@ import click
 
 from mq.cli.commands import EMPTY, REFUSED
 from mq.cli.receive import described
-from mq.cli.remote import (
-    Remote,
-    complete_queues,
-    confirm,
-    json_option,
-    print_json,
-    print_table,
-    queue_argument,
-    remote,
-    warn,
-    yes_option,
-)
+from mq.cli.remote import Remote, complete_queues, confirm, json_option, queue_argument, remote, warn, yes_option
 from mq.cli.send import time_of
+from mq.cli.terminal import say, say_json, say_table, write_body
 from mq.client import Client, Conflict, Head, NotFound, Received
 from mq.client.requests import LONGEST_BATCH
 
@@ -44,8 +34,8 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Only 
 def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
     """Show messages and leave them where they are.
 
-    With an ID the body of that message, as it is. Of delayed and of leased ones it tells when they can be fetched
-    again, by this machine's clock and zone.
+    With an ID the body of that message, as it is; on a terminal control characters are escaped. Of delayed and of
+    leased ones it tells when they can be fetched again, by this machine's clock and zone.
     """
     with remote.client() as client:
         if id is not None:
@@ -54,19 +44,18 @@ def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: 
         messages = list(itertools.islice(client.browse(queue, state=state), limit))
     if as_json:
         for message in messages:
-            print_json(described(message, message.body))
+            say_json(described(message, message.body))
     else:
         when = () if state == STATES[0] else ("AT",)
-        print_table(("ID", *when, "RECEIVES", "BYTES", "TYPE", "BODY"), (_row(each, bool(when)) for each in messages))
+        say_table(("ID", *when, "RECEIVES", "BYTES", "TYPE", "BODY"), (_row(each, bool(when)) for each in messages))
     sys.exit(0 if messages else EMPTY)
 
 
 def _show(message: Received, *, as_json: bool) -> None:
     if as_json:
-        print_json(described(message, message.body))
+        say_json(described(message, message.body))
     else:
-        sys.stdout.buffer.write(message.body)
-        sys.stdout.buffer.flush()
+        write_body(message.body)
 
 
 def _row(message: Received, has_time: bool) -> tuple[str, ...]:
@@ -136,7 +125,7 @@ def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
     confirm(f"Remove all messages of {queue}?", yes=yes)
     with remote.client() as client:
         purged = client.purge(queue)
-    print_json({"purged": purged}) if as_json else click.echo(purged)
+    say_json({"purged": purged}) if as_json else say(purged)
 
 
 @click.command("redrive")
@@ -175,7 +164,7 @@ def _move(
 ) -> None:
     with remote.client() as client:
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
-    print_json({"moved": moved, "left": left}) if as_json else click.echo(moved)
+    say_json({"moved": moved, "left": left}) if as_json else say(moved)
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from tqdm import tqdm
 
 from mq import __version__
 from mq.cli.commands import CANNOT_START, FINDINGS, REFUSED, PlainGroup
+from mq.cli.terminal import say
 from mq.errors import MQError
 
 _SECRETS: Final = ("token", "password")
@@ -47,11 +48,11 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
         found = module.insight(spark, journals, out, progress, doctor=doctor)
     exceptions = found.report.tables.get("exceptions", [])
     if as_json:
-        click.echo(module.summary(found))
+        say(module.summary(found))
     else:
         for row in exceptions:
-            click.echo(f"{row['what']}\t{row['id']}\t{row['queue'] or ''}\t{row['detail']}")
-        click.echo(f"mq-pipeline: see {found.page}", err=True)
+            say(f"{row['what']}\t{row['id']}\t{row['queue'] or ''}\t{row['detail']}")
+        say(f"mq-pipeline: see {found.page}", err=True)
     sys.exit(FINDINGS if exceptions else 0)
 
 
@@ -122,7 +123,7 @@ def replay(
         since, until = (None if each is None else each.replace(tzinfo=UTC) for each in (since, until))
         choice = module.Choice(queues, since, until, ids, where)
         count = module.replay(spark, folder, options, choice, to=to, run=run, progress=progress)
-    click.echo(count)
+    say(count)
 
 
 def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
@@ -151,10 +152,10 @@ def _session(master: str | None) -> Iterator[tuple[Any, Callable[[str], Any]]]:
         finally:
             spark.stop()
     except MQError as error:
-        click.echo(f"mq-pipeline: {error}", err=True)
+        say(f"mq-pipeline: {error}", err=True)
         sys.exit(CANNOT_START)
     except failures.PySparkException as error:
-        click.echo(f"mq-pipeline: {_telling_line(str(error))}", err=True)
+        say(f"mq-pipeline: {_telling_line(str(error))}", err=True)
         sys.exit(REFUSED)
 
 
@@ -169,7 +170,7 @@ def _load(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        click.echo(f"mq-pipeline: needs {error.name}: pip install 'mq[spark]'", err=True)
+        say(f"mq-pipeline: needs {error.name}: pip install 'mq[spark]'", err=True)
         sys.exit(CANNOT_START)
 
 

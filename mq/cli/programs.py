@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NoReturn
 
-import click
 import trio
 
 from mq.cli.commands import CANNOT_START
+from mq.cli.terminal import say
 from mq.errors import MQError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
         logger.critical("%s ends on an unexpected error. What it acknowledged is in the store: start it again", name)
         raise
     if refusal is not None:
-        click.echo(f"{name}: {refusal}", err=True)
+        say(f"{name}: {refusal}", err=True)
         sys.exit(CANNOT_START)
 
 

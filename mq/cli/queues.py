@@ -7,16 +7,8 @@ from typing import Any, Final
 
 import click
 
-from mq.cli.remote import (
-    Remote,
-    confirm,
-    json_option,
-    print_json,
-    print_table,
-    queue_argument,
-    remote,
-    yes_option,
-)
+from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
+from mq.cli.terminal import say_json, say_table
 from mq.client import Queue, QueueSettings
 
 _STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
@@ -32,9 +24,9 @@ def queues_command(remote: Remote, as_json: bool) -> None:
         queues = client.queues()
     if as_json:
         for queue in queues:
-            print_json(_document(queue))
+            say_json(_document(queue))
     else:
-        print_table(_HEADER, map(_row, queues))
+        say_table(_HEADER, map(_row, queues))
 
 
 @click.group("queue")
@@ -67,9 +59,9 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
     with remote.client() as client:
         found = _document(client.queue(queue))
     if as_json:
-        print_json(found)
+        say_json(found)
     else:
-        print_table(("NAME", "VALUE"), ((name, _text(value)) for name, value in found.items()))
+        say_table(("NAME", "VALUE"), ((name, _text(value)) for name, value in found.items()))
 
 
 @queue_command.command("set")

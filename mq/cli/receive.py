@@ -14,7 +14,8 @@ from typing import IO, Any, Final, NoReturn, Protocol
 import click
 
 from mq.cli.commands import EMPTY, REFUSED
-from mq.cli.remote import Remote, json_option, print_json, queue_argument, remote, warn
+from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
+from mq.cli.terminal import BodyWriter, say_json
 from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
 from mq.client.leases import MAX_HANDLING_SECONDS
@@ -163,19 +164,17 @@ class _Printer:
         message = stream.message
         with contextlib.nullcontext() if self._keep else client.handling(message, max_handling=self._max_handling):
             if self._as_json:
-                print_json(described(message, b"".join(stream)))
+                say_json(described(message, b"".join(stream)))
             else:
                 self._write(stream)
             _sync_output(sys.stdout.buffer)
         return True
 
     def _write(self, stream: Stream) -> None:
-        last = b""
+        writer = BodyWriter(ends=self._ends)
         for chunk in stream:
-            sys.stdout.buffer.write(chunk)
-            last = chunk or last
-        if self._ends and not last.endswith(b"\n"):
-            sys.stdout.buffer.write(b"\n")
+            writer.write(chunk)
+        writer.end()
 
 
 class _Runner:

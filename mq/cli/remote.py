@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -16,6 +15,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mq.cli.commands import INTERRUPTED, NOT_NOW, REFUSED
+from mq.cli.terminal import say
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
 from mq.client.transport import DEFAULT_URL
 
@@ -130,7 +130,7 @@ def fail(text: str, status: int = REFUSED) -> NoReturn:
 
 def warn(text: str) -> None:
     """One line on standard error."""
-    click.echo(f"mq: {' '.join(text.split())}", err=True)
+    say(f"mq: {' '.join(text.split())}", err=True)
 
 
 def complete_queues(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -162,28 +162,6 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nobody is there to ask: give --yes")
     click.confirm(question, abort=True, err=True)
-
-
-def print_json(value: Mapping[str, Any]) -> None:
-    """An object on a line of its own."""
-    click.echo(json.dumps(value, ensure_ascii=False))
-
-
-def print_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Rows for eyes on a terminal; elsewhere without a header, with tabs between."""
-    if not sys.stdout.isatty():
-        for row in rows:
-            click.echo("\t".join(row))
-        return
-    for line in aligned(header, rows):
-        click.echo(line)
-
-
-def aligned(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A header and rows with their columns under one another."""
-    lines = [tuple(header), *map(tuple, rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]
 
 
 def _refuse_settings() -> None:

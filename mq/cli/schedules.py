@@ -9,8 +9,9 @@ from typing import Any
 
 import click
 
-from mq.cli.remote import Remote, confirm, json_option, print_json, print_table, queue_argument, remote, yes_option
+from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
 from mq.cli.send import attributes_of
+from mq.cli.terminal import say_json, say_table
 from mq.client import Client, Outgoing
 
 _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
@@ -30,9 +31,9 @@ def list_command(remote: Remote, as_json: bool) -> None:
         found = _all(client)
     if as_json:
         for schedule in found:
-            print_json(schedule)
+            say_json(schedule)
     else:
-        print_table(_HEADER, map(_row, found))
+        say_table(_HEADER, map(_row, found))
 
 
 @schedule_command.command("put")
@@ -89,9 +90,9 @@ def show_command(remote: Remote, name: str, as_json: bool) -> None:
     with remote.client() as client:
         found = client.schedule(name)
     if as_json:
-        print_json(dict(found))
+        say_json(dict(found))
     else:
-        print_table(("NAME", "VALUE"), ((key, _text(value)) for key, value in found.items()))
+        say_table(("NAME", "VALUE"), ((key, _text(value)) for key, value in found.items()))
 
 
 @schedule_command.command("delete")

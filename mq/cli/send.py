@@ -14,7 +14,8 @@ from typing import IO, Any, Final, NamedTuple
 import click
 
 from mq.cli.commands import REFUSED
-from mq.cli.remote import Remote, json_option, print_json, queue_argument, remote, warn
+from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
+from mq.cli.terminal import say, say_json
 from mq.client import Client, Outcome, Outgoing, Published
 from mq.client.requests import cut
 
@@ -124,9 +125,9 @@ class _Shown:
         if self._quiet:
             return
         if self._as_json:
-            print_json({"id": id, "new": is_new, **({"file": file} if file else {})})
+            say_json({"id": id, "new": is_new, **({"file": file} if file else {})})
         else:
-            click.echo(id)
+            say(id)
 
 
 class _Sender:

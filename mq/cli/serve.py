@@ -27,6 +27,7 @@ from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.node import cluster_of, clustered
 from mq.cli.programs import READY, STOPPING, collect_seldom, leave_in_time, run_program, supervised
+from mq.cli.terminal import say
 from mq.cli.turns import Doorways, check_turns, in_turn
 from mq.cluster.config import ClusterConfig
 from mq.doors.budget import Budget
@@ -77,7 +78,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
     try:
         settings = load_settings({**flags_before, **given}, os.environ)
     except InvalidSetting as error:
-        click.echo(f"mq: {error}", err=True)
+        say(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     raise_most_handles()
@@ -257,7 +258,7 @@ def _say(settings: Settings, line: str) -> None:
     if settings.log_format == log_lines.JSON:
         logger.warning("%s", line)
     else:
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 def forgotten(store: str, *, durable: bool) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any, Final, NamedTuple
 import click
 
 from mq.cli.queues import shown_pauses
-from mq.cli.remote import Remote, aligned, json_option, print_json, print_table, remote
+from mq.cli.remote import Remote, json_option, remote
+from mq.cli.terminal import aligned, say_json, say_table
 from mq.client import Client, ClientError
 
 HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "IN/S", "OUT/S", "ACK/S", "BACK/S", "DEAD/S", "")
@@ -75,9 +76,9 @@ def _print(client: Client, *, as_json: bool) -> None:
     looks = _looks(client)
     if as_json:
         for look in looks:
-            print_json(look._asdict())
+            say_json(look._asdict())
     else:
-        print_table(HEADER, map(_row, looks))
+        say_table(HEADER, map(_row, looks))
 
 
 def _screen(client: Client) -> list[str]:

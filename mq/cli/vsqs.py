@@ -11,6 +11,7 @@ from typing import NoReturn
 import click
 
 from mq.cli.commands import CANNOT_START, EMPTY
+from mq.cli.terminal import say, write_body
 from mq.errors import MQError
 from mq.vsqs import VISIBILITY_SECONDS, Queue
 
@@ -33,7 +34,7 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
     """Publish standard input as one message; print its id."""
     with _open(folder, capacity, create) as queue:
         _warn(queue)
-        click.echo(queue.publish(sys.stdin.buffer.read()))
+        say(queue.publish(sys.stdin.buffer.read()))
 
 
 @vsqs.command()
@@ -61,9 +62,8 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
         message = queue.receive(visibility, timeout)
         if message is None:
             sys.exit(EMPTY)
-        sys.stdout.buffer.write(message.body)
-        sys.stdout.buffer.flush()
-        click.echo(message.id, err=True)
+        write_body(message.body)
+        say(message.id, err=True)
         if delete:
             message.delete()
 
@@ -84,7 +84,7 @@ def size(folder: str) -> None:
     """Print how many messages there are, those being processed included."""
     with _open(folder) as queue:
         _warn(queue)
-        click.echo(queue.size())
+        say(queue.size())
 
 
 @contextmanager
@@ -99,9 +99,9 @@ def _open(folder: str, capacity: int | None = None, create: bool = False) -> Ite
 def _warn(queue: Queue) -> None:
     """Print the folder's caution. Not for `receive`: scripts read an id from its standard error."""
     if queue.caution:
-        click.echo(f"mq: {queue.caution}", err=True)
+        say(f"mq: {queue.caution}", err=True)
 
 
 def _end(text: str, status: int) -> NoReturn:
-    click.echo(f"mq: {text}", err=True)
+    say(f"mq: {text}", err=True)
     sys.exit(status)

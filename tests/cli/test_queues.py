@@ -10,7 +10,7 @@ from mq.broker.api import PLACES
 from mq.cli import top
 from mq.cli.bench import Timed
 from mq.cli.queues import create_command
-from mq.cli.remote import aligned
+from mq.cli.terminal import aligned
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
