@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from http import HTTPStatus
@@ -62,6 +63,7 @@ class RequestLog(Handler):
         return self if REQUESTS.isEnabledFor(logging.INFO) else self._handler.for_head(head)
 
 
+_ABSOLUTE: Final = re.compile(rb"https?://([^/]*)", re.IGNORECASE)
 ANY_HOST: Final = "*"
 _SAME_ORIGIN: Final = "same-origin"
 _OWN_SITES: Final = (_SAME_ORIGIN, "none")
@@ -115,10 +117,13 @@ class BrowserGuard(Handler):
     def _refusal(self, head: RequestHead | Request) -> Reply | None:
         headers = head.headers
         host = headers.get("host", "")  # HTTP/1.0 need not have one, and no browser leaves it out
-        if host and not self._is_ours(host):
-            return problem(
-                421, f"this daemon is not known as {shorten(host)}: ask by its address, or start it with --hosts NAME"
-            )
+        target = _ABSOLUTE.match(head.path)  # it goes before Host (RFC 9112, section 3.2.2)
+        for name in (host, target[1].decode("latin-1") or "-" if target else ""):
+            if name and not self._is_ours(name):
+                return problem(
+                    421,
+                    f"this daemon is not known as {shorten(name)}: ask by its address, or start it with --hosts NAME",
+                )
         origin = headers.get("origin")
         if origin is not None and origin.partition("://")[2].lower() != host.lower():
             return problem(403, f"pages from {shorten(origin)} may not use this daemon")

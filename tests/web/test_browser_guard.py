@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -56,6 +57,25 @@ async def status(headers: dict[str, str], address: str = "127.0.0.1", hosts: tup
 )
 async def test_a_host_is_ours_or_refused(host: str, address: str, hosts: tuple[str, ...], wanted: int) -> None:
     assert await status({"host": host} if host else {}, address, hosts) == wanted
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [
+        ("http://127.0.0.1:8080/q", 200),
+        ("http://localhost/q", 200),
+        ("HTTPS://LOCALHOST/q", 200),
+        ("http://evil.test/q", 421),
+        ("HTTP://evil.test:8080/q", 421),
+        ("http://evil.test", 421),
+        ("http://127.0.0.1@evil.test/q", 421),
+        ("http:///q", 421),
+    ],
+)
+async def test_the_authority_of_an_absolute_target_is_ours_or_refused(target: str, wanted: int) -> None:
+    guard = BrowserGuard(Behind(), "127.0.0.1")
+    for headers in ({"host": "127.0.0.1:8080"}, {}):
+        assert (await ask(guard, "GET", target, headers=headers)).status == wanted
 
 
 @pytest.mark.parametrize(
@@ -165,6 +185,16 @@ def test_a_daemon_refuses_what_a_foreign_page_asks(tmp_path: Path, lane: tuple[s
     with Daemon(tmp_path / "root", tmp_path / "log", *lane) as daemon:
         url = f"http://{daemon.address}:{daemon.port}"
         ask_as_a_page(url)
+
+
+def test_a_daemon_refuses_a_foreign_authority_over_both_versions_of_http(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        with socket.create_connection((daemon.address, daemon.port), timeout=10) as stream:
+            stream.sendall(b"GET http://evil.test/q HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+            assert b" 421 " in stream.makefile("rb").readline()
+        with httpx.Client(http1=False, http2=True, base_url=f"http://{daemon.address}:{daemon.port}") as client:
+            assert client.get("/-/live", headers={"host": "evil.test"}).status_code == 421  # httpx sends :authority
+            assert client.get("/-/live").status_code == 200
 
 
 def ask_as_a_page(url: str) -> None:
