@@ -7,6 +7,7 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
 * ``programs``: how a program starts and stops, and what it tells a service manager.
 * ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
+* ``terminal``: what all of them print, with control characters escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
   ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
