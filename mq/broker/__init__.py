@@ -11,7 +11,7 @@ Its files, in reading order:
   memory; ``body_loader``: loads the former; ``watched_body``: a body whose damage is told.
 * ``queues``: queues made, deleted, set, emptied; what doors declare.
 * ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier,
-  and the requests that are not finished.
+  and the requests that are not finished; ``fairness``: whose changes come next, and how many at once.
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 import trio
 from trio_util import AsyncBool
 
+from mq.broker.fairness import SOURCE, FairLine, Pace
 from mq.errors import (
     BrokerClosed,
     MQError,
@@ -28,12 +30,28 @@ from mq.errors import (
     StorageUnsure,
 )
 from mq.storage import groups
-from mq.storage.interface import AnyOperation, Hear, Operation, Outcome, Result, Storage, tells
+from mq.storage.interface import (
+    AnyOperation,
+    Group,
+    Hear,
+    Move,
+    Operation,
+    Outcome,
+    Result,
+    Storage,
+    Unlink,
+    Write,
+    tells,
+)
 from mq.storage.outcomes import Outcomes
 
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
+LARGEST_TURN: Final = 64
+"""Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
+TURNS_OF_A_BATCH: Final = 8
+"""A turn is shorter where a batch is: so many connections have a part of each."""
 ANSWERED_TOGETHER = 16
 """Messages of a submission where a store tells of the first ones before the last ones are done: so many at a time."""
 QUIET_STEPS: Final = 3
@@ -47,6 +65,10 @@ class Committer:
     """Commits to one store. Operations that arrive during a batch form the next one. So under load a batch grows to the
     operations that arrive within one barrier's time, and no barrier answers an operation that came after its begin.
 
+    Where more arrives than the next batch takes, connections take turns (:class:`~mq.broker.fairness.FairLine`). An
+    operation waits for the batch under way and for the next one, and then for its turn. Where a store takes long for
+    each operation, batches are smaller (:class:`~mq.broker.fairness.Pace`), so that these waits are short.
+
     Batches go one after the other, each by a :class:`SaveWorker`: start one or more.
 
     Args:
@@ -56,6 +78,7 @@ class Committer:
     Attributes:
         failure: why the medium failed; empty while it works.
         together: messages in one submission, where it can be cut: those of one are answered together.
+        pace: how many operations a batch may have.
     """
 
     def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
@@ -63,12 +86,16 @@ class Committer:
         self._took = took
         self._telling = storage if tells(storage) else None
         self.together = ANSWERED_TOGETHER if self._telling is not None else LARGEST_BATCH
-        self._gathers = storage.description.durable  # without a barrier there is nothing to share
-        self._waiting: deque[Submission] = deque()
-        self._size = 0  # messages that wait
+        description = storage.description
+        self._gathers = description.durable  # without a barrier there is nothing to share
+        # A store with a log flushes once a batch; others may sync each file.
+        self.pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
+        self._waiting: deque[Submission] = deque()  # for the next batch
+        self._line: FairLine[BatchTurn] = FairLine()  # for later batches
+        self._size = 0  # messages that wait for the next batch
         self._calls = 0  # calls that have brought them
         self._last_taken = 0  # calls in the batch before
-        self._line = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
+        self._workers = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
         self._is_served = False  # one of them has its turn
         self.failure = ""
         self._shut_out: StorageFenced | None = None
@@ -94,19 +121,31 @@ class Committer:
         await groups.redo(self._storage)
 
     def submit(self, make: Make, messages: int, then: Then) -> Submission:
-        """Commit operations in one batch, together with others that wait. Answers come in order of arrival.
+        """Commit operations in one batch, together with others that wait; more than a batch has, in several. Answers to
+        one connection come in order of arrival.
 
         Args:
             make: returns the operations; called just before the store, so that instants in them are true.
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
-        submission = Submission(make, messages, then)
-        self._waiting.append(submission)
-        self._size += messages
-        self._calls += 1
-        self._call_worker()
+        submission = Submission(make, messages, then, is_divisible=True)
+        if self.room > 0:
+            self.append(submission)
+        else:
+            self.stand_in_line(partial(self._take_turn, submission))
+        self.call_worker()
         return submission
+
+    @property
+    def room(self) -> int:
+        """How many messages more the next batch takes; 0 or less where they have to stand in line."""
+        return 0 if self._line else self.pace.limit - self._size
+
+    def stand_in_line(self, turn: BatchTurn) -> None:
+        """Call this when it is the turn of the caller's connection."""
+        self._line.put(SOURCE.get(), turn)
+        self._fill()
 
     def join(self, submission: Submission, messages: int) -> None:
         """Note that another call has brought something to a submission that waits: so many messages more."""
@@ -116,7 +155,7 @@ class Committer:
         self._calls += 1
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Commit operations in one batch, together with others that wait; their outcomes, in order."""
+        """Commit operations together with others that wait, in one batch where they fit; their outcomes, in order."""
         future: Future[list[Outcome]] = Future()
         self.submit(lambda: operations, len(operations), lambda outcomes, _: future.set(outcomes))
         return await future.get()
@@ -129,7 +168,7 @@ class Committer:
             yield
         except StorageFenced as error:
             self._shut_out = error
-            self._call_worker()
+            self.call_worker()
             raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
@@ -138,17 +177,17 @@ class Committer:
     async def first_turn(self) -> None:
         """Wait for the first turn of a save worker."""
         if self._is_served or not self._is_needed():
-            await self._line.park()
+            await self._workers.park()
         self._is_served = True
 
     async def next_turn(self) -> None:
         """End a save worker's turn, and wait for its next one, which comes after the others'."""
         self._is_served = is_needed = self._is_needed()
         if is_needed:
-            if not self._line:
+            if not self._workers:
                 return  # there is no other worker
-            self._line.unpark()
-        await self._line.park()
+            self._workers.unpark()
+        await self._workers.park()
 
     async def commit_next(self) -> None:
         """Commit what waits, as far as one batch takes it, and answer. For the save worker whose turn it is.
@@ -161,21 +200,49 @@ class Committer:
         submissions = await self._gathered()
         began = trio.current_time()
         for each in submissions:
-            each.operations = each.make()
-        operations = [operation for each in submissions for operation in each.operations]
+            each.begin(began)
+        self._fill()
+        operations = [operation for each in submissions for operation in each.left]
+        if submissions[0].is_long(self.pace.limit):
+            del operations[self.pace.limit :]
+        has_groups = any(isinstance(operation, groups.BEYOND) for operation in operations)
+        size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
         answering = _Answering(submissions, began)
-        outcomes = await self._commit(operations, answering.hear)
+        outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
         ended = answering.hear(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
+        rest = answering.unfinished()
+        if rest is not None:
+            self._line.put_first(rest.source, partial(self._take_turn, rest))
+            self._fill()
+        self.pace.note(size, ended - began)
         for took in self._took:
             took(ended - began)
+
+    def append(self, submission: Submission) -> None:
+        """Let the next batch take a submission, in its turn."""
+        self._waiting.append(submission)
+        self._size += submission.messages
+        self._calls += submission.calls
+
+    def _take_turn(self, submission: Submission, _: int) -> None:
+        self.append(submission)
+
+    def _fill(self) -> None:
+        """Let those who stand in line bring their operations, as far as the next batch takes them."""
+        while self._line and self._size < self.pace.limit:
+            source, turn = self._line.take()
+            rest = turn(max(1, min(LARGEST_TURN, self.pace.limit // TURNS_OF_A_BATCH)))
+            if rest is not None:
+                self._line.put_first(source, rest)
 
     def _is_needed(self) -> bool:
         return bool(self._waiting) or self._shut_out is not None
 
-    def _call_worker(self) -> None:
-        if not self._is_served and self._line:
+    def call_worker(self) -> None:
+        """Wake a save worker, unless one has its turn."""
+        if not self._is_served and self._workers:
             self._is_served = True
-            self._line.unpark()
+            self._workers.unpark()
 
     async def _gathered(self) -> list[Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
@@ -190,12 +257,14 @@ class Committer:
     def _is_enough(self) -> bool:
         if not self._gathers or max(self._calls, self._last_taken) <= 1:
             return True
-        return self._size >= LARGEST_BATCH
+        return self._size >= self.pace.limit
 
     def _take(self) -> list[Submission]:
         taken: list[Submission] = []
         size = calls = 0
-        while self._waiting and size < LARGEST_BATCH:
+        limit = self.pace.limit
+        # All that wait, nearly always. They are more where the limit was higher when they were let in.
+        while self._waiting and size < 2 * limit and not (taken and self._waiting[0].is_long(limit)):
             taken.append(self._waiting.popleft())
             size += taken[-1].messages
             calls += taken[-1].calls
@@ -204,10 +273,10 @@ class Committer:
         self._calls -= calls
         return taken
 
-    async def _commit(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
+    async def _commit(self, operations: Sequence[AnyOperation], hear: Hear, *, has_groups: bool) -> list[Outcome]:
         """The outcomes, but for those of the first operations that were heard of before."""
         storage = self._storage
-        if any(isinstance(operation, groups.BEYOND) for operation in operations):
+        if has_groups:
             outcomes = await groups.commit(storage, operations)
         elif self._telling is not None:  # nearly always
             outcomes = await self._telling.commit_in_parts(cast("Sequence[Operation]", operations), hear)
@@ -219,6 +288,13 @@ class Committer:
             if outcome.result is Result.FAILED:
                 self.failure = self.failure or outcome.reason or "the medium failed"
         return outcomes
+
+
+def _syncs(operation: AnyOperation) -> int:
+    """Return how many syncs an operation takes where each file is synced."""
+    if isinstance(operation, Write | Move | Unlink):
+        return operation.durable
+    return len(operation.operations) if isinstance(operation, Group) else 1
 
 
 class SaveWorker:
@@ -260,17 +336,59 @@ Make = Callable[[], Sequence[AnyOperation]]
 Then = Callable[[list[Outcome], BatchTimes], None]
 
 
+class BatchTurn(Protocol):
+    """What a connection does when it is its turn."""
+
+    def __call__(self, most: int, /) -> BatchTurn | None:
+        """Bring operations on `most` messages, if they can be divided, to the next batch. Returns the turn for the
+        rest, if there is one."""
+
+
 class Submission:
-    """What waits for a batch: as :meth:`Committer.submit` was told, and how many calls have brought it."""
+    """What waits for a batch: as :meth:`Committer.submit` was told, and how many calls have brought it.
 
-    __slots__ = ("calls", "make", "messages", "operations", "then")
+    Args:
+        make: as for :meth:`Committer.submit`.
+        messages: as for :meth:`Committer.submit`.
+        then: as for :meth:`Committer.submit`.
+        is_divisible: whether it may go into several batches: it is of one connection, whose later ones stay behind it.
 
-    def __init__(self, make: Make, messages: int, then: Then) -> None:
-        self.make = make
-        self.operations: Sequence[AnyOperation] = ()
+    Attributes:
+        left: operations without an outcome, once they are made.
+        source: the connection that submitted it; where several have brought it, one of them.
+    """
+
+    __slots__ = ("_began", "_is_divisible", "_make", "_outcomes", "_then", "calls", "left", "messages", "source")
+
+    def __init__(self, make: Make, messages: int, then: Then, *, is_divisible: bool = False) -> None:
+        self.left: Sequence[AnyOperation] = ()
         self.messages = messages
         self.calls = 1
-        self.then = then
+        self.source = SOURCE.get()
+        self._is_divisible = is_divisible
+        self._make: Make | None = make
+        self._began = 0.0
+        self._outcomes: list[Outcome] = []  # of those that went into earlier batches
+        self._then = then
+
+    def is_long(self, limit: int) -> bool:
+        """Whether it has to go into several batches of so many operations."""
+        return self.messages > 2 * limit and self._is_divisible
+
+    def begin(self, now: float) -> None:
+        """Make the operations, unless this is the rest of what did not fit into a batch."""
+        if self._make is not None:
+            self.left, self._make, self._began = self._make(), None, now
+
+    def answer(self, outcomes: list[Outcome], ended: float) -> None:
+        """Take the outcomes of all that is left."""
+        self._then([*self._outcomes, *outcomes] if self._outcomes else outcomes, BatchTimes(self._began, ended))
+
+    def keep(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes of the first operations. The others go into a later batch."""
+        self._outcomes += outcomes
+        self.left = self.left[len(outcomes) :]
+        self.messages = len(self.left)
 
 
 class _Answering:
@@ -288,15 +406,23 @@ class _Answering:
 
     def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
         """Take the next outcomes. Returns the time at which they were there."""
-        times = BatchTimes(self._began, max(self._began, trio.current_time() - late_seconds))
+        ended = max(self._began, trio.current_time() - late_seconds)
         heard = [*self._outcomes, *outcomes]
-        while self._left and len(self._left[0].operations) <= len(heard):
+        while self._left and len(self._left[0].left) <= len(heard):
             submission = self._left.popleft()
-            size = len(submission.operations)
-            submission.then(heard[:size], times)
+            size = len(submission.left)
+            submission.answer(heard[:size], ended)
             del heard[:size]
         self._outcomes = heard
-        return times.ended
+        return ended
+
+    def unfinished(self) -> Submission | None:
+        """Return the submission that did not fit into the batch, without what the batch has done of it."""
+        if not self._left:
+            return None
+        [submission] = self._left
+        submission.keep(self._outcomes)
+        return submission
 
 
 class Begun(Protocol):
@@ -332,9 +458,28 @@ class Together(Generic[T]):
 
         Args:
             items: in order.
-            messages: how many they are about; one each by default.
+            messages: how many they are about, all of them in one batch; one each by default, in as many as it takes.
         """
+        committer = self._committer
         size = len(items) if messages is None else messages
+        if size <= committer.room:
+            self._add(items, size)
+        elif messages is None:
+            committer.stand_in_line(partial(self._take_turn, items, 0))
+        else:
+            committer.stand_in_line(partial(self._take_whole_turn, items, messages))
+        committer.call_worker()
+
+    def _take_turn(self, items: Sequence[T], begin: int, most: int) -> BatchTurn | None:
+        part = items[begin : begin + most]
+        self._add(part, len(part))
+        end = begin + len(part)
+        return partial(self._take_turn, items, end) if end < len(items) else None
+
+    def _take_whole_turn(self, items: Sequence[T], messages: int, _: int) -> None:
+        self._add(items, messages)
+
+    def _add(self, items: Sequence[T], size: int) -> None:
         if self._submission is not None and self._submission.messages + size <= self._committer.together:
             self._items += items
             self._committer.join(self._submission, size)
@@ -349,7 +494,11 @@ class Together(Generic[T]):
             begun = self.begin(taken)
             return begun.operations
 
-        self._submission = self._committer.submit(make, size, lambda outcomes, barrier: begun.done(outcomes, barrier))
+        def then(outcomes: list[Outcome], barrier: BatchTimes) -> None:
+            begun.done(outcomes, barrier)
+
+        self._submission = Submission(make, size, then)
+        self._committer.append(self._submission)
 
 
 class BatchChannel(Generic[T]):

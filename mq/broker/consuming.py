@@ -384,6 +384,7 @@ class Remover:
         self.second_names = second_names
         self._catalog = core.catalog
         self._storage = core.storage
+        self._pace = core.committer.pace
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
         self._batches: Together[_RemovalBatch] = Together(core.committer)
@@ -400,7 +401,7 @@ class Remover:
         Returns:
             The answer; an error where a message could not be removed and stays where it was.
         """
-        most = self._most_answered
+        most = min(self._most_answered, self._pace.limit)
         answer = _Answer(Future(), -(-len(entries) // most))
         for begin in range(0, len(entries), most):
             some = entries[begin : begin + most]

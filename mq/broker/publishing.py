@@ -19,7 +19,7 @@ import trio
 
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, error_of
+from mq.broker.commit import BatchTimes, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -828,7 +828,8 @@ class KeyedJobs:
         taken, size, key_bytes = [first], first.bytes, first.key_bytes
         most, most_bytes = self._storage.description.groups, self._most_bytes
         is_alone = self._one_by_one or first.is_noted
-        while self._waiting and not is_alone and not self._waiting[0].is_noted and len(taken) < LARGEST_BATCH:
+        limit = self._committer.pace.limit
+        while self._waiting and not is_alone and not self._waiting[0].is_noted and len(taken) < limit:
             size += self._waiting[0].bytes
             key_bytes += self._waiting[0].key_bytes
             if size > most_bytes or len(taken) + 1 + segments_changed(len(taken) + 1, key_bytes) > most:

@@ -21,6 +21,7 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
+from mq.broker.fairness import SOURCE
 from mq.doors.connections import Crowd, Peer, Turns, peer_of
 from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
@@ -196,6 +197,7 @@ class _HttpConnections:
     async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
         connection = HttpConnection(watched, peer)
         CONNECTION.set(connection)  # of this task, and of those that serve its requests
+        SOURCE.set(object())
         with self._seen.entry(connection), connection.scope:
             await self._serve_safely(watched)
 

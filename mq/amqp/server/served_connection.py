@@ -24,6 +24,7 @@ from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
+from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
 from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
@@ -97,6 +98,7 @@ class ServedConnection:
 
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
+        SOURCE.set(object())
         with self._state.seen.entry(self):
             await self._run()
 

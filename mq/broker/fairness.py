@@ -1,0 +1,133 @@
+"""Fairness between connections: whose operations the next batch takes (:class:`FairLine`), and how many fit into a
+batch that ends soon (:class:`Pace`)."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextvars import ContextVar
+from typing import Final, Generic, TypeVar
+
+T = TypeVar("T")
+
+BATCH_SECONDS: Final = 0.1
+"""How long a batch may take, so that operations behind it do not wait for long."""
+FEWEST: Final = 4
+"""Operations that a batch may always have."""
+FIRST: Final = 128
+"""Operations in a batch while it is not known whether more of them take longer."""
+SLOW_SECONDS: Final = 0.001
+"""An operation that takes less needs no guess: even the largest batch ends soon."""
+NEW_TURNS: Final = 3
+"""Turns of sources that are new in the line, before one that has had a turn gets the next."""
+GROWTH: Final = 4
+"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance."""
+_MEMORY: Final = 0.9
+"""What a measurement still counts after the next one."""
+_SPREAD: Final = 0.05
+"""Relative variance of sizes from which the times of batches tell what one more operation takes."""
+
+SOURCE: ContextVar[object | None] = ContextVar("source", default=None)
+"""The connection for which the current work is done; None for the broker's own work. A server sets it in the task that
+serves the connection."""
+
+
+class FairLine(Generic[T]):
+    """Items of many sources in line. Sources take turns, one item each; the items of one source keep their order.
+
+    A source that comes into the line goes ahead of those that have had a turn, which get every fourth turn all the
+    same. So one that wants little does not wait for those that want much, and cannot starve them. The broker's own work
+    always counts as new.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[object | None, deque[T]] = {}
+        self._new: deque[object | None] = deque()
+        self._served: deque[object | None] = deque()
+        self._new_turns = 0  # since the last one of a source that had one
+
+    def __bool__(self) -> bool:
+        return bool(self._items)
+
+    def put(self, source: object | None, item: T) -> None:
+        """Add an item at the end of its source's line."""
+        line = self._items.get(source)
+        if line is None:
+            self._items[source] = line = deque()
+            self._new.append(source)
+        line.append(item)
+
+    def put_first(self, source: object | None, item: T) -> None:
+        """Add an item at the head of its source's line: the rest of one that was taken."""
+        line = self._items.get(source)
+        if line is None:
+            self._items[source] = line = deque()
+            self._wait_again(source)
+        line.appendleft(item)
+
+    def take(self) -> tuple[object | None, T]:
+        """Take the next item, with its source. Call this only while the line is true."""
+        takes_new = bool(self._new) and not (self._served and self._new_turns >= NEW_TURNS)
+        self._new_turns = self._new_turns + 1 if takes_new else 0
+        source = (self._new if takes_new else self._served).popleft()
+        line = self._items[source]
+        item = line.popleft()
+        if not line:
+            del self._items[source]
+        else:
+            self._wait_again(source)
+        return source, item
+
+    def _wait_again(self, source: object | None) -> None:
+        (self._new if source is None else self._served).append(source)
+
+
+class Pace:
+    """Learns from batches how many operations a store does within :data:`BATCH_SECONDS`.
+
+    A batch takes a fixed time, such as one flush, and a time for each operation, which is nearly nothing where a log is
+    flushed once, and a flush or more where each file is. Only in the second case do smaller batches end sooner. Both
+    times follow from the sizes and times of recent batches by linear regression. Where the fixed time alone is long,
+    operations may take three times as long: smaller batches would cost throughput and shorten no wait.
+
+    Args:
+        most: operations in a batch, at most.
+        is_cheap: whether an operation is expected to take next to no time beside the batch's one flush.
+
+    Attributes:
+        limit: operations that the next batch may have.
+    """
+
+    def __init__(self, most: int, *, is_cheap: bool = True) -> None:
+        self.limit = most if is_cheap else min(most, FIRST)
+        self._most = most
+        self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
+        self._each: float | None = None  # seconds for one more operation, once that is known
+
+    @property
+    def is_limiting(self) -> bool:
+        """Whether batches are smaller than they could be."""
+        return self.limit < self._most
+
+    def note(self, size: int, seconds: float) -> None:
+        """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
+        if not size:
+            return
+        self._count = _MEMORY * self._count + 1
+        self._sizes = _MEMORY * self._sizes + size
+        self._seconds = _MEMORY * self._seconds + seconds
+        self._squares = _MEMORY * self._squares + size * size
+        self._products = _MEMORY * self._products + size * seconds
+        average = self._seconds / self._sizes
+        variance = self._count * self._squares - self._sizes * self._sizes
+        if variance > _SPREAD * self._sizes * self._sizes:
+            covariance = self._count * self._products - self._sizes * self._seconds
+            self._each = min(average, max(0.0, covariance / variance))
+        if self._each is None and self._sizes * 2 > FIRST * self._count:
+            self._each = average  # a smaller batch will tell
+        if self._each is None:
+            self.limit = self._most if average < SLOW_SECONDS else min(self._most, FIRST)
+            return
+        self._each = min(self._each, average)
+        fixed = max(0.0, (self._seconds - self._each * self._sizes) / self._count)
+        limit = max(BATCH_SECONDS - fixed, 3 * fixed) / self._each if self._each else self._most
+        self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))
