@@ -191,7 +191,10 @@ class Settings:
     delay: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease in seconds", "30")
     max_body: int = _line(64 << 20, _size(LARGEST_BODY), "longest body of a message", "64MiB")
     memory: int = _line(
-        256 << 20, _size(LARGEST_BODY), "memory that batches, pages and unfinished messages may take together", "256MiB"
+        256 << 20,
+        _size(LARGEST_BODY),
+        "memory that clients may reserve together, for what they send and are sent",
+        "256MiB",
     )
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")

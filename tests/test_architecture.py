@@ -81,7 +81,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "mq.doors",
         "mq.access",
         "mq.broker",
-        *(f"mq.web.{part}" for part in ("exchange", "http_connection", "replies", "request_body")),
+        *(f"mq.web.{part}" for part in ("exchange", "http_connection", "refusals", "replies", "request_body")),
     ),
     "mq.amqp": (),
     "mq.amqp.wire": (*DOMAIN, "mq.amqp.wire"),

@@ -162,7 +162,7 @@ async def _serve_root(
     ):
         journal.begin(local)
         metrics.knows = broker.declarations.knows
-        budget = Budget(settings.memory)
+        budget = Budget(settings.memory, has_users=guards.logins is not None)
         seen = OpenConnections()
         exchanges = Exchanges()
         scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None), limits=schedule_limits)
@@ -201,6 +201,7 @@ async def _serve_root(
             certificates=guards.certificates,
             crowd=crowd,
             seen=seen,
+            budget=budget,
             fast_lane=not settings.no_fast_lane,
             shares_port=settings.reuse_port,
             doorway=doorways.http,
@@ -222,7 +223,7 @@ async def _serve_root(
         if doorways.owner is not None:
             await nursery.start(_take_until, stop, doorways.owner)
         if settings.socket:
-            urls += await _open_socket(nursery, settings, handler, seen, until_stop)
+            urls += await _open_socket(nursery, settings, handler, seen, budget, until_stop)
         collect_seldom()
         what = store.description
         durable = "durable" if what.durable else "not durable"
@@ -293,6 +294,7 @@ async def _open_socket(
     settings: Settings,
     handler: Handler,
     seen: OpenConnections,
+    budget: Budget,
     until_stop: Callable[[], Awaitable[None]],
 ) -> list[str]:
     """The URLs."""
@@ -301,7 +303,7 @@ async def _open_socket(
     guarded = BrowserGuard(handler, settings.address, [ANY_HOST], browsers_lease=settings.strict_seeds)
     app = WebApp(RequestLog(guarded))
     serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=not settings.no_fast_lane)
-    urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen))
+    urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen, budget=budget))
     return urls
 
 

@@ -1,76 +1,458 @@
-"""The memory that requests may take, all doors of a daemon together.
+"""The memory that clients may take, all protocols of a daemon together.
 
-A request reserves the whole size of something large before it reads the first byte, so that no two requests wait
-half-way for each other. A reservation that does not fit is refused at once, and the bytes stay with the client. A
-client that sends slowly has to give its memory up when others want it.
+A client's connection, an HTTP/2 request or an AMQP session reserves memory from its :class:`ClientMemory` before it
+makes mq build, buffer or queue something large, and gives it back when that is gone. A reservation that does not fit is
+refused at once. The whole size of a body is reserved before its first byte is read, so that no two requests wait
+half-way for each other.
+
+A reservation counts in three places, and each has its limit: in the whole budget, in one of its two directions, and in
+the share of its client. A client that sends or reads slowly has to give its memory up when others want it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from enum import StrEnum
 from types import TracebackType
 from typing import Final
 
 import trio
 
+from mq.doors.connections import Refusals
 from mq.errors import BodyTooLarge, NoMemory
 
 DEFAULT_BYTES: Final = 256 << 20
+CLIENT_PART: Final = 4
+"""One user, or one connection where there are no users, may have this fraction of the budget: a quarter."""
+STRANGER_PART: Final = 8
+"""All clients that have not logged in may have this fraction of the budget together, where there are users."""
+UNCOUNTED_BYTES: Final = 4096
+"""What a connection or a request may keep in memory without a reservation, besides what each takes anyway."""
 PATIENCE_SECONDS: Final = 10
-"""How long a sender cannot be slow yet."""
+"""How long a sender or reader cannot be slow yet."""
 ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
-"""On average; a slower sender makes room as soon as others want it. A request that has the memory to itself may be
+"""On average; a slower client makes room as soon as others want it. A request that has the memory to itself may be
 slower."""
+RETRY_SECONDS: Final = 1.0
+"""After so long a client that waits for memory tries again, even if none was reported free."""
+_WOKEN_TOGETHER: Final = 64
+
+
+class Use(StrEnum):
+    """What memory is reserved for. The metric of refusals has these names."""
+
+    INPUT = "input"
+    """The beginning of a request's head, or of a frame."""
+    REQUEST = "request"
+    """A request itself: its headers, and what a server keeps for it; a channel over AMQP."""
+    BODY = "body"
+    """What a request sends."""
+    PUBLISH = "publish"
+    """Messages over AMQP that are unfinished, or uncommitted."""
+    ANSWER = "answer"
+    """What a request is answered."""
+    DELIVERY = "delivery"
+    """Messages on their way to a consumer over AMQP."""
+
+
+_OUTGOING: Final = (Use.ANSWER, Use.DELIVERY)
+
+
+class Share:
+    """A part of the budget.
+
+    Args:
+        name: whose it is, for people.
+        most: bytes. One reservation alone may be larger.
+
+    Attributes:
+        name: as given.
+        most: as given.
+        used: bytes that are reserved.
+        waiting: tasks that wait until some of them are given back.
+    """
+
+    __slots__ = ("most", "name", "used", "waiting")
+
+    def __init__(self, name: str, most: int) -> None:
+        self.name = name
+        self.most = most
+        self.used = 0
+        self.waiting = trio.lowlevel.ParkingLot()
 
 
 class Budget:
-    """Bytes of memory that requests share.
+    """Bytes of memory that clients share.
 
     Args:
         most: how many there are.
+        has_users: whether clients log in: then a share is one user's, and all others have a small one together; else
+            it is one connection's.
 
     Attributes:
         most: as given.
-        free: how many are not reserved.
+        has_users: as given.
+        refused: reservations that were refused, by their use.
     """
 
-    def __init__(self, most: int = DEFAULT_BYTES) -> None:
+    def __init__(self, most: int = DEFAULT_BYTES, *, has_users: bool = False) -> None:
         self.most = most
-        self.free = most
-        self._arriving: set[PacedChunks] = set()
+        self.has_users = has_users
+        self.refused: Counter[Use] = Counter()
+        three_quarters = most - most // CLIENT_PART
+        self._all = Share("all clients", most)
+        # What is sent to clients empties queues: publishers alone cannot take all the memory, nor readers alone.
+        self._incoming = Share("all that clients send", three_quarters)
+        self._outgoing = Share("all that clients are sent", three_quarters)
+        self._strangers = Share("clients that have not logged in", most // STRANGER_PART)
+        self._users: dict[str, Share] = {}
+        self._slow: dict[Paced, None] = {}
+        self._warnings = {
+            use: Refusals(f"%d times memory for {use} was refused, lastly %d bytes to %s: %s have %d of %d (--memory)")
+            for use in Use
+        }
 
-    def reserve(self, size: int = 0) -> Room:
-        """Bytes for one request: give them back with :meth:`Room.give_back`, or at the end of the block.
+    @property
+    def free(self) -> int:
+        """How many are not reserved."""
+        return self.most - self._all.used
+
+    @property
+    def used(self) -> int:
+        """How many are reserved."""
+        return self._all.used
+
+    def reserve(self, size: int = 0, use: Use = Use.BODY) -> Room:
+        """Bytes for mq itself, and for requests of no connection: as :meth:`ClientMemory.reserve`, without a share."""
+        return self.own().reserve(use, size)
+
+    def own(self) -> ClientMemory:
+        """The memory of a client that has no share: all that is free is its own."""
+        return ClientMemory(self, "mq itself", None, None)
+
+    def client(self, name: str, let_go: Callable[[], None] | None = None) -> ClientMemory:
+        """The memory of a new connection.
+
+        Args:
+            name: what operators know it by.
+            let_go: ends the connection soon; called when it reads slowly, and others want the memory.
+        """
+        share = self._strangers if self.has_users else Share("this connection", self.most // CLIENT_PART)
+        return ClientMemory(self, name, share, let_go)
+
+    def share_of(self, user: str) -> Share:
+        """The share of a user."""
+        share = self._users.get(user)
+        if share is None:
+            # Users come from a file or from the cluster, so there are not too many.
+            share = self._users[user] = Share(f"user {user}", self.most // CLIENT_PART)
+        return share
+
+    @contextmanager
+    def arriving(self, chunks: AsyncIterator[bytes], room: Room, let_go: Callable[[], None]) -> Iterator[PacedChunks]:
+        """A block in which a client sends a body, after its memory was reserved.
+
+        Args:
+            chunks: what it sends.
+            room: its memory.
+            let_go: called at most once: the client is slow, and others want the memory. Ends the block soon.
+        """
+        arrival = PacedChunks(chunks, room, let_go)
+        self._slow[arrival] = None
+        try:
+            yield arrival
+        finally:
+            self._slow.pop(arrival, None)
+
+    def watch(self, paced: Paced) -> None:
+        """Let a client go when it is slow, and others want its memory."""
+        self._slow[paced] = None
+
+    def unwatch(self, paced: Paced) -> None:
+        """Leave a client alone again."""
+        self._slow.pop(paced, None)
+
+    def make_room(self, share: Share) -> None:
+        """Make slow clients that have memory of a share give it up: it is free soon."""
+        for each in [each for each in self._slow if share in each.room.shares and each.is_slow()]:
+            self.unwatch(each)
+            each.let_go()
+
+    def refuse(self, room: Room, size: int, share: Share) -> NoMemory:
+        """Count and log a refusal; return the error for the client.
+
+        Args:
+            room: is too small.
+            size: that it was to have.
+            share: the one that does not have so much.
+        """
+        self.refused[room.use] += 1
+        self._warnings[room.use].add(size, room.client, share.name, share.used, share.most)
+        self.make_room(share)
+        return NoMemory(
+            f"{size} bytes of memory are not free just now, {share.name} may have {share.most}: "
+            "try again, or send less at once"
+        )
+
+    def shares(self, share: Share | None, use: Use) -> tuple[Share, ...]:
+        """The shares in which a reservation counts.
+
+        Args:
+            share: the client's; None counts in the whole alone.
+            use: of the reservation.
+        """
+        if share is None:
+            return (self._all,)
+        return (self._all, self._outgoing if use in _OUTGOING else self._incoming, share)
+
+
+class ClientMemory:
+    """The memory of one client: of a connection, or of one of several requests on a connection.
+
+    Args:
+        budget: has it.
+        name: what operators know the connection by.
+        share: counts it; None for none.
+        let_go: ends the connection, or the request; None where that cannot be ended.
+        connection: the memory of the connection, where this is one request's.
+
+    Attributes:
+        budget: as given.
+        name: as given.
+        user: the name of the one that has logged in; None before.
+        let_go: as given.
+    """
+
+    __slots__ = ("_connection", "_requests", "_rooms", "_share", "budget", "let_go", "name", "user")
+
+    def __init__(
+        self,
+        budget: Budget,
+        name: str,
+        share: Share | None,
+        let_go: Callable[[], None] | None = None,
+        connection: ClientMemory | None = None,
+    ) -> None:
+        self.budget = budget
+        self.name = name
+        self.user: str | None = None
+        self.let_go = let_go
+        self._connection = connection
+        self._share = share
+        self._rooms: set[Room] = set()
+        self._requests: set[ClientMemory] = set()
+
+    def __str__(self) -> str:
+        return f"user {self.user or '-'}, connection {self.name}"
+
+    @property
+    def has_reserved(self) -> bool:
+        """Whether it has reserved anything now."""
+        return bool(self._rooms)
+
+    @property
+    def reserved(self) -> int:
+        """Bytes that it has reserved now."""
+        return sum(room.size for room in self._rooms)
+
+    def reserve(self, use: Use, size: int = 0) -> Room:
+        """Reserve bytes. Give them back with :meth:`Room.give_back`, or at the end of the block.
 
         Raises:
             BodyTooLarge: more than there are.
             NoMemory: more than are free just now.
         """
-        room = Room(self)
+        room = Room(self, use, self.budget.shares(self._share, use))
         room.cover(size)
         return room
 
-    @contextmanager
-    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> Iterator[PacedChunks]:
-        """A block in which a client sends a body, after its memory was reserved.
+    def log_in(self, user: str) -> None:
+        """Count what is reserved, now and later, in the share of a user.
+
+        Raises:
+            NoMemory: the user has reserved too much for that.
+        """
+        if user == self.user or self._share is None:
+            return
+        if self.budget.has_users:
+            share, size = self.budget.share_of(user), self.reserved
+            if size and share.used and share.used + size > share.most:
+                raise self.budget.refuse(next(iter(self._rooms)), size, share)
+            for room in self._rooms:
+                room.move(self.budget.shares(share, room.use))
+            self._share = share
+        self.user = user
+        if self._connection is not None:
+            self._connection.log_in(user)
+
+    def request(self, let_go: Callable[[], None] | None = None) -> ClientMemory:
+        """The memory of one request of several on the connection. It counts in the same share until it logs in.
 
         Args:
-            chunks: what it sends.
-            let_go: called at most once: the client is slow, and others want the memory. Ends the block soon.
+            let_go: ends the request soon.
         """
-        arrival = PacedChunks(chunks, let_go)
-        self._arriving.add(arrival)
-        try:
-            yield arrival
-        finally:
-            self._arriving.discard(arrival)
+        memory = ClientMemory(self.budget, self.name, self._share, let_go, self)
+        memory.user = self.user
+        self._requests.add(memory)
+        return memory
 
-    def make_room(self) -> None:
-        """Make slow clients give up their memory: it is free soon."""
-        for arrival in [each for each in self._arriving if each.is_slow()]:
-            self._arriving.discard(arrival)
-            arrival.let_go()
+    def close(self, keep: Room | None = None) -> None:
+        """Give back everything that is still reserved: the client has gone, or its request is answered.
+
+        Args:
+            keep: stays reserved.
+        """
+        for room in [room for room in self._rooms if room is not keep]:
+            room.give_back()
+        while self._requests:
+            self._requests.pop().close()
+        if self._connection is not None:
+            self._connection._requests.discard(self)
+
+    def note(self, room: Room) -> None:
+        """Note that a reservation is in use, or is not any more."""
+        if room.size:
+            self._rooms.add(room)
+        else:
+            self._rooms.discard(room)
+
+
+class Room:
+    """The memory that is reserved for one thing.
+
+    Args:
+        client: has reserved it.
+        use: what for.
+        shares: where it counts.
+
+    Attributes:
+        client: as given.
+        use: as given.
+        shares: as given.
+        size: how many bytes.
+    """
+
+    __slots__ = ("_released", "_sends_since", "client", "shares", "size", "use")
+
+    def __init__(self, client: ClientMemory, use: Use, shares: tuple[Share, ...]) -> None:
+        self.client = client
+        self.use = use
+        self.shares = shares
+        self.size = 0
+        self._released = 0
+        self._sends_since: float | None = None
+
+    def __enter__(self) -> Room:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.give_back()
+
+    @property
+    def room(self) -> Room:
+        """Itself, as :class:`Paced` has it."""
+        return self
+
+    @property
+    def free(self) -> int:
+        """How many bytes more it could have now."""
+        return max(0, min(share.most - share.used for share in self.shares))
+
+    def cover(self, size: int) -> None:
+        """Have at least `size` bytes from now on. What is refused changes nothing.
+
+        Raises:
+            BodyTooLarge: more than the whole budget.
+            NoMemory: more than are free just now.
+        """
+        more = size - self.size
+        if more <= 0:
+            return
+        for share in self.shares:
+            if share.used + more > share.most and share.used > self.size:
+                raise self._refused(size, share)
+        if size > self.client.budget.most:
+            raise _too_large(size, self.client.budget.most)
+        for share in self.shares:
+            share.used += more
+        is_new = not self.size
+        self.size = size
+        if is_new:
+            self.client.note(self)
+
+    async def cover_soon(self, size: int) -> None:
+        """As :meth:`cover`, but wait until the memory is free.
+
+        Raises:
+            BodyTooLarge: more than the whole budget.
+        """
+        while (lacking := self._lacking(size)) is not None:
+            self.client.budget.make_room(lacking)
+            with trio.move_on_after(RETRY_SECONDS):
+                await lacking.waiting.park()
+        self.cover(size)
+
+    def _lacking(self, size: int) -> Share | None:
+        more = size - self.size
+        return next((each for each in self.shares if each.used + more > each.most and each.used > self.size), None)
+
+    def _refused(self, size: int, share: Share) -> NoMemory | BodyTooLarge:
+        budget = self.client.budget
+        return _too_large(size, budget.most) if size > budget.most else budget.refuse(self, size, share)
+
+    def shrink(self, size: int) -> None:
+        """Give back what is over `size` bytes."""
+        less = self.size - size
+        if less <= 0:
+            return
+        self.size = size
+        for share in self.shares:
+            share.used -= less
+            if share.waiting:
+                share.waiting.unpark(count=_WOKEN_TOGETHER)
+        if self._sends_since is not None:
+            self._released += less
+        if not size:
+            self._sends_since = None
+            self.client.budget.unwatch(self)
+            self.client.note(self)
+
+    def move(self, shares: tuple[Share, ...]) -> None:
+        """Count it in other shares from now on."""
+        for share in self.shares:
+            share.used -= self.size
+        self.shares = shares
+        for share in shares:
+            share.used += self.size
+
+    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[PacedChunks]:
+        """As :meth:`Budget.arriving`, of what is to fill this room."""
+        return self.client.budget.arriving(chunks, self, let_go)
+
+    def begin_sending(self) -> None:
+        """Note that what is in it is being sent, and shrinks as the client reads. A client that reads slowly is let go
+        when others want the memory."""
+        if self.size and self._sends_since is None and self.client.let_go is not None:
+            self._sends_since, self._released = trio.current_time(), 0
+            self.client.budget.watch(self)
+
+    def is_slow(self) -> bool:
+        """Whether the client reads so slowly that it makes room for others."""
+        if self._sends_since is None:
+            return False
+        seconds = trio.current_time() - self._sends_since
+        return seconds > PATIENCE_SECONDS and self._released < ENOUGH_BYTES_PER_SECOND * seconds
+
+    def let_go(self) -> None:
+        """End the client, for it is slow."""
+        if self.client.let_go is not None:
+            self.client.let_go()
+
+    def give_back(self) -> None:
+        """Give back all of it."""
+        self.shrink(0)
 
 
 class PacedChunks:
@@ -78,10 +460,16 @@ class PacedChunks:
 
     Args:
         chunks: as they come.
+        room: their memory.
         let_go: as given to :meth:`Budget.arriving`.
+
+    Attributes:
+        room: as given.
+        let_go: as given.
     """
 
-    def __init__(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], room: Room, let_go: Callable[[], None]) -> None:
+        self.room = room
         self.let_go = let_go
         self._chunks = chunks
         self._size = 0
@@ -111,53 +499,9 @@ class PacedChunks:
         return self._waited + now_waiting
 
 
-class Room:
-    """The part of a budget that one request has reserved.
+Paced = PacedChunks | Room
+"""What a slow client may have to give up."""
 
-    Attributes:
-        size: how many bytes.
-    """
 
-    __slots__ = ("_budget", "size")
-
-    def __init__(self, budget: Budget) -> None:
-        self._budget = budget
-        self.size = 0
-
-    def __enter__(self) -> Room:
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.give_back()
-
-    def cover(self, size: int) -> None:
-        """Have at least `size` bytes from now on. What is refused changes nothing.
-
-        Raises:
-            BodyTooLarge: more than the whole budget.
-            NoMemory: more than are free just now.
-        """
-        budget, more = self._budget, size - self.size
-        if more <= 0:
-            return
-        if more > budget.free:
-            if size > budget.most:
-                raise BodyTooLarge(f"this takes {size} bytes of memory, requests have {budget.most}: send less at once")
-            budget.make_room()
-            raise NoMemory(f"{size} bytes of memory are not free just now: try again, or send less at once")
-        budget.free -= more
-        self.size = size
-
-    def shrink(self, size: int) -> None:
-        """Give back what is over `size` bytes."""
-        if size < self.size:
-            self._budget.free += self.size - size
-            self.size = size
-
-    def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[PacedChunks]:
-        """As :meth:`Budget.arriving`, of what is to fill this room."""
-        return self._budget.arriving(chunks, let_go)
-
-    def give_back(self) -> None:
-        """Give back all of it."""
-        self.shrink(0)
+def _too_large(size: int, most: int) -> BodyTooLarge:
+    return BodyTooLarge(f"this takes {size} bytes of memory, requests have {most}: send less at once")

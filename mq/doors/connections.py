@@ -91,7 +91,7 @@ def raise_most_handles() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-class _Refusals:
+class Refusals:
     """Says in the log what was closed at once, and why, but not each time.
 
     Args:
@@ -123,10 +123,10 @@ class Crowd:
     def __init__(self, most: int = MOST_CONNECTIONS) -> None:
         self._most = most
         self._counts: Counter[str] = Counter()
-        self._too_many = _Refusals(
+        self._too_many = Refusals(
             "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
         )
-        self._no_handles = _Refusals(
+        self._no_handles = Refusals(
             "%d connections were closed at once, the last one of %s: this process may have %d open files"
             " (LimitNOFILE of systemd, ulimit -n), of which %d are kept for the store"
         )

@@ -194,12 +194,12 @@ class OpenConnections:
         self._numbers = itertools.count(1)
 
     @contextmanager
-    def entry(self, connection: OpenConnection) -> Iterator[None]:
-        """Have a connection among them for as long as the block runs."""
+    def entry(self, connection: OpenConnection) -> Iterator[str]:
+        """Have a connection among them for as long as the block runs. The block gets its id."""
         id = f"{self._prefix}-{next(self._numbers)}"
         self._by_id[id] = connection
         try:
-            yield
+            yield id
         finally:
             del self._by_id[id]
 

@@ -182,6 +182,10 @@ class Metrics:
         Args:
             queues: those there are. What others had is counted in the sum only.
         """
+        return {**self.summary(queues), "queues": {queue: self.report_of(queue) for queue in sorted(queues)}}
+
+    def summary(self, queues: Collection[str]) -> dict[str, Any]:
+        """The part of :meth:`report` that is about all queues together."""
         self.catch_up()
         self._forget_all_but(queues)
         uptime = self.uptime
@@ -189,14 +193,14 @@ class Metrics:
             "uptime_seconds": round(uptime, 3),
             "counts": {kind.value: self._gone[kind] + counts.total() for kind, counts in self._counts.items()},
             "per_second": self._per_second(self._everything, uptime),
-            "queues": {
-                queue: {
-                    "counts": {kind.value: counts[queue] for kind, counts in self._counts.items()},
-                    "per_second": self._per_second(self.ring(queue), uptime),
-                    "published_bytes": self._bytes[queue],
-                }
-                for queue in sorted(queues)
-            },
+        }
+
+    def report_of(self, queue: str) -> dict[str, Any]:
+        """The part of :meth:`report` that is about one queue."""
+        return {
+            "counts": {kind.value: counts[queue] for kind, counts in self._counts.items()},
+            "per_second": self._per_second(self.ring(queue), self.uptime),
+            "published_bytes": self._bytes[queue],
         }
 
     def _per_second(self, ring: Ring | None, uptime: float) -> dict[str, float]:

@@ -19,7 +19,7 @@ import trio
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
-from mq.doors.budget import Budget, Room
+from mq.doors.budget import Budget, Room, Use
 from mq.doors.logins import Logins
 from mq.errors import MQError
 from mq.lifecycle import DOOR
@@ -97,7 +97,7 @@ class SqsDoor(Handler):
             return await self._handler.handle(request)
         is_json, is_url = _is_json(request), self._is_signed_url(request)
         id = secrets.token_hex(16)
-        room = self._desk.budget.reserve()
+        room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
         try:
             self._check_before_reading(request)
             body = await _read(request, room)
@@ -160,6 +160,10 @@ class SqsDoor(Handler):
 
     async def _carry_out(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
         user, region = self._signer(request, body)
+        if user is not None and request.memory is not None:
+            request.memory.log_in(user.name)  # until here the body counts for strangers: anyone can name a key
+        if len(body) > IN_MEMORY_BYTES:
+            room.cover(_READ * len(body))
         asked = speech.read(ACTIONS)
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
         names = QueueNames(f"{request.scheme}://{_authority(request)}", region)
@@ -267,10 +271,10 @@ def _is_query(request: Request, form: bytes) -> bool:
 
 async def _read(request: Request, room: Room) -> bytes:
     """The body of a request. Memory is reserved for a large one."""
-    body = LimitedBody(request, LARGEST_REQUEST)
-    if request.content_length is not None and request.content_length <= IN_MEMORY_BYTES:
+    body, length = LimitedBody(request, LARGEST_REQUEST), request.content_length
+    if length is not None and length <= IN_MEMORY_BYTES:
         return await body.read()
-    room.cover(_READ * min(request.content_length or LARGEST_REQUEST, LARGEST_REQUEST))
+    room.cover(LARGEST_REQUEST if length is None else min(length, LARGEST_REQUEST))
     with making_room(body, room) as chunks:
         return b"".join([chunk async for chunk in chunks])
 
@@ -284,6 +288,7 @@ class _Pieces:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Piece by piece."""
+        self._room.begin_sending()
         for start in range(0, len(self._data), _PIECE):
             yield self._data[start : start + _PIECE]
 

@@ -17,6 +17,7 @@ from mq.sqs.actions import Action
 from mq.sqs.errors import SqsError
 from mq.sqs.shapes import from_form, from_json, in_base64, to_xml, tree_of, written
 from mq.web.exchange import Reply
+from mq.web.refusals import retry_after
 from mq.web.replies import STORED
 from mq.web.request_body import IN_MEMORY_BYTES, parse_object
 
@@ -97,7 +98,7 @@ class JsonSpeech:
         said = json.dumps({"__type": f"com.amazonaws.sqs#{error.name}", "message": error.text})
         fault = "Sender" if error.is_sender_fault else "Receiver"
         old = ("x-amzn-query-error", f"{error.kind.query_code};{fault}")
-        return self._reply(error.kind.status, said, id, old)
+        return self._reply(error.kind.status, said, id, old, *_later(error))
 
     def _reply(self, status: int, text: str, id: str, *headers: tuple[str, str]) -> Reply:
         return _reply(status, JSON, text, ("x-amzn-requestid", id), *headers)
@@ -140,9 +141,13 @@ class QuerySpeech:
             f"<Error><Type>{fault}</Type><Code>{kind.query_code}</Code><Message>{written(error.text)}</Message>"
             "<Detail/></Error>"
         )
-        return _xml(
-            kind.status, f'<ErrorResponse xmlns="{NAMESPACE}">{said}<RequestId>{id}</RequestId></ErrorResponse>', id
-        )
+        answer = f'<ErrorResponse xmlns="{NAMESPACE}">{said}<RequestId>{id}</RequestId></ErrorResponse>'
+        return _xml(kind.status, answer, id, *_later(error))
+
+
+def _later(error: SqsError) -> tuple[tuple[str, str], ...]:
+    """The header that tells when to come again, where that helps."""
+    return (retry_after(),) if error.kind.status == 503 else ()
 
 
 def _check_sparse(body: bytes) -> None:
@@ -182,8 +187,8 @@ def _known(actions: Mapping[str, Action], name: str) -> Action:
     return actions[name]
 
 
-def _xml(status: int, text: str, id: str) -> Reply:
-    return _reply(status, "text/xml", f'<?xml version="1.0"?>{text}', ("x-amzn-requestid", id))
+def _xml(status: int, text: str, id: str, *headers: tuple[str, str]) -> Reply:
+    return _reply(status, "text/xml", f'<?xml version="1.0"?>{text}', ("x-amzn-requestid", id), *headers)
 
 
 def _reply(status: int, type: str, text: str, *headers: tuple[str, str]) -> Reply:

@@ -12,13 +12,15 @@
 * ``openapi``: the table described for programs; ``schemas``: what goes in and out as JSON.
 * ``parameters``: query and headers, checked, and the trace of a publish; ``request_body``: the body, as it arrives.
 * ``batches``: many messages in one body, parsed and written; its formats: ``json_lines``, ``multipart``.
-* ``replies``: one message as a reply, and many of them, out of a budget of memory; ``columns``: as columns.
+* ``replies``: one message as a reply, and many of them, out of a budget of memory; ``columns``: as columns;
+  ``json_answer``: long lists, for which memory is reserved part by part.
 * ``refusals``: the status of each error, and the refusals of malformed requests.
 * ``front``: stands before every handler: a line for each request, where that is wanted; refuses what other web pages
   ask for. ``authorizer``: stands before the endpoints: users, rights, audit log.
 * ``http_connection``: a connection: its stream, which ends once its client is silent for too long, its user, its
   waiting requests, and when its client hangs up.
 * ``fast_http1``: plain HTTP/1.1 requests, served straight on the stream.
-* ``app``: all others, as a Quart-Trio app; ``hypercorn_server``: Hypercorn's connection, with limits of its own.
+* ``app``: all others, as a Quart-Trio app; ``hypercorn_server``: Hypercorn's connection, with limits of its own;
+  ``http2_requests``: the requests of one over HTTP/2, which end with their streams.
 * ``serve``: listens, accepts, stops.
 """

@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 import trio
@@ -16,17 +18,20 @@ from mq.access import Right
 from mq.broker import QueueStatus
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import SWITCH, SettingKind, check_value
+from mq.doors.budget import Use
 from mq.doors.open_connections import OpenConnection
 from mq.errors import InvalidRequest
 from mq.message import shorten
 from mq.schedules.scheduler import Fate
+from mq.web.columns import cut
 from mq.web.exchange import Reply, document, empty, problem
 from mq.web.http_connection import CONNECTION
+from mq.web.json_answer import PART_BYTES, Entries, JsonAnswer, SentParts
 from mq.web.operations import NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH, LEVEL
 from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Scrape, page
 from mq.web.refusals import retry_after
-from mq.web.replies import NOT_CACHED, age_of, shown_queue
+from mq.web.replies import NOT_CACHED, age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, TEXT, as_json, or_null, record, reference
 
@@ -47,25 +52,40 @@ async def ready(context: RequestContext) -> Reply:
 
 async def queues(context: RequestContext) -> Reply:
     """All queues, with what is in them."""
-    return document(200, {"queues": [shown_queue(status) for status in await context.broker.queues()]})
+    with JsonAnswer(context.memory) as answer:
+        statuses = await all_queues(context, answer)
+        await answer.write({"queues": map(shown_queue, statuses)})
+        return answer.reply()
 
 
 async def stats(context: RequestContext) -> Reply:
     """Counts and rates."""
-    statuses = await context.broker.queues()
-    report = context.metrics.report({status.name for status in statuses})
+    with JsonAnswer(context.memory) as answer:
+        statuses = await all_queues(context, answer)
+        summary = context.metrics.summary({status.name for status in statuses})
+        await answer.write({**summary, "queues": Entries(_reports(context, statuses))})
+        return answer.reply()
+
+
+def _reports(context: RequestContext, statuses: Sequence[QueueStatus]) -> Iterator[tuple[str, dict[str, Any]]]:
     for status in statuses:
-        report["queues"][status.name] |= {
-            "ready": status.ready,
-            "leased": status.leased,
-            "delayed": status.delayed,
-            "oldest_seconds": age_of(status),
-        }
-    return document(200, report)
+        depths = {"ready": status.ready, "leased": status.leased, "delayed": status.delayed}
+        report = context.metrics.report_of(status.name)
+        yield status.name, {**report, **depths, "oldest_seconds": age_of(status)}
 
 
 async def metrics(context: RequestContext) -> Reply:
     """What Prometheus asks for."""
+    room = context.memory.reserve(Use.ANSWER)
+    body = await context.overview.scrape.make(partial(_scrape, context))
+    headers = (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED)
+    if len(body) <= PART_BYTES:
+        return Reply(200, headers, body)
+    room.cover(len(body))  # a client that does not read has one of its own, once the next is made
+    return Reply(200, headers, SentParts(deque(cut(body)), room))
+
+
+async def _scrape(context: RequestContext) -> bytes:
     queues = await context.broker.queues()
     totals = context.metrics.totals({status.name for status in queues}, MOST_QUEUES)
     ready = context.broker.ready
@@ -75,8 +95,10 @@ async def metrics(context: RequestContext) -> Reply:
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     fates = {fate.value: context.schedules.fates[fate] for fate in Fate}
     snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
-    body = await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
-    return Reply(200, (("content-type", CONTENT_TYPE), ("content-length", str(len(body))), NOT_CACHED), body)
+    budget = context.budget
+    refused = {use.value: budget.refused[use] for use in Use}
+    snapshot = snapshot._replace(memory=(budget.used, budget.most), memory_refused=refused)
+    return await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
 
 
 def _led_elsewhere(broker: BrokerAPI, queues: Sequence[QueueStatus]) -> Set[str]:
@@ -120,6 +142,8 @@ LOOKED_AT_TOGETHER: Final = 64
 """Connections that are looked at in one step of the event loop: a look takes about 10 µs."""
 MOST_DECLARED: Final = 1000
 """Exchanges, bindings and ways of dead letters that are shown, of each."""
+_CONNECTION_BYTES: Final = 64
+"""What a connection takes in a list of connections."""
 CLOSED: Final = "an operator closed the connection"
 
 
@@ -164,9 +188,11 @@ async def close_connection(context: RequestContext) -> Reply:
 async def exchanges(context: RequestContext) -> Reply:
     """What is declared over AMQP."""
     found = context.overview.exchanges.now()
-    shown = {name: [each._asdict() for each in told[:MOST_DECLARED]] for name, told in found._asdict().items()}
     there = {name: len(told) for name, told in found._asdict().items()}
-    return document(200, {"there": there, **shown}, NOT_CACHED)
+    with JsonAnswer(context.memory) as answer:
+        shown = {name: (each._asdict() for each in told[:MOST_DECLARED]) for name, told in found._asdict().items()}
+        await answer.write({"there": there, **shown})
+        return answer.reply(NOT_CACHED)
 
 
 async def _page(
@@ -174,19 +200,28 @@ async def _page(
 ) -> Reply:
     """One page of what connections show; those of one connection stay together."""
     after, most = context.query["after"], context.query["max"]
-    found: list[dict[str, Any]] = []
-    last: str | None = None
     next_after: str | None = None
     open_now = [each for each in context.connections.all() if after is None or _number(each[0]) > _number(after)]
-    for count, (id, connection) in enumerate(open_now, 1):
-        if len(found) >= most:
-            next_after = last
-            break
-        found += shown(id, connection)
-        last = id
-        if count % LOOKED_AT_TOGETHER == 0:
-            await trio.lowlevel.checkpoint()
-    return document(200, {"open": len(context.connections.all()), name: found, "next": next_after}, NOT_CACHED)
+
+    def rows() -> Iterator[dict[str, Any] | None]:
+        nonlocal next_after
+        last: str | None = None
+        found = 0
+        for count, (id, connection) in enumerate(open_now, 1):
+            if found >= most:
+                next_after = last
+                return
+            for row in shown(id, connection):
+                found += 1
+                yield row
+            last = id
+            if count % LOOKED_AT_TOGETHER == 0:
+                yield None
+
+    with JsonAnswer(context.memory) as answer:
+        answer.cover(_CONNECTION_BYTES * len(open_now))
+        await answer.write({"open": len(context.connections.all()), name: rows(), "next": lambda: next_after})
+        return answer.reply(NOT_CACHED)
 
 
 def _number(id: str) -> int:

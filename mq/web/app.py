@@ -33,15 +33,19 @@ from quart_trio.wrappers import TrioRequest, TrioResponse
 from werkzeug.datastructures import Headers
 
 from mq.errors import CorruptMessage, StorageError
+from mq.web.columns import cut
 from mq.web.endpoints import NO_WEBSOCKET
 from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, OutgoingBody, Reply, Request
+from mq.web.http_connection import REQUEST_MEMORY
 from mq.web.request_body import ArrivingBody
 
 logger = logging.getLogger(__name__)
 
 RawHeaders = list[tuple[bytes, bytes]]
 
-_HYPERCORN_SECONDS: Final = 1
+PIECE_BYTES: Final = 16 * 1024
+"""Bytes of an answer over HTTP/2 that are handed to Hypercorn at once: it copies them, and keeps them until the client
+has opened its window."""
 _END: Final = HTTPResponseBodyEvent(type="http.response.body", body=b"", more_body=False)
 
 
@@ -92,23 +96,14 @@ class _Connection(TrioASGIHTTPConnection):
 
     async def _respond(self, response: _QuartResponse, arriving: ArrivingBody, send: ASGISendCallable) -> None:
         async with response.response as chunks, trio.open_nursery() as nursery:
-            body_has_ended = trio.Event()
-            nursery.start_soon(self._discard, arriving, body_has_ended, nursery.cancel_scope)
+            body_has_ended = trio.Event()  # Hypercorn's queue is kept empty meanwhile: it would wait for room in it
+            nursery.start_soon(arriving.discard, body_has_ended)
             await send(self._start(response))
             if await self._send_chunks(send, chunks):
                 with trio.move_on_after(DISCARD_SECONDS):
                     await body_has_ended.wait()
                 await send(_END)
             nursery.cancel_scope.cancel()
-
-    async def _discard(self, arriving: ArrivingBody, body_has_ended: trio.Event, sending: trio.CancelScope) -> None:
-        """Keep Hypercorn's queue empty for as long as the response takes: Hypercorn would wait for room in it."""
-        await arriving.discard(body_has_ended)
-        if self._is_http2:
-            # The buffer of a stream that is gone is never emptied, so sending to it may never end. But Hypercorn ends
-            # streams, and connections, from within a send: it gets the time to do that to the end.
-            await trio.sleep(_HYPERCORN_SECONDS)
-            sending.cancel()
 
     def _start(self, response: _QuartResponse) -> HTTPResponseStartEvent:
         headers = _raw(response.headers.items())
@@ -120,7 +115,8 @@ class _Connection(TrioASGIHTTPConnection):
         """Send the body. False when the response must not be ended as if it were whole."""
         try:
             async for chunk in chunks:
-                await send(HTTPResponseBodyEvent(type="http.response.body", body=chunk, more_body=True))
+                for piece in cut(chunk, PIECE_BYTES) if self._is_http2 else (chunk,):
+                    await send(HTTPResponseBodyEvent(type="http.response.body", body=piece, more_body=True))
         except (CorruptMessage, StorageError) as error:
             logger.error("a response was broken off: %s", error)
             # In HTTP/1.1 the connection breaks. A stream cannot be reset from here, so it ends short of its
@@ -195,6 +191,7 @@ def _from_quart(request: _QuartRequest) -> Request:
         on_hang_up=request.arriving.on_hang_up,
         address=scope["client"][0] if scope["client"] else "",
         scheme=scope["scheme"],
+        memory=REQUEST_MEMORY.get(),
     )
 
 

@@ -17,7 +17,7 @@ from mq.access import Right, SecretRefused, User
 from mq.doors.audit import note
 from mq.doors.connections import uid_of
 from mq.doors.logins import Logins, TryLater
-from mq.errors import CallerError
+from mq.errors import CallerError, NoMemory
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
@@ -137,6 +137,11 @@ class Authorizer(Handler):
         connection = CONNECTION.get()
         if connection is not None:
             connection.user = user.name
+        if request.memory is not None:
+            try:
+                request.memory.log_in(user.name)
+            except NoMemory as error:
+                return refusal_of(error)
         reply = await self._reply_to(rule, request, user)
         if reply.status == HTTPStatus.FORBIDDEN:
             self._note_refusal(rule, request, user)

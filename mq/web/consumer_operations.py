@@ -16,6 +16,7 @@ from mq.message import QueueName
 from mq.web.batches import preferred
 from mq.web.columns import COLUMNS
 from mq.web.exchange import Reply, document, empty
+from mq.web.json_answer import JsonAnswer
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import KEY, SWITCH
 from mq.web.replies import NOT_CACHED, OFFERED, SHORTEST_SLICE, MessagePage
@@ -35,7 +36,9 @@ _CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer
 async def consumers(context: RequestContext) -> Reply:
     """All consumers of a queue."""
     standing = await context.broker.claims.consumers(QueueName(context.queue))
-    return document(200, {"consumers": [each._asdict() for each in standing]})
+    with JsonAnswer(context.memory) as answer:
+        await answer.write({"consumers": (each._asdict() for each in standing)})
+        return answer.reply()
 
 
 async def consumer(context: RequestContext) -> Reply:
@@ -93,7 +96,7 @@ async def read_claim(context: RequestContext) -> Reply:
         )
 
     here = f"/{queue}/consumers/{context.id}/claim?batch={batch}&epoch={epoch}" + ("" if of is None else f"&of={of}")
-    with MessagePage(context.budget, context.max_body) as page:
+    with MessagePage(context.memory, context.max_body) as page:
         after = await _gather(context, page, read, read_columns, start, lambda place, sequences: place + len(sequences))
         return _reply(context, page, f"{here}&from={after}&to={stop}" if after is not None and after < stop else None)
 
@@ -136,7 +139,7 @@ async def browse(context: RequestContext) -> Reply:
         return await columns.browse(queue, after=after, up_to=up_to, most=most, base=base, most_bytes=most_bytes)
 
     limit = "" if up_to is None else f"&up_to={up_to}"
-    with MessagePage(context.budget, context.max_body) as page:
+    with MessagePage(context.memory, context.max_body) as page:
         start, following = context.query["after"], lambda _, sequences: sequences[-1]
         after = await _gather(context, page, read, read_columns, start, following)
         return _reply(context, page, None if after is None else f"/{queue}/browse?max={most}&after={after}{limit}")
@@ -145,7 +148,9 @@ async def browse(context: RequestContext) -> Reply:
 async def ranges(context: RequestContext) -> Reply:
     """A queue cut into parts."""
     found = await context.broker.browsing.ranges(QueueName(context.queue), context.query["parts"])
-    return document(200, {"messages": found.messages, "high": found.high, "bounds": list(found.bounds)})
+    with JsonAnswer(context.memory) as answer:
+        await answer.write({"messages": found.messages, "high": found.high, "bounds": iter(found.bounds)})
+        return answer.reply()
 
 
 async def _gather(

@@ -57,12 +57,13 @@ _ORIGIN: Final = re.compile(rb"^https?://[^/]*", re.IGNORECASE)  # RFC 9112, sec
 
 async def openapi(context: RequestContext) -> Reply:
     """All of this for programs."""
-    return document(200, _description())
+    return _description()
 
 
 @functools.cache
-def _description() -> dict[str, Any]:
-    return describe(OPERATIONS)
+def _description() -> Reply:
+    """The answer, written once: all requests share its bytes."""
+    return document(200, describe(OPERATIONS))
 
 
 OPERATIONS: Final[tuple[Operation, ...]] = (

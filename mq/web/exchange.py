@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
 
 from mq.access import User
+from mq.doors.budget import ClientMemory
 from mq.errors import CallerError
 
 STALLED_SECONDS: Final = 30
@@ -83,6 +84,7 @@ class Request(NamedTuple):
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
         scheme: the client's: "https" where it speaks TLS, else "http".
         user: set by the authorizer; None where there are no users.
+        memory: what its client may reserve; None for a request of no connection.
     """
 
     method: str
@@ -95,6 +97,7 @@ class Request(NamedTuple):
     address: str = ""
     scheme: str = "http"
     user: User | None = None
+    memory: ClientMemory | None = None
 
 
 class OutgoingBody(Protocol):

@@ -8,6 +8,7 @@ from typing import Any, Final
 from mq.access import Right
 from mq.broker import Draft
 from mq.broker.settings import SettingKind
+from mq.doors.budget import Use
 from mq.doors.exchanges import ExchangePublisher, InternalExchange, NoSuchExchange
 from mq.errors import MQError
 from mq.message import shorten
@@ -40,7 +41,7 @@ async def publish_to_exchange(context: RequestContext) -> Reply:
         return refusal
     draft = draft_of(context.request.headers)
     body = LimitedBody(context.request, context.max_body)
-    with context.budget.reserve() as room:
+    with context.memory.reserve(Use.BODY) as room:
         announced = context.request.content_length or 0
         room.cover(announced)
         whole = bytearray()
@@ -65,7 +66,7 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
     headers = context.request.headers
     refuse_message_headers(headers)
     entries = draft_entries(headers.get("content-type", ""))
-    with context.budget.reserve() as room:
+    with context.memory.reserve(Use.BODY) as room:
         drafts = in_trace(headers, await read_entries(context.request, entries, context.max_body, room, context.turn))
         found = await _publish(context, publisher, [draft for draft in drafts if isinstance(draft, Draft)])
     if isinstance(found, Reply):

@@ -21,8 +21,9 @@ from typing import Final
 import trio
 from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
 
+from mq.doors.budget import UNCOUNTED_BYTES, ClientMemory, Use
 from mq.doors.connections import Turns
-from mq.errors import BodyIncomplete, CorruptMessage, StorageError
+from mq.errors import BodyIncomplete, CorruptMessage, MQError, NoMemory, StorageError
 from mq.log_lines import REQUESTS
 from mq.message import MESSAGE_ID_PATTERN
 from mq.web.exchange import (
@@ -38,7 +39,7 @@ from mq.web.exchange import (
     SharedHeaders,
 )
 from mq.web.http_connection import HangUps, WatchedStream
-from mq.web.refusals import AMBIGUOUS_LINE, refusal_of_head
+from mq.web.refusals import AMBIGUOUS_LINE, refusal_of, refusal_of_head
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody
 
@@ -46,9 +47,13 @@ logger = logging.getLogger(__name__)
 
 LARGEST_HEAD: Final = 32 * 1024
 LARGEST_READ: Final = 64 * 1024
+PIECE_BYTES: Final = 64 * 1024
+"""Bytes of an answer that are sent at once, at the most."""
 LONGEST_REMEMBERED: Final = 1024
 """Bytes of the longest head that is remembered."""
 _REMEMBERED: Final = 512
+_PARSED: Final = 4
+"""How much memory a byte of a head may take once it is parsed."""
 
 _END: Final = b"\r\n\r\n"
 _ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
@@ -139,13 +144,18 @@ class FastHttp1:
         heads: finds what answers.
         hang_ups: reports clients that hang up while they wait.
         turns: gives each request its turn.
+        memory: what the client may reserve.
     """
 
-    def __init__(self, stream: WatchedStream, heads: Heads, hang_ups: HangUps, turns: Turns) -> None:
+    def __init__(
+        self, stream: WatchedStream, heads: Heads, hang_ups: HangUps, turns: Turns, memory: ClientMemory
+    ) -> None:
         self._stream = stream
         self._on_hang_up = partial(hang_ups.watch, stream.socket)
         self._heads = heads
         self._turns = turns
+        self._memory = memory
+        self._input = memory.reserve(Use.INPUT)
         self._received = bytearray()
         self._has_ended = False
         self._is_stopping = False
@@ -158,6 +168,19 @@ class FastHttp1:
 
     async def run(self) -> bytes | None:
         """Serve. Returns what is left for another server, from the beginning of a request on; None at the end."""
+        try:
+            return await self._run()
+        except NoMemory as error:
+            reply = refusal_of(error)
+            assert isinstance(reply.body, bytes)
+            start = _start(reply, is_chunked=False, is_our_last=True, is_their_last=False)
+            await self._send_refusal(start + reply.body)
+            await self._end()
+            return None
+        finally:
+            self._memory.close()
+
+    async def _run(self) -> bytes | None:
         with self._idle:
             while True:
                 size = await self._until_head()
@@ -170,8 +193,13 @@ class FastHttp1:
                 found = self._heads.find(bytes(self._received[:size]))
                 if found is None:
                     return bytes(self._received)
+                if size > UNCOUNTED_BYTES:
+                    self._input.cover(len(self._received) + _PARSED * size)
                 del self._received[:size]
-                if not await self._serve(*found):
+                goes_on = await self._serve(*found)
+                if self._memory.has_reserved:
+                    self._give_back()
+                if not goes_on:
                     await self._end()
                     return None
                 if self._received:  # requests without end must not keep other connections waiting
@@ -180,6 +208,11 @@ class FastHttp1:
             await self._refuse(408)
             await self._end()
         return None
+
+    def _give_back(self) -> None:
+        """Give back the memory of a request that is answered; what has come of the next ones is still counted."""
+        self._memory.close(keep=self._input)
+        self._input.shrink(len(self._received) if len(self._received) > UNCOUNTED_BYTES else 0)
 
     async def _end(self) -> None:
         """End the connection after its last answer, in a way that lets the client receive it."""
@@ -213,6 +246,8 @@ class FastHttp1:
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
         self._has_ended = self._has_ended or not data
+        if len(self._received) + len(data) > UNCOUNTED_BYTES:
+            self._input.cover(len(self._received) + len(data))
         self._received += data
 
     async def _serve(self, head: RequestHead, handler: Handler) -> bool:
@@ -252,8 +287,8 @@ class FastHttp1:
         return goes_on and arriving.is_complete
 
     def _request(self, head: RequestHead, body: bytes | AsyncIterable[bytes]) -> Request:
-        stream = self._stream
-        return Request(*head[:4], body, head.content_length, self._on_hang_up, stream.address, stream.scheme)
+        stream, length, memory = self._stream, head.content_length, self._memory
+        return Request(*head[:4], body, length, self._on_hang_up, stream.address, stream.scheme, None, memory)
 
     async def _ask(self, handler: Handler, request: Request) -> Reply:
         try:
@@ -270,13 +305,29 @@ class FastHttp1:
         start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=head.is_last)
         try:
             if isinstance(reply.body, bytes):
-                await self._stream.send(start + reply.body)
-                is_whole = True
+                is_whole = await self._send_bytes(start, reply.body)
             else:
                 is_whole = await self._send_pieces(start, reply.body, is_chunked=is_chunked)
             return is_whole and not is_our_last and not head.is_last
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
+
+    async def _send_bytes(self, start: bytes, body: bytes) -> bool:
+        """Send a body that is all there. False if the client does not read, and there is no memory for the rest."""
+        if len(body) > PIECE_BYTES:  # many answers share it: it must not be copied for each
+            pieces = memoryview(body)
+            await self._stream.send(start)
+            for at in range(0, len(body), PIECE_BYTES):
+                await self._stream.send(pieces[at : at + PIECE_BYTES])
+            return True
+        rest = self._stream.send_now(start + body)
+        if rest:
+            try:
+                with self._memory.reserve(Use.ANSWER, len(rest)):
+                    await self._stream.send(rest)
+            except MQError:
+                return False
+        return True
 
     async def _send_pieces(self, start: bytes, body: OutgoingBody, *, is_chunked: bool) -> bool:
         """Send a body piece by piece. False when it was broken off."""
@@ -299,9 +350,12 @@ class FastHttp1:
 
     async def _refuse(self, status: int) -> bool:
         """Refuse a malformed request; the connection ends with that."""
-        with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
-            await self._stream.send(_refusal(status))
+        await self._send_refusal(_refusal(status))
         return False
+
+    async def _send_refusal(self, data: bytes) -> None:
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
+            await self._stream.send(data)
 
 
 class _BodyEvents:
@@ -334,7 +388,7 @@ class _BodyEvents:
 
     async def discard(self, has_ended: trio.Event) -> None:
         """Take and drop what is left. Then, or when no more will come, set the event."""
-        with suppress(BodyIncomplete, BodyTooSlow):
+        with suppress(BodyIncomplete, BodyTooSlow, NoMemory):
             async for _ in self.arriving:
                 pass
         has_ended.set()

@@ -22,6 +22,7 @@ from typing import Final, TypeVar
 import trio
 
 from mq.broker.api import BrokerAPI
+from mq.doors.budget import Budget, ClientMemory
 from mq.doors.connections import Peer
 from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, traffic_of
@@ -108,20 +109,29 @@ class WatchedStream:
                 self.last_used = trio.current_time()
                 return data
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
-        if self._plain is not None:
-            try:
-                sent = self._plain.send(data)
-            except BlockingIOError:
-                sent = 0
-            except OSError as error:
-                raise trio.BrokenResourceError from error
-            if sent == len(data):
-                self.last_used = trio.current_time()
-                return
-            data = data[sent:]
-        await self._send_slowly(data)
+        rest = self.send_now(data)
+        if rest:
+            await self._send_slowly(rest)
+
+    def send_now(self, data: bytes | memoryview) -> bytes | memoryview:
+        """Send what the kernel has room for, as :meth:`receive` receives. Returns the rest; under TLS all of it.
+
+        Raises:
+            trio.BrokenResourceError: the connection is broken.
+        """
+        if self._plain is None:
+            return data
+        try:
+            sent = self._plain.send(data)
+        except BlockingIOError:
+            return data
+        except OSError as error:
+            raise trio.BrokenResourceError from error
+        if sent == len(data):
+            self.last_used = trio.current_time()
+        return data[sent:]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """As :meth:`trio.abc.ReceiveStream.receive_some`."""
@@ -141,7 +151,7 @@ class WatchedStream:
             await self._stream.send_all(data)
             self.last_used = trio.current_time()
 
-    async def _send_slowly(self, data: bytes) -> None:
+    async def _send_slowly(self, data: bytes | memoryview) -> None:
         """Send what may be more than there is room for."""
         self._arrived = _arrived(self.socket)
         try:
@@ -298,19 +308,22 @@ class HttpConnection:
     Args:
         stream: carries it.
         peer: the client.
+        budget: has the memory that clients may take.
 
     Attributes:
         door: "http".
+        memory: what the client may reserve.
         user: the last one that logged in; None before.
         scope: the task that serves the connection runs in it; :meth:`close` cancels it.
     """
 
     door = "http"
 
-    __slots__ = ("_began", "_peer", "_stream", "_waits", "scope", "user")
+    __slots__ = ("_began", "_peer", "_stream", "_waits", "memory", "scope", "user")
 
-    def __init__(self, stream: WatchedStream, peer: Peer) -> None:
+    def __init__(self, stream: WatchedStream, peer: Peer, budget: Budget) -> None:
         self.user: str | None = None
+        self.memory = budget.client(str(peer), partial(self.close, "it reads slowly, and others want the memory"))
         self._stream = stream
         self._peer = peer
         self.scope = trio.CancelScope()
@@ -360,6 +373,10 @@ class HttpConnection:
 
 CONNECTION: Final[ContextVar[HttpConnection | None]] = ContextVar("connection", default=None)
 """The connection of this task's request; None where that came over no socket."""
+
+
+REQUEST_MEMORY: Final[ContextVar[ClientMemory | None]] = ContextVar("request memory", default=None)
+"""What this task's request may reserve, where a connection has several at a time."""
 
 
 def waiting_for(queue: str) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
 """Hypercorn's server of one connection, with limits that it does not have itself.
 
-Hypercorn has no hook for them, so this module wraps the two protocol objects of a connection. No other module knows
-Hypercorn's insides.
+Hypercorn has no hook for them, so this module wraps the two protocol objects of a connection, and
+:mod:`mq.web.http2_requests` the requests of the one for HTTP/2. No other module knows Hypercorn's insides.
 
 :class:`FrameCounter` counts what an HTTP/2 client sends by the frames' headers (RFC 9113, section 4.1).
 Its limits are on what costs a server more than its client: requests that are reset as soon as they are made (rapid
@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 import h11
@@ -39,8 +40,10 @@ from hypercorn.typing import (
     Scope,
 )
 
+from mq.doors.budget import ClientMemory
 from mq.doors.connections import Turns
-from mq.web.http_connection import WatchedStream
+from mq.web.http2_requests import Http2Requests, RequestWork
+from mq.web.http_connection import REQUEST_MEMORY, WatchedStream
 from mq.web.refusals import check_head, refusal_of_head
 
 logger = logging.getLogger(__name__)
@@ -98,6 +101,11 @@ class FrameCounter:
         self._block_frames = 0
         self._control_frames = 0
         self._period_ends = 0.0
+
+    def refused(self) -> None:
+        """Note that a request was answered without having been at work."""
+        self.responses += 1
+        self.ended += 1
 
     def feed(self, data: bytes, now: float) -> None:
         """Take the next bytes, from the connection preface on.
@@ -160,17 +168,26 @@ class GuardedServer(TCPServer):
         context: has the event of the stop.
         stream: the connection.
         turns: shares the event loop among connections.
+        memory: what the client may reserve.
     """
 
     def __init__(
-        self, app: ASGIFramework, config: Config, context: WorkerContext, stream: WatchedStream, turns: Turns
+        self,
+        app: ASGIFramework,
+        config: Config,
+        context: WorkerContext,
+        stream: WatchedStream,
+        turns: Turns,
+        memory: ClientMemory,
     ) -> None:
         self._frames = FrameCounter()
         self._is_http2 = False
         self._hearing = trio.CancelScope()
-        watched = _WatchedApp(app, self._frames, self._continue, stream)
+        self._memory = memory
+        self._app_for = partial(_WatchedApp, app, self._frames, self._continue, stream)
         self._watched = stream
         self._turns = turns
+        watched = self._app_for(memory)
         super().__init__(watched, config, context, LifespanState(), stream)  # type: ignore[arg-type]
 
     async def _read_data(self) -> None:
@@ -216,15 +233,27 @@ class GuardedServer(TCPServer):
             return
         if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
             self._is_http2 = True  # it sends its preface before it reads any frame: in time for the guard
-            connection = self.protocol.protocol.connection
-            _guard_http2(connection, self._frames)
+            protocol = self.protocol.protocol
+            app_for = partial(self._app_for, self._memory)
+            requests = Http2Requests(protocol, self._memory, app_for, self._frames.refused)
+            connection = protocol.connection
+            _guard_http2(connection, self._frames, requests)
             # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
             await super().protocol_send(Updated(idle=not connection.streams))
         await super().protocol_send(event)
 
 
 class _WatchedApp(ASGIWrapper):
-    """The app, with requests counted as they end, and 100 Continue sent when the app wants a body that is held back."""
+    """The app, with requests counted as they end, and 100 Continue sent when the app wants a body that is held back.
+
+    Args:
+        app: what answers.
+        frames: counts the requests.
+        continue_: sends 100 Continue.
+        stream: the connection.
+        memory: of the connection.
+        work: of the one request that it is for; None makes one for each request.
+    """
 
     def __init__(
         self,
@@ -232,11 +261,15 @@ class _WatchedApp(ASGIWrapper):
         frames: FrameCounter,
         continue_: Callable[[], Awaitable[None]],
         stream: WatchedStream,
+        memory: ClientMemory,
+        work: RequestWork | None = None,
     ) -> None:
         super().__init__(app)
         self._stream = stream
         self._frames = frames
         self._continue = continue_
+        self._memory = memory
+        self._work = work
 
     async def __call__(
         self,
@@ -249,6 +282,8 @@ class _WatchedApp(ASGIWrapper):
         if scope["type"] == "http":
             scope["client"] = (self._stream.address, 0)
             scope["scheme"] = self._stream.scheme
+        request = self._work or RequestWork(self._memory, "")
+        REQUEST_MEMORY.set(request.memory)
         work = self._stream.work()
         is_held_back = scope["type"] == "http" and _expects_continue(scope)
 
@@ -264,13 +299,18 @@ class _WatchedApp(ASGIWrapper):
 
         async def send_answer(event: ASGISendEvent) -> None:
             work.end()
+            await request.begin_answer()
             await send(event)
 
         try:
-            await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
+            with request.scope:
+                await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
         finally:
             work.end()
+            request.memory.close()
             self._frames.ended += 1
+        if request.reset is not None:
+            await request.reset()
 
 
 def _expects_continue(scope: HTTPScope) -> bool:
@@ -321,7 +361,7 @@ def _guard_http1(protocol: H11Protocol) -> None:
     protocol._send_error_response = send_error_response  # type: ignore[method-assign]
 
 
-def _guard_http2(connection: H2Connection, frames: FrameCounter) -> None:
+def _guard_http2(connection: H2Connection, frames: FrameCounter, requests: Http2Requests) -> None:
     """Count frames before the connection takes them, and responses as they end.
 
     Hypercorn sends what is left to send and closes when taking them raises a ProtocolError.
@@ -335,7 +375,9 @@ def _guard_http2(connection: H2Connection, frames: FrameCounter) -> None:
             logger.warning("a connection was closed: %s", flood)
             connection.close_connection(flood.error_code)
             raise
-        return receive_data(data)
+        events = receive_data(data)
+        requests.received()
+        return events
 
     def end_and_count(stream_id: int) -> None:
         end_stream(stream_id)

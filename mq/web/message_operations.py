@@ -8,6 +8,7 @@ from mq.access import Right
 from mq.broker import Draft, Removal, Seen
 from mq.broker.peek import READY
 from mq.broker.settings import DELAY, VISIBILITY, check_value
+from mq.doors.budget import Use
 from mq.errors import InvalidRequest, MQError, NotLeased
 from mq.message import Message, MessageId, QueueName
 from mq.web.batches import (
@@ -64,7 +65,7 @@ async def publish_batch(context: RequestContext) -> Reply:
     """Publish many."""
     refuse_message_headers(context.request.headers)
     entries = draft_entries(context.request.headers.get("content-type", ""))
-    with context.budget.reserve() as room:
+    with context.memory.reserve(Use.BODY) as room:
         drafts = in_trace(
             context.request.headers,
             await read_entries(context.request, entries, context.max_body, room, context.turn),
@@ -133,7 +134,7 @@ async def take(context: RequestContext) -> Reply:
 
 async def _batch(context: RequestContext, messages: list[Message]) -> Reply:
     """Leased messages. Messages that do not fit are given back as if they had not been handed out."""
-    with MessagePage(context.budget, context.max_body) as page:
+    with MessagePage(context.memory, context.max_body) as page:
         try:
             rest = await page.add([Seen(message, "") for message in messages])
         except MQError:
@@ -154,7 +155,7 @@ async def remove_batch(context: RequestContext) -> Reply:
     """Remove many."""
     entries = removal_entries(context.request.headers.get("content-type", ""))
     longest = min(context.max_body, MOST_BESIDE)  # there are no bodies
-    with context.budget.reserve() as room:
+    with context.memory.reserve(Use.BODY) as room:
         removals = await read_entries(context.request, entries, longest, room, context.turn)
     good = [removal for removal in removals if isinstance(removal, Removal)]
     errors = iter(await context.broker.remove_many(context.queue, good))
@@ -221,7 +222,7 @@ async def peek(context: RequestContext) -> Reply:
     """Messages, page by page."""
     most, after, state = context.query["max"], context.query["after"], context.query["state"]
     accept, left = context.request.headers.get("accept", ""), most
-    with MessagePage(context.budget, context.max_body) as page:
+    with MessagePage(context.memory, context.max_body) as page:
         while left and not page.is_full:
             wanted = page.slice(left)
             seen = await context.broker.peek(context.queue, state=state, after=after, most=wanted)

@@ -15,7 +15,7 @@ import trio
 from mq.access import Right
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import SettingKind
-from mq.doors.budget import Budget
+from mq.doors.budget import Budget, ClientMemory
 from mq.doors.open_connections import OpenConnections
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
@@ -58,7 +58,7 @@ class RequestContext(NamedTuple):
         metrics: counts what happens.
         waits: the requests that wait for messages.
         max_body: the longest body of a message in bytes.
-        budget: the memory that batches share.
+        budget: the memory that all clients share.
         turn: held while a piece of a batch is parsed.
         connections: of all doors.
         overview: all queues as of late.
@@ -82,6 +82,11 @@ class RequestContext(NamedTuple):
     query: Mapping[str, Any]
     queue: str = ""
     id: str = ""
+
+    @property
+    def memory(self) -> ClientMemory:
+        """What the client of the request may reserve."""
+        return self.request.memory or self.budget.own()
 
     def may(self, right: Right, queue: str | None) -> bool:
         """Whether the user of the request has a right on a queue; True where there are no users.

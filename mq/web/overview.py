@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
 
 import trio
@@ -21,6 +21,33 @@ _EARLY_SECONDS: Final = 0.1
 one."""
 
 
+class SharedResult:
+    """A result that takes its time, made once for all callers that want it meanwhile."""
+
+    def __init__(self) -> None:
+        self._making: trio.Event | None = None
+        self._made: bytes | None = None
+
+    async def make(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The result of `make`, or of another caller's that began before.
+
+        Args:
+            make: makes it. When it fails, or its caller is cancelled, another caller's is tried.
+        """
+        while self._making is not None:
+            await self._making.wait()
+            if self._made is not None:
+                return self._made
+        making = self._making = trio.Event()
+        self._made = None
+        try:
+            self._made = await make()
+            return self._made
+        finally:
+            self._making = None
+            making.set()
+
+
 class Overview:
     """The status of every queue, cached for a moment, so that ten pages cost no more than one.
 
@@ -30,10 +57,12 @@ class Overview:
 
     Attributes:
         exchanges: as given.
+        scrape: the page for Prometheus.
     """
 
     def __init__(self, broker: BrokerAPI, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
+        self.scrape = SharedResult()
         self._broker = broker
         self._dead_letter_queues: set[str] = set()
         self._looking = trio.Lock()

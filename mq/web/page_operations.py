@@ -13,18 +13,19 @@ from mq.broker.bodies import close
 from mq.broker.peek import READY
 from mq.broker.settings import QUEUE, seconds
 from mq.errors import CorruptMessage, InvalidRequest, NoSuchQueue
-from mq.message import Body, BytesBody, QueueName
+from mq.message import Body, BytesBody, MessageId, QueueName
 from mq.observers.metrics import Metrics
 from mq.observers.rates import Flow
 from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
 from mq.web.exchange import Reply, document, empty
+from mq.web.json_answer import JsonAnswer, Members
 from mq.web.login_sessions import credentials, shown_user
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
 from mq.web.parameters import AMOUNT, FILTER, ID, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
 from mq.web.queue_operations import SORTS, sort_queues
-from mq.web.replies import NOT_CACHED
-from mq.web.request_body import read_object
+from mq.web.replies import NOT_CACHED, messages_together
+from mq.web.request_body import IN_MEMORY_BYTES, read_object
 from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
 
 PREVIEW_BYTES: Final = 200
@@ -199,8 +200,25 @@ def _counts(status: QueueStatus) -> dict[str, Any]:
 async def preview(context: RequestContext) -> Reply:
     """The beginnings of messages."""
     query = context.query
-    seen = await context.broker.peek(context.queue, state=query["state"], after=query["after"], most=query["max"])
-    return document(200, {"messages": await previews_of(seen)}, NOT_CACHED)
+    with JsonAnswer(context.memory) as answer:
+        previews = _previews(context, answer, context.queue, query["state"], query["max"], query["after"])
+        await answer.write({"messages": previews})
+        return answer.reply(NOT_CACHED)
+
+
+async def _previews(
+    context: RequestContext, answer: JsonAnswer, queue: str, state: str, most: int, after: MessageId | None = None
+) -> AsyncGenerator[dict[str, Any]]:
+    """The previews of a queue's messages. Memory is reserved before messages are opened."""
+    while most:
+        wanted = messages_together(most, answer.free)
+        answer.cover(wanted * IN_MEMORY_BYTES)
+        seen = await context.broker.peek(queue, state=state, after=after, most=wanted)
+        for shown in await previews_of(seen):
+            yield shown
+        if len(seen) < wanted:
+            return
+        after, most = seen[-1].message.id, most - wanted
 
 
 async def dead_letters(context: RequestContext) -> Reply:
@@ -208,16 +226,27 @@ async def dead_letters(context: RequestContext) -> Reply:
     left = context.query["max"]
     queues = context.overview.dead_letter_queues(await context.overview.queues())
     mine = [status for status in queues if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
-    full = sum(status.ready > 0 for status in mine)
-    found: list[dict[str, Any]] = []
-    for status in mine:
-        seen: Sequence[Seen] = ()
-        if status.ready:
-            most = -(-left // full)  # a fair share, so that none hides the others
-            seen = await context.broker.peek(status.name, state=READY, most=most) if most else ()
-            full, left = full - 1, left - len(seen)
-        found.append({"queue": status.name, "ready": status.ready, "messages": await previews_of(seen)})
-    return document(200, {"queues": found}, NOT_CACHED)
+    with JsonAnswer(context.memory) as answer:
+
+        async def rows() -> AsyncGenerator[Members]:
+            nonlocal left
+            full = sum(status.ready > 0 for status in mine)
+            for status in mine:
+                most = 0
+                if status.ready:
+                    most = -(-left // full)  # a fair share, so that none hides the others
+                    full -= 1
+
+                async def messages(status: QueueStatus = status, most: int = most) -> AsyncGenerator[dict[str, Any]]:
+                    nonlocal left
+                    async for shown in _previews(context, answer, status.name, READY, most):
+                        left -= 1
+                        yield shown
+
+                yield Members({"queue": status.name, "ready": status.ready, "messages": messages()})
+
+        await answer.write({"queues": rows()})
+        return answer.reply(NOT_CACHED)
 
 
 # The user

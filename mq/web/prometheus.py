@@ -64,6 +64,8 @@ class Scrape(NamedTuple):
         schedules: how many there are.
         firings: how many of their firings were published, skipped, or failed.
         cluster: as this node sees it.
+        memory: how many bytes clients have reserved, of how many they may.
+        memory_refused: how often they were refused more, by what it was for.
     """
 
     version: str
@@ -78,6 +80,8 @@ class Scrape(NamedTuple):
     schedules: int = 0
     firings: Mapping[str, int] = {}
     cluster: Membership = ALONE
+    memory: tuple[int, int] = (0, 0)
+    memory_refused: Mapping[str, int] = {}
 
 
 def page(snapshot: Scrape) -> bytes:
@@ -108,6 +112,13 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     for fate, count in snapshot.firings.items():
         firings.add_metric([fate], count)
     yield firings
+    reserved, limit = snapshot.memory
+    yield GaugeMetricFamily("mq_memory_reserved_bytes", "memory that clients have reserved", reserved)
+    yield GaugeMetricFamily("mq_memory_limit_bytes", "memory that clients may reserve together", limit)
+    refused = CounterMetricFamily("mq_memory_refusals", "times that memory was refused to a client", labels=["use"])
+    for use, count in snapshot.memory_refused.items():
+        refused.add_metric([use], count)
+    yield refused
     yield from _of_cluster(snapshot.cluster)
     if snapshot.room is not None:
         yield from _room(snapshot.room)

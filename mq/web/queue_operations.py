@@ -16,9 +16,10 @@ from mq.message import QueueName, shorten
 from mq.observers.metrics import Metrics
 from mq.observers.rates import MINUTES, SHOWN, SLOT_SECONDS, SLOTS, Flow, Ring
 from mq.web.exchange import Reply, document, empty
+from mq.web.json_answer import JsonAnswer
 from mq.web.operations import ANY_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, FILTER, LARGEST_BATCH, SKIP, STORE, SWITCH, one_of
-from mq.web.replies import NOT_CACHED, age_of, shown_queue
+from mq.web.replies import NOT_CACHED, age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, as_json, record, reference
 
@@ -81,17 +82,22 @@ _DEPTHS: Final = ("ready", "leased", "delayed")
 
 async def rates(context: RequestContext) -> Reply:
     """The queues, some of them, with their rates."""
+    with JsonAnswer(context.memory) as answer:
+        await _write_rates(context, await all_queues(context, answer), answer)
+        return answer.reply(NOT_CACHED)
+
+
+async def _write_rates(context: RequestContext, everyone: Sequence[QueueStatus], answer: JsonAnswer) -> None:
     query, metrics = context.query, context.metrics
-    everyone = await context.broker.queues()
     metrics.catch_up()
     matching = [status for status in everyone if query["filter"] in status.name.lower()]
     sort_queues(matching, query["sort"], metrics)
     dead_letter_queues = {status.settings.dead_letter_queue for status in everyone}
     start = query["skip"]
-    rows = [
+    rows = (
         _row(status, metrics, takes_dead_letters=status.name in dead_letter_queues, has_history=bool(query["history"]))
         for status in matching[start : start + query["max"]]
-    ]
+    )
     uptime = metrics.uptime
     totals = {name: sum(getattr(status, name) for status in matching) for name in _DEPTHS}
     document_of_all = {
@@ -102,7 +108,7 @@ async def rates(context: RequestContext) -> Reply:
         "per_second": _per_second(metrics.all(), uptime),
         "uptime_seconds": round(uptime, 3),
     }
-    return document(200, document_of_all, NOT_CACHED)
+    await answer.write(document_of_all)
 
 
 async def queue_rates(context: RequestContext) -> Reply:

@@ -25,14 +25,15 @@ from mq.broker import QueueStatus, Seen
 from mq.broker.bodies import close
 from mq.broker.columns import LONGEST_COLUMNS, BrowsedColumns
 from mq.broker.settings import VISIBILITY
-from mq.doors.budget import Budget, Room
+from mq.doors.budget import ClientMemory, Room, Use
 from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, part_headers, preferred, said_of, written_line
 from mq.web.columns import COLUMNS, PIECE, Block, block_of_columns, block_of_entries, cut, write_columns
 from mq.web.exchange import Reply
+from mq.web.json_answer import JsonAnswer
 from mq.web.multipart import begin_part, end_parts
-from mq.web.operations import Schema
+from mq.web.operations import RequestContext, Schema
 from mq.web.parameters import GROUP, ID, headers_of
 from mq.web.request_body import IN_MEMORY_BYTES
 
@@ -109,6 +110,21 @@ def age_of(status: QueueStatus) -> float | None:
     return None if status.oldest_ns is None else round(max(0.0, (time.time_ns() - status.oldest_ns) / 1e9), 3)
 
 
+QUEUE_BYTES: Final = 512
+"""What the status of a queue takes in memory."""
+
+
+async def all_queues(context: RequestContext, answer: JsonAnswer) -> Sequence[QueueStatus]:
+    """The status of every queue, by name, with the memory for them reserved until they are written.
+
+    Raises:
+        NoMemory: others have that memory.
+    """
+    statuses = await context.broker.queues()
+    answer.cover(QUEUE_BYTES * len(statuses))
+    return statuses
+
+
 # Many messages
 
 
@@ -135,11 +151,16 @@ _WRITTEN: Final = 4
 """How much memory a byte of attributes may take, with what it is written in."""
 
 
+def messages_together(most: int, free: int) -> int:
+    """How many of `most` messages may be opened at a time, where so many bytes are free."""
+    return min(most, max(SHORTEST_SLICE, min(LONGEST_SLICE, free // _FREE_SHARE // IN_MEMORY_BYTES)))
+
+
 class MessagePage:
     """The messages of one answer. Use it in a ``with`` block, which gives their memory back if no reply is made.
 
     Args:
-        budget: has the memory.
+        memory: what the client may reserve.
         longest: bytes that their bodies may have together, but for a single longer one.
 
     Attributes:
@@ -147,11 +168,11 @@ class MessagePage:
         is_full: no more fit.
     """
 
-    def __init__(self, budget: Budget, longest: int) -> None:
+    def __init__(self, memory: ClientMemory, longest: int) -> None:
         self.entries: list[BatchEntry] = []
         self.is_full = False
-        self._budget = budget
-        self._room = budget.reserve()
+        self._memory = memory
+        self._room = memory.reserve(Use.ANSWER)
         self._used = 0
         self._left = min(longest, LARGEST_PAGE)
         self._left_beside = LARGEST_PAGE
@@ -167,8 +188,8 @@ class MessagePage:
     def slice(self, most: int) -> int:
         """How many of `most` messages may be opened now: small bodies come with them. Their memory is reserved until
         they are added."""
-        free = self._budget.free
-        count = min(most, max(SHORTEST_SLICE, min(LONGEST_SLICE, free // _FREE_SHARE // IN_MEMORY_BYTES)))
+        free = self._room.free
+        count = messages_together(most, free)
         self._room.cover(self._used + min(free, count * IN_MEMORY_BYTES))
         return count
 
@@ -210,7 +231,7 @@ class MessagePage:
         """Reserve memory for messages in columns until they are added: how long the bodies before them are, and how
         many bytes theirs may have with the attributes."""
         self._gather()
-        free = self._budget.free
+        free = self._room.free
         most = max(0, min(_COLUMNS_BYTES, self._left, self._left_beside, free // _FREE_SHARE))
         # They are there twice for a moment: as they were read, and as bytes.
         self._room.cover(self._used + min(free, 2 * (most + _BESIDE_IN_COLUMNS * LONGEST_COLUMNS)))
@@ -249,7 +270,7 @@ class MessagePage:
             self._gather()
         entries, blocks = deque(self.entries), self._blocks
         self.entries, self._blocks = [], []
-        room, self._room = self._room, self._budget.reserve()
+        room, self._room = self._room, self._memory.reserve(Use.ANSWER)
         if is_short:
             room.give_back()
         is_columns = format == COLUMNS
@@ -272,6 +293,7 @@ class StreamedPage:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Piece by piece; others are served between two."""
+        self._room.begin_sending()
         for piece in self._pieces:
             if piece:
                 yield piece

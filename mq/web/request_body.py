@@ -14,7 +14,7 @@ from typing import Any, Final
 import trio
 from hypercorn.typing import ASGIReceiveEvent
 
-from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, Room
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, Room, Use
 from mq.errors import BodyIncomplete, BodyTooLarge, InvalidRequest
 from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSlow, Request, Tell
 
@@ -127,6 +127,7 @@ class LimitedBody:
         self._limit = limit
         self._size = 0
         self._held = b""
+        self._memory = None if isinstance(request.body, bytes) else request.memory
 
     def __aiter__(self) -> LimitedBody:
         return self
@@ -162,8 +163,12 @@ class LimitedBody:
         return body if small is None else small
 
     async def _read_small(self) -> bytes | None:
+        with self._making_room(IN_MEMORY_BYTES) as chunks:
+            return await self._gather_small(chunks)
+
+    async def _gather_small(self, chunks: AsyncIterator[bytes]) -> bytes | None:
         start = bytearray()
-        async for chunk in self:
+        async for chunk in chunks:
             start += chunk
             if len(start) > IN_MEMORY_BYTES:
                 self._held = bytes(start)
@@ -171,12 +176,28 @@ class LimitedBody:
         return bytes(start)
 
     async def read(self) -> bytes:
-        """The whole body."""
-        return b"".join([chunk async for chunk in self])
+        """The whole body. Its memory is given back with that of the request.
+
+        Raises:
+            NoMemory: others have the memory for it.
+            BodyTooSlow: others want the memory, and it comes slowly.
+        """
+        with self._making_room(self._limit) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+    @contextmanager
+    def _making_room(self, most: int) -> Iterator[AsyncIterator[bytes]]:
+        """The chunks of a body, for so many of whose bytes memory is reserved."""
+        size = most if self._announced is None else min(most, self._announced)
+        if self._memory is None or size <= UNCOUNTED_BYTES:
+            yield self
+        else:
+            with making_room(self, self._memory.reserve(Use.BODY, size)) as chunks:
+                yield chunks
 
 
 @contextmanager
-def making_room(body: LimitedBody, room: Room) -> Iterator[AsyncIterator[bytes]]:
+def making_room(body: AsyncIterator[bytes], room: Room) -> Iterator[AsyncIterator[bytes]]:
     """The chunks of a body for which memory was reserved. It is given up when it comes slowly and others want that.
 
     Raises:

@@ -19,6 +19,7 @@ from mq.schedules.schedule import LONGEST_LINE, SHORTEST_SECONDS, UTC_NAME, Sche
 from mq.schedules.scheduler import ScheduleStatus, shown_instant
 from mq.web.batches import draft_of_line
 from mq.web.exchange import Reply, document, empty, problem
+from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH
 from mq.web.replies import NOT_CACHED
@@ -63,8 +64,10 @@ async def schedules(context: RequestContext) -> Reply:
     after, most = context.query["after"] or "", context.query["max"]
     await context.schedules.look()
     names = [name for name in context.schedules.names() if name > after and context.may(Right.CONFIGURE, name)]
-    shown = [_shown(context.schedules.status(name)) for name in names[:most]]
-    return document(200, {"schedules": shown, "next": names[most - 1] if len(names) > most else None}, NOT_CACHED)
+    with JsonAnswer(context.memory) as answer:
+        statuses = [context.schedules.status(name) for name in names[:most]]  # before one of them is deleted
+        await answer.write({"schedules": map(_shown, statuses), "next": names[most - 1] if len(names) > most else None})
+        return answer.reply(NOT_CACHED)
 
 
 def _named(context: RequestContext) -> tuple[QueueName, Reply | None]:

@@ -22,6 +22,7 @@ from hypercorn.trio.worker_context import WorkerContext
 
 from mq.access.certificates import Certificates
 from mq.broker.fairness import SOURCE
+from mq.doors.budget import Budget, ClientMemory
 from mq.doors.connections import Crowd, Peer, Turns, peer_of
 from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
@@ -56,6 +57,7 @@ async def serve(
     certificates: Certificates | None = None,
     crowd: Crowd | None = None,
     seen: OpenConnections | None = None,
+    budget: Budget | None = None,
     fast_lane: bool = True,
     shares_port: bool = False,
     doorway: Doorway | None = None,
@@ -74,6 +76,7 @@ async def serve(
         certificates: with them TLS is spoken, and nothing else.
         crowd: says which address has too many connections; None counts those of this door alone.
         seen: has the connections of all doors; None where they are not looked at.
+        budget: the memory that clients of all protocols share; None makes one for this server.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
         doorway: where connections come, in place of the address and the port. None listens there.
@@ -84,7 +87,9 @@ async def serve(
         CannotListen: the port is taken, or the address is not to be had.
     """
     doorway = doorway or Doorway("http", await listen(address, port, shares_port=shares_port))
-    connections = _HttpConnections(app, certificates, crowd or Crowd(), seen or OpenConnections(), fast_lane)
+    connections = _HttpConnections(
+        app, certificates, crowd or Crowd(), seen or OpenConnections(), fast_lane, budget or Budget()
+    )
     scheme = "https" if certificates else "http"
     urls = [url(scheme, listener) for listener in doorway.listeners]
     await _serve_until(stop, connections, doorway.serving(), grace_seconds, partial(task_status.started, urls))
@@ -97,6 +102,7 @@ async def serve_socket(
     *,
     stop: Callable[[], Awaitable[None]],
     seen: OpenConnections | None = None,
+    budget: Budget | None = None,
     fast_lane: bool = True,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -112,6 +118,7 @@ async def serve_socket(
         mode: of the socket's file: write permission lets a user connect.
         stop: returns when it is time to stop.
         seen: has the connections of all doors; None where they are not looked at.
+        budget: the memory that clients of all protocols share; None makes one for this server.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
@@ -119,7 +126,7 @@ async def serve_socket(
     Raises:
         CannotListen: the path is not to be had.
     """
-    connections = _HttpConnections(app, None, Crowd(0), seen or OpenConnections(), fast_lane)
+    connections = _HttpConnections(app, None, Crowd(0), seen or OpenConnections(), fast_lane, budget or Budget())
     async with listen_unix(path, mode) as listener:
         begun = partial(task_status.started, [f"unix:{path}"])
         await _serve_until(stop, connections, [PromptListener(listener)], grace_seconds, begun)
@@ -165,8 +172,10 @@ class _HttpConnections:
         crowd: Crowd,
         seen: OpenConnections,
         fast_lane: bool,
+        budget: Budget,
     ) -> None:
         self._app = app
+        self._budget = budget
         self._crowd = crowd
         self._seen = seen
         self._certificates = certificates
@@ -195,15 +204,19 @@ class _HttpConnections:
             await self._serve(peer, WatchedStream(tls, peer.address))
 
     async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
-        connection = HttpConnection(watched, peer)
+        connection = HttpConnection(watched, peer, self._budget)
         CONNECTION.set(connection)  # of this task, and of those that serve its requests
         SOURCE.set(object())
-        with self._seen.entry(connection), connection.scope:
-            await self._serve_safely(watched)
+        with self._seen.entry(connection) as id, connection.scope:
+            connection.memory.name = f"{id} ({peer})"
+            try:
+                await self._serve_safely(watched, connection.memory)
+            finally:
+                connection.memory.close()
 
-    async def _serve_safely(self, watched: WatchedStream) -> None:
+    async def _serve_safely(self, watched: WatchedStream, memory: ClientMemory) -> None:
         try:
-            await self.watch.serve(watched, partial(self._serve_both, watched))
+            await self.watch.serve(watched, partial(self._serve_both, watched, memory))
         except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
@@ -212,14 +225,14 @@ class _HttpConnections:
             # not its text, which may quote what the client sent: a header with a secret in it
             logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
-    async def _serve_both(self, watched: WatchedStream) -> None:
+    async def _serve_both(self, watched: WatchedStream, memory: ClientMemory) -> None:
         """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""
-        if not self._has_fast_lane or await self._serve_fast(watched):
-            await GuardedServer(self._app, self._config, self._context, watched, self.turns).run()
+        if not self._has_fast_lane or await self._serve_fast(watched, memory):
+            await GuardedServer(self._app, self._config, self._context, watched, self.turns, memory).run()
 
-    async def _serve_fast(self, watched: WatchedStream) -> bool:
+    async def _serve_fast(self, watched: WatchedStream, memory: ClientMemory) -> bool:
         """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
-        lane = FastHttp1(watched, self._heads, self.hang_ups, self.turns)
+        lane = FastHttp1(watched, self._heads, self.hang_ups, self.turns, memory)
         if self._context.terminated.is_set():
             lane.stop()
         self._lanes.add(lane)

@@ -8,10 +8,12 @@ from mq.access import Right
 from mq.broker import Draft
 from mq.broker.settings import QUEUE, count
 from mq.broker.write_jobs import MOST_PARTS
+from mq.doors.budget import Use
 from mq.errors import InvalidRequest, MQError
 from mq.message import QueueName
 from mq.web.batches import draft_entries, read_entries, refused_line
 from mq.web.exchange import Reply, document, empty
+from mq.web.json_answer import JsonAnswer
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.replies import outcomes_reply
 from mq.web.request_body import read_object
@@ -25,14 +27,16 @@ _HELD_LINE: Final = '{"status": 202}\n'
 async def write_jobs(context: RequestContext) -> Reply:
     """The jobs with rows for a queue."""
     found = await context.broker.writes.of(QueueName(context.queue))
-    return document(200, {"writes": [each._asdict() for each in found]})
+    with JsonAnswer(context.memory) as answer:
+        await answer.write({"writes": (each._asdict() for each in found)})
+        return answer.reply()
 
 
 async def hold_back(context: RequestContext) -> Reply:
     """Keep messages for a job."""
     entries = draft_entries(context.request.headers.get("content-type", ""))
     part, number = context.query["part"], context.query["number"]
-    with context.budget.reserve() as room:
+    with context.memory.reserve(Use.BODY) as room:
         drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.writes.add(context.queue, context.id, part, number, good, _asker(context)))

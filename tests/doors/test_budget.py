@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 
 import pytest
 import trio
 
-from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget, ClientMemory, Room, Use
 from mq.errors import BodyTooLarge, NoMemory
 
 
-def test_what_is_free_is_reserved_and_given_back() -> None:
+async def test_what_is_free_is_reserved_and_given_back() -> None:
     budget = Budget(100)
     with budget.reserve(60) as first:
         assert budget.free == 40
@@ -25,14 +26,14 @@ def test_what_is_free_is_reserved_and_given_back() -> None:
     assert budget.free == 100
 
 
-def test_more_than_there_is_is_no_matter_of_time() -> None:
+async def test_more_than_there_is_is_no_matter_of_time() -> None:
     budget = Budget(100)
     with budget.reserve(1), pytest.raises(BodyTooLarge, match=r"101 bytes .* have 100"):
         budget.reserve(101)
     assert budget.free == 100
 
 
-def test_what_is_refused_changes_nothing() -> None:
+async def test_what_is_refused_changes_nothing() -> None:
     budget = Budget(100)
     with budget.reserve(50), budget.reserve(10) as room:
         with pytest.raises(NoMemory):
@@ -40,14 +41,14 @@ def test_what_is_refused_changes_nothing() -> None:
         assert (room.size, budget.free) == (10, 40)
 
 
-def test_an_error_gives_it_back() -> None:
+async def test_an_error_gives_it_back() -> None:
     budget = Budget(100)
     with pytest.raises(ValueError, match=r"whatever"), budget.reserve(50):
         raise ValueError("whatever")
     assert budget.free == 100
 
 
-def test_it_shrinks_and_is_given_back_once() -> None:
+async def test_it_shrinks_and_is_given_back_once() -> None:
     budget = Budget(100)
     room = budget.reserve(50)
     room.shrink(60)
@@ -119,3 +120,162 @@ async def test_what_has_arrived_is_nobodys_to_take(autojump_clock: object) -> No
         with pytest.raises(NoMemory):
             budget.reserve(50)
     assert not let_go.is_set()
+
+
+# Shares
+
+
+def logged_in(budget: Budget, user: str) -> ClientMemory:
+    memory = budget.client(f"a connection of {user}")
+    memory.log_in(user)
+    return memory
+
+
+async def test_a_user_gets_a_quarter_over_all_connections() -> None:
+    budget = Budget(800, has_users=True)
+    first, second = [logged_in(budget, "alice") for _ in range(2)]
+    first.reserve(Use.BODY, 150)
+    with pytest.raises(NoMemory, match="user alice may have 200"):
+        second.reserve(Use.BODY, 51)
+    second.reserve(Use.BODY, 50)
+    logged_in(budget, "bob").reserve(Use.BODY, 200)
+
+
+async def test_a_connection_gets_a_quarter_where_there_are_no_users() -> None:
+    budget = Budget(800)
+    first, second = budget.client("first"), budget.client("second")
+    first.reserve(Use.BODY, 150)
+    with pytest.raises(NoMemory, match="this connection may have 200"):
+        first.reserve(Use.BODY, 51)
+    second.reserve(Use.BODY, 200)
+
+
+async def test_clients_that_have_not_logged_in_share_an_eighth() -> None:
+    budget = Budget(800, has_users=True)
+    budget.client("first").reserve(Use.BODY, 60)
+    with pytest.raises(NoMemory, match="clients that have not logged in may have 100"):
+        budget.client("second").reserve(Use.BODY, 41)
+    logged_in(budget, "alice").reserve(Use.BODY, 200)
+
+
+async def test_one_reservation_alone_may_be_larger_than_its_share() -> None:
+    """A message may be as long as a quarter of the budget, and its batch is a little longer."""
+    budget = Budget(800)
+    memory = budget.client("a connection")
+    with memory.reserve(Use.BODY, 300), pytest.raises(NoMemory):
+        memory.reserve(Use.BODY, 1)
+    memory.reserve(Use.BODY, 1).give_back()
+
+
+@pytest.mark.parametrize(("first", "other"), [(Use.BODY, Use.ANSWER), (Use.DELIVERY, Use.PUBLISH)])
+async def test_a_quarter_is_left_for_the_other_direction(first: Use, other: Use) -> None:
+    budget = Budget(800)
+    for number in range(3):
+        budget.client(str(number)).reserve(first, 200)
+    with pytest.raises(NoMemory):
+        budget.client("one more").reserve(first, 1)
+    budget.client("another").reserve(other, 200)
+    assert budget.free == 0
+
+
+async def test_log_in_moves_what_is_reserved_to_the_user() -> None:
+    budget = Budget(800, has_users=True)
+    memory = budget.client("a connection")
+    room = memory.reserve(Use.BODY, 90)
+    memory.log_in("alice")
+    budget.client("a stranger").reserve(Use.BODY, 100)
+    with pytest.raises(NoMemory, match="user alice"):
+        logged_in(budget, "alice").reserve(Use.BODY, 111)
+    room.give_back()
+    logged_in(budget, "alice").reserve(Use.BODY, 111)
+
+
+async def test_log_in_is_refused_when_the_user_has_too_much() -> None:
+    budget = Budget(800, has_users=True)
+    logged_in(budget, "alice").reserve(Use.BODY, 150)
+    memory = budget.client("a connection")
+    memory.reserve(Use.BODY, 51)
+    with pytest.raises(NoMemory, match="user alice"):
+        memory.log_in("alice")
+    assert (memory.user, budget.free) == (None, 800 - 201)
+
+
+async def test_a_request_of_a_connection_logs_in_with_the_connection() -> None:
+    budget = Budget(800, has_users=True)
+    connection = budget.client("a connection")
+    connection.reserve(Use.INPUT, 60)
+    request = connection.request()
+    request.reserve(Use.REQUEST, 40)
+    request.log_in("alice")
+    budget.client("a stranger").reserve(Use.BODY, 100)
+    assert (request.reserved, connection.user) == (40, "alice")
+
+
+async def test_the_end_of_a_connection_gives_everything_back() -> None:
+    budget = Budget(800)
+    memory = budget.client("a connection")
+    rooms = [memory.reserve(use, 10) for use in Use]
+    memory.request().reserve(Use.ANSWER, 50)
+    memory.close()
+    assert budget.free == 800
+    for room in rooms:
+        room.give_back()
+    assert budget.free == 800
+
+
+async def test_a_refusal_is_counted_and_logged_once_a_minute(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    budget = Budget(800, has_users=True)
+    memory = logged_in(budget, "alice")
+    memory.reserve(Use.ANSWER, 200)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            with pytest.raises(NoMemory):
+                memory.reserve(Use.ANSWER, 7)
+        [line] = caplog.messages
+        assert line.startswith("1 times memory for answer was refused, lastly 7 bytes to user alice, connection a con")
+        assert line.endswith("user alice have 200 of 200 (--memory)")
+        await trio.sleep(61)
+        with pytest.raises(NoMemory):
+            memory.reserve(Use.ANSWER, 7)
+    assert caplog.messages[1].startswith("3 times memory for answer was refused")
+    assert budget.refused == {Use.ANSWER: 4}
+
+
+# Slow readers
+
+
+async def read(room: Room, size: int, seconds: int) -> None:
+    for _ in range(seconds):
+        await trio.sleep(1)
+        room.shrink(room.size - size)
+
+
+@pytest.mark.parametrize(("a_second", "is_slow"), [(ENOUGH_BYTES_PER_SECOND, False), (1, True)])
+async def test_a_client_that_reads_slowly_makes_room_when_others_want_it(
+    autojump_clock: object, a_second: int, is_slow: bool
+) -> None:
+    budget, ended = Budget(40 << 20), trio.Event()
+    memory = budget.client("a connection", ended.set)
+    room = memory.reserve(Use.ANSWER, 10 << 20)
+    room.begin_sending()
+    await read(room, a_second, PATIENCE_SECONDS + 2)
+    assert not ended.is_set()  # no other client wants it
+    with pytest.raises(NoMemory):
+        memory.reserve(Use.ANSWER, 10 << 20)
+    assert ended.is_set() is is_slow
+
+
+async def test_a_client_that_waits_for_memory_gets_it_once_it_is_free(
+    autojump_clock: object, nursery: trio.Nursery
+) -> None:
+    budget = Budget(800)
+    first, second = budget.client("first").reserve(Use.DELIVERY, 200), budget.client("second").reserve(Use.DELIVERY)
+    third = budget.client("third").reserve(Use.DELIVERY, 250)
+    nursery.start_soon(second.cover_soon, 180)
+    await trio.testing.wait_all_tasks_blocked()
+    assert second.size == 0
+    first.shrink(170)
+    await trio.testing.wait_all_tasks_blocked()
+    assert (second.size, third.size, budget.free) == (180, 250, 200)

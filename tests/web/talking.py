@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from mq.access.certificates import Certificates
+from mq.doors.budget import Budget
 from mq.doors.open_connections import OpenConnections
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Storage
@@ -157,6 +158,7 @@ async def start_server(
     fast_lane: bool = True,
     grace_seconds: float = GRACE_SECONDS,
     seen: OpenConnections | None = None,
+    budget: Budget | None = None,
 ) -> Server:
     """A server on a port of its own."""
     stop, stopped = trio.Event(), trio.Event()
@@ -171,6 +173,7 @@ async def start_server(
             fast_lane=fast_lane,
             grace_seconds=grace_seconds,
             seen=seen,
+            budget=budget,
             task_status=task_status,
         )
         stopped.set()

@@ -168,26 +168,6 @@ async def test_a_large_body_is_sent_piece_by_piece_and_closed(version: str) -> N
     assert body.is_closed
 
 
-async def test_a_client_that_resets_its_stream_ends_the_sending_and_the_body_is_closed(
-    autojump_clock: MockClock,
-) -> None:
-    body = Pieces(b"never read")
-
-    async def handle(request: Request) -> Reply:
-        return large(body)
-
-    server = Asgi(LAST, version="2")
-
-    async def send(event: dict[str, object]) -> None:
-        if event["type"] == "http.response.body":
-            server.tell(GONE)
-            await trio.sleep_forever()  # the window is shut, and nobody will open it
-
-    server.send = send
-    await server.run(handle)
-    assert body.is_closed
-
-
 async def test_a_client_that_only_ends_its_side_is_answered_in_full() -> None:
     body = Pieces(b"pieces")
 

@@ -490,6 +490,7 @@ class Channels:
             self._unflushed.add(channel)
             self._tidy(channel)
         elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
+            self._count(len(self._by_number) + 1)
             self._epoch += 1
             self._by_number[number] = Channel(ChannelKey(number, self._epoch), self._session)
         else:
@@ -549,9 +550,19 @@ class Channels:
                 channel.state = ChannelState.CLOSED
         self._by_number.clear()
         self._unflushed.clear()
+        self._count(0)
+
+    def _count(self, channels: int) -> None:
+        before, self._session.channels = self._session.channels, channels
+        try:
+            self._session.recount()
+        except Refusal:
+            self._session.channels = before
+            raise
 
     def _tidy(self, channel: Channel) -> None:
         """Free the number of a channel that has ended."""
         if channel.state is ChannelState.CLOSED:
             self._by_number.pop(channel.key.number, None)
             self._unflushed.discard(channel)
+            self._count(len(self._by_number))

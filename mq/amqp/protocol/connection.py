@@ -249,6 +249,11 @@ class Connection:
         elif not self.is_over:
             self._reader.feed(data)
 
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return self._reader.held
+
     def next_command(self) -> Command | None:
         """The next thing to do; None until more has come.
 
@@ -450,7 +455,7 @@ class Connection:
                 self.session.send_method(0, methods.Connection.Close, reply_code=code, reply_text=clip(text))
             self._be_over(text)
             return
-        self.session.user = result.user
+        self.session.log_in(result.user)
         self.state = ConnectionState.TUNING
         limits = self.session.limits
         ours = {"channel_max": limits.channel_max, "frame_max": limits.frame_max, "heartbeat": limits.heartbeat_seconds}

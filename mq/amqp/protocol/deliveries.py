@@ -10,7 +10,7 @@ from typing import Final
 from pamqp import commands as methods
 
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Credit, Got, Settle, Settlement, UnsettledDelivery
-from mq.amqp.protocol.session import Session
+from mq.amqp.protocol.session import CONSUMER_BYTES, Session
 from mq.amqp.wire import frames
 from mq.amqp.wire.errors import Code, Refusal
 from mq.message import QueueName
@@ -78,6 +78,7 @@ class Deliveries:
             raise Refusal(Code.NOT_ALLOWED, f"more than {self._session.limits.consumers_max} consumers")
         if wanted in self.consumers:
             raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag '{wanted}'")
+        self._session.recount(CONSUMER_BYTES)
         return wanted or f"amq.ctag-{secrets.token_urlsafe(16)}"
 
     def add(self, tag: str, queue: QueueName, *, no_ack: bool) -> None:
@@ -90,6 +91,7 @@ class Deliveries:
         if self.consumers.pop(tag, None) is None:
             return False
         self._session.consumers -= 1
+        self._session.recount()
         return True
 
     def limit(self, method: methods.Basic.Qos) -> None:
@@ -265,6 +267,7 @@ class Deliveries:
         consumers = tuple((consumer.tag, consumer.queue) for consumer in self.consumers.values())
         deliveries = tuple(self._unsettled.values())
         self._session.consumers -= len(consumers)
+        self._session.recount()
         self.consumers.clear()
         self._unsettled.clear()
         self._freed(deliveries)

@@ -139,7 +139,8 @@ class Publishes:
             raise Refusal(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
         if isinstance(frame, HeaderFrame):
             content.take_header(frame, self._session.limits.body_max)
-            content.buffered = content.missing  # room for all of it now, so that no message gets stuck half-way
+            # Room for all of it now, so that no message gets stuck half-way.
+            content.buffered = content.missing + len(frame.properties) + MESSAGE_OVERHEAD
             self._session.unfinished += content.buffered
             self._session.buffer(content.buffered)
         else:

@@ -26,9 +26,13 @@ from mq.amqp.protocol.commands import (
 )
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import SMALLEST_FRAME_MAX, encode_content, encode_method
-from mq.doors.budget import Budget, Room
+from mq.doors.budget import Budget, ClientMemory, Room, Use
 from mq.errors import BodyTooLarge, NoMemory
 
+CHANNEL_BYTES: Final = 4096
+"""What an open channel takes in memory."""
+CONSUMER_BYTES: Final = 12 * 1024
+"""What a consumer takes in memory."""
 MESSAGE_OVERHEAD: Final = 1024
 """Bytes that a message without a body is counted as, where it waits in memory."""
 
@@ -159,11 +163,14 @@ class Session:
             text says. As RabbitMQ has it, it limits later ones alone.
         outbox: commands.
         send: bytes for the client.
-        room: their reservation in the memory that all requests of the daemon share.
+        memory: what the client may reserve.
+        room: the reservation for the bytes in `buffered`.
+        kept: the reservation for channels and consumers.
         buffered: bytes that count for ``buffered_max``.
         unfinished: how many of them are of messages that have begun to come and are not all here.
         unsettled: deliveries that count for ``unsettled_max``.
         consumers: how many there are.
+        channels: how many are open, or closing.
     """
 
     topology: Topology
@@ -181,11 +188,52 @@ class Session:
     closed_to: Callable[[], str] = _open_to_all
     denied: Callable[[str, str, str | None], None] = _not_noted
     follows_text: bool = False
-    room: Room = field(default_factory=lambda: Budget().reserve())
+    memory: ClientMemory = field(default_factory=lambda: Budget().own())
+    room: Room = field(init=False)
+    kept: Room = field(init=False)
     buffered: int = 0
     unfinished: int = 0
     unsettled: int = 0
     consumers: int = 0
+    channels: int = 0
+
+    def __post_init__(self) -> None:
+        self.use_memory(self.memory)
+
+    def use_memory(self, memory: ClientMemory) -> None:
+        """Reserve memory there. Nothing is reserved yet."""
+        self.memory = memory
+        self.room, self.kept = memory.reserve(Use.PUBLISH), memory.reserve(Use.REQUEST)
+
+    def log_in(self, user: User | None) -> None:
+        """Take the authenticated user.
+
+        Raises:
+            Refusal: 506; the user has reserved too much memory.
+        """
+        if user is not None:
+            try:
+                self.memory.log_in(user.name)
+            except NoMemory as error:
+                raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
+        self.user = user
+
+    def recount(self, more: int = 0) -> None:
+        """Reserve memory for the channels and consumers that there are.
+
+        Args:
+            more: bytes for those to come.
+
+        Raises:
+            Refusal: 506; others have the memory.
+        """
+        # The first channel is a part of its connection.
+        size = CHANNEL_BYTES * max(0, self.channels - 1) + CONSUMER_BYTES * self.consumers + more
+        try:
+            self.kept.cover(size)
+        except (BodyTooLarge, NoMemory) as error:
+            raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
+        self.kept.shrink(size)
 
     def send_method(self, channel: int, method: type[base.Frame], **values: Any) -> None:
         """Send a method. Fields that are not given are zero, empty or false."""

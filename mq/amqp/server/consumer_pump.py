@@ -6,7 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -18,13 +18,18 @@ from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.message_codec import arrival_of
 from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.broker.api import BrokerAPI
+from mq.doors.budget import UNCOUNTED_BYTES, Budget, ClientMemory, Use
 from mq.doors.connections import shielded
 from mq.doors.open_connections import RecentRate
-from mq.errors import CorruptMessage
-from mq.message import BytesBody
+from mq.errors import CorruptMessage, MQError
+from mq.message import BytesBody, Message
 
 logger = logging.getLogger("mq.amqp")
 
+DELIVERY_BYTES: Final = 256
+"""What a delivery takes in memory besides its message."""
+_WRITTEN: Final = 2
+"""How much memory a character of the attributes takes, with what it is written in."""
 MOST_BYTES_TOGETHER: Final = 256 * 1024
 """Bytes of bodies that are sent before the pump checks that the client reads."""
 
@@ -39,6 +44,7 @@ class ConsumerPump:
         command: the client's wish: queue, tag, priority, and whether it acknowledges.
         room: returns once the client has read most of what was sent; calls its argument first if it has not.
         sent: called after something was sent.
+        memory: what the client may reserve.
 
     Attributes:
         channel, tag, queue: as in the command.
@@ -57,6 +63,7 @@ class ConsumerPump:
         command: Consume,
         room: Callable[[Callable[[], None]], Awaitable[None]],
         sent: Callable[[], None],
+        memory: ClientMemory,
     ) -> None:
         self.channel: ChannelKey = command.channel
         self.tag = command.tag
@@ -73,6 +80,8 @@ class ConsumerPump:
         self._precedence = Precedence(command.priority)
         self._room = room
         self._sent = sent
+        self._delivering = memory.reserve(Use.DELIVERY)
+        self._lacking = 0
         self._scope = trio.CancelScope()
         self._fed = trio.Event()
         self._damaged: list[UnackedMessage] = []
@@ -114,6 +123,9 @@ class ConsumerPump:
             with self._scope:
                 while True:
                     self._fed = trio.Event()
+                    if self._lacking:
+                        self._precedence.step_aside()
+                        await self._wait_for_memory()
                     most = self._connection.credit(self.channel, self.tag) if self.is_active else 0
                     if most:
                         name = self.queue.key
@@ -126,6 +138,7 @@ class ConsumerPump:
                         await self._fed.wait()
         finally:
             self._precedence.step_aside()
+            self._delivering.give_back()
             try:
                 await self._give_back(self._damaged)
             finally:
@@ -142,7 +155,10 @@ class ConsumerPump:
             while left:
                 await self._room(self._precedence.step_aside)
                 ready = await self._read(left)
+                if not ready and self._lacking:
+                    break
                 taken = self._connection.deliver(self.channel, self.tag, [arrival for _, arrival in ready])
+                self._delivering.give_back()  # what is written now reserves memory as far as the client does not read
                 self._sent()
                 self.delivered += taken
                 self.last_delivery = trio.current_time()
@@ -160,9 +176,12 @@ class ConsumerPump:
     async def _read(self, left: deque[UnackedMessage]) -> list[tuple[UnackedMessage, Arrival]]:
         """Take out the first messages, as many as are sent together. A cancellation takes out none."""
         ready: list[tuple[UnackedMessage, Arrival]] = []
-        size = 0
+        size = needed = 0
         try:
             while left and size < MOST_BYTES_TOGETHER:
+                needed += delivery_bytes(left[0].message, self._delivering.client.budget)
+                if needed > UNCOUNTED_BYTES and not self._has_memory(needed):
+                    break
                 try:
                     arrival = await read(left[0], self.queue)
                 except CorruptMessage as error:
@@ -176,12 +195,45 @@ class ConsumerPump:
             raise
         return ready
 
+    def _has_memory(self, size: int) -> bool:
+        try:
+            self._delivering.cover(size)
+        except MQError:
+            self._lacking = size
+            return False
+        return True
+
+    async def _wait_for_memory(self) -> None:
+        """Wait until there is as much as the next messages take. Meanwhile other consumers may get them."""
+        await self._delivering.cover_soon(self._lacking)
+        self._delivering.give_back()
+        self._lacking = 0
+
     async def _give_back(self, held: Sequence[UnackedMessage] | deque[UnackedMessage]) -> None:
         if held:
             with shielded():
                 for each in held:
                     await each.message.body.aclose()
                 await self._broker.put_back(list(held), redelivered=False)
+
+
+def delivery_bytes(message: Message, budget: Budget) -> int:
+    """How much memory the delivery of a message takes: its body is there as it was read, and as it is sent.
+
+    Args:
+        message: which.
+        budget: has the memory; no more than all of it is asked for.
+    """
+    attributes = message.properties.attributes
+    beside = DELIVERY_BYTES if not attributes else DELIVERY_BYTES + _WRITTEN * sum(map(_size, attributes.values()))
+    return min(2 * message.body.size + beside, budget.most)
+
+
+def _size(value: Any) -> int:
+    """About how long the value of an attribute is."""
+    if isinstance(value, str):
+        return len(value)
+    return sum(len(str(name)) + _size(its) for name, its in value.items()) if isinstance(value, dict) else 16
 
 
 async def read(held: UnackedMessage, queue: Queue) -> Arrival:

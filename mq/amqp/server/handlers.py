@@ -24,14 +24,25 @@ from mq.amqp.protocol.commands import (
     UnsettledDelivery,
 )
 from mq.amqp.protocol.connection import Connection
-from mq.amqp.server.consumer_pump import ConsumerPump, read
+from mq.amqp.server.consumer_pump import ConsumerPump, delivery_bytes, read
 from mq.amqp.server.publish_pump import PublishPump
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.doors.audit import note
+from mq.doors.budget import Use
 from mq.doors.connections import shielded
-from mq.errors import BrokerClosed, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld, StorageFull
+from mq.errors import (
+    BrokerClosed,
+    CallerError,
+    CorruptMessage,
+    MQError,
+    NoMemory,
+    NoSuchQueue,
+    NotServed,
+    QueueHeld,
+    StorageFull,
+)
 from mq.message import QueueName
 
 logger = logging.getLogger("mq.amqp")
@@ -66,6 +77,7 @@ class Handlers:
         self._publish_pump = publish_pump
         self._room = room
         self._sent = sent
+        self._memory = connection.session.memory
         self._start = start
         self._acknowledge = acknowledge
         self._consumers: dict[tuple[ChannelKey, str], ConsumerPump] = {}
@@ -244,7 +256,9 @@ class Handlers:
         queue = self._find_again(command.queue)
         self._check_single(queue, exclusive=command.exclusive)
         command = replace(command, queue=queue)
-        consumer = ConsumerPump(self._broker, consumers, self._connection, command, self._room, self._sent)
+        consumer = ConsumerPump(
+            self._broker, consumers, self._connection, command, self._room, self._sent, self._memory
+        )
         consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
         try:
             if command.exclusive:
@@ -308,9 +322,11 @@ class Handlers:
         async def do() -> Result:
             self._state.unused.note_use(queue)
             unsent: list[UnackedMessage] = []
+            room = self._memory.reserve(Use.DELIVERY)
             try:
                 while held := await self._hold(queue):
                     try:
+                        room.cover(delivery_bytes(held[0].message, self._memory.budget))
                         arrival = await read(held[0], queue)
                         if command.no_ack:
                             await self._broker.acknowledge(held)
@@ -324,6 +340,7 @@ class Handlers:
                         raise
                 return None
             finally:
+                room.give_back()  # before it is written, which reserves memory for what is left unsent
                 if unsent:
                     with shielded():
                         for each in unsent:
@@ -415,7 +432,7 @@ def refusal_of(error: MQError) -> Refusal:
         return Refusal(Code.ACCESS_REFUSED, str(error))
     if isinstance(error, BrokerClosed):
         return Refusal(Code.CONNECTION_FORCED, str(error))
-    if isinstance(error, StorageFull):
+    if isinstance(error, StorageFull | NoMemory):
         return Refusal(Code.RESOURCE_ERROR, str(error))
     # NotServed closes the channel alone: other queues of the connection are served.
     is_of_channel = isinstance(error, CallerError | NotServed)

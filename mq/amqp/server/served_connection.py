@@ -25,7 +25,7 @@ from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.broker.fairness import SOURCE
-from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PacedChunks
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
 from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
@@ -37,6 +37,8 @@ READ_BYTES: Final = 128 * 1024
 """What is read at once, at the most."""
 MOST_BYTES_UNSENT: Final = 1024 * 1024
 """Of one connection. A client that leaves more unread is sent nothing, and nothing is read from it."""
+MOST_BYTES_UNCOUNTED: Final = 16 * 1024
+"""Of one connection that are unsent, and for which no memory is reserved."""
 PIECE_BYTES: Final = 64 * 1024
 """What is sent at once, at the most."""
 STALLED_SECONDS: Final = 120
@@ -72,7 +74,10 @@ class ServedConnection:
         self._connection.session.address = peer.address
         self._connection.session.closed_to = state.closed_to
         self._connection.session.denied = self._note_denied
-        self._connection.session.room = state.memory.reserve()
+        self._memory = state.memory.client(str(peer), self._drop)
+        self._connection.session.use_memory(self._memory)
+        self._input = self._memory.reserve(Use.INPUT)
+        self._sending = self._memory.reserve(Use.DELIVERY)
         if isinstance(stream, trio.SSLStream):
             self._connection.session.certificate = common_name(stream.getpeercert())
         self._publish_pump = PublishPump(state.copies, state.alarm, state.dead_letters, state.backlog, self._stored)
@@ -99,8 +104,12 @@ class ServedConnection:
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
         SOURCE.set(object())
-        with self._state.seen.entry(self):
-            await self._run()
+        with self._state.seen.entry(self) as id:
+            self._memory.name = f"{id} ({self._peer})"
+            try:
+                await self._run()
+            finally:
+                self._memory.close()
 
     async def _run(self) -> None:
         self._state.connections.add(self)
@@ -207,6 +216,19 @@ class ServedConnection:
                 self._renew_rights()
                 self._connection.receive(bytes(data))
                 await self._work()
+                self._count_input()
+
+    def _count_input(self) -> None:
+        """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
+        held = self._connection.held
+        if held <= UNCOUNTED_BYTES:
+            self._input.shrink(0)
+            return
+        self._input.shrink(held)
+        try:
+            self._input.cover(held)
+        except MQError as error:
+            self._fail(refusal_of(error))
 
     async def _receive(self) -> bytes | bytearray:
         """The next bytes of the client; none at its end. Gives up a message that arrives slowly when others want its
@@ -216,9 +238,16 @@ class ServedConnection:
             self._arrival = None
             return await self._stream.receive_some(READ_BYTES)
         if self._arrival is None:
-            arriving = self._state.memory.arriving(_Received(self._stream), self._give_up)
+            arriving = self._connection.session.room.arriving(_Received(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
         return await anext(self._arrival, b"")
+
+    def _drop(self) -> None:
+        """Drop a client that reads slowly, for others want the memory. It would not read a reason either."""
+        logger.info("AMQP client %s was dropped: it reads slowly, and others want the memory", self._peer)
+        carrier = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+        if isinstance(carrier, trio.SocketStream):
+            carrier.socket.close()
 
     def _give_up(self) -> None:
         if self._nursery is not None:  # not at once: this connection itself, at work, may want the memory
@@ -284,7 +313,18 @@ class ServedConnection:
         if data:
             self._outgoing.append(data)
             self._unsent.value += len(data)
+            if self._unsent.value > MOST_BYTES_UNCOUNTED:
+                self._count_unsent()
         self._sleep.deadline = min(self._sleep.deadline, self._connection.wake_at())
+
+    def _count_unsent(self) -> None:
+        """Reserve memory for what the client has not read. A client for which there is none is dropped."""
+        try:
+            self._sending.cover(self._unsent.value)
+        except MQError as error:
+            logger.info("AMQP client %s was dropped: it does not read, and %s", self._peer, error)
+            self._reading.cancel()
+        self._sending.begin_sending()
 
     async def _write(self) -> None:
         while True:
@@ -292,6 +332,7 @@ class ServedConnection:
             if not await self._send():
                 self._outgoing.clear()
                 self._unsent.value = 0
+                self._sending.give_back()
                 self._reading.cancel()
             elif self._connection.state is ConnectionState.LEFT and not self._unsent.value:
                 await self._say_no_more()
@@ -316,6 +357,8 @@ class ServedConnection:
                     logger.info("AMQP client %s was dropped: it reads nothing", self._peer)
                     return False
                 self._unsent.value -= len(piece)
+                if self._sending.size:
+                    self._sending.shrink(self._unsent.value if self._unsent.value > MOST_BYTES_UNCOUNTED else 0)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True

@@ -280,6 +280,11 @@ class FrameReader:
         self._held = self._held[self._at :] + data
         self._at = 0
 
+    @property
+    def held(self) -> int:
+        """Bytes of a frame that is not complete."""
+        return len(self._held) - self._at
+
     def begin(self) -> bool:
         """Take the protocol header, which comes before the first frame; False while a part of it is missing.
 
