@@ -234,7 +234,9 @@ class Settings:
         "", _TEXT, "file of the cluster that this daemon is a node of: its name, its neighbors", "none"
     )
     node: str = _line("", _TEXT, "the name of this node, as the cluster's file has it", "as in the file")
-    neighbors: tuple[str, ...] = _line((), _NAMES, "the two other nodes: ADDRESS:PORT,ADDRESS:PORT", "as in the file")
+    neighbors: tuple[str, ...] = _line(
+        (), _NAMES, "the two other nodes, or all three: ADDRESS:PORT,ADDRESS:PORT", "as in the file"
+    )
     coordinator: str = _line("", _TEXT, "who keeps the cluster, such as etcd:http://127.0.0.1:2379", "as in the file")
     cluster_password_file: str = _line("", _TEXT, "file with the password of the cluster", "as in the file")
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")

@@ -86,6 +86,12 @@ def test_the_compiler_stays_in_its_stage_and_both_are_of_one_system() -> None:
     assert first[1] == last[1]
 
 
+def test_image_has_each_plugin_that_a_cluster_uses() -> None:
+    assert {"mq-etcd", "mq-postgres"} <= set(re.findall(r"/src/plugins/([\w-]+)", BUILD))
+    assert "-r /src/locked/postgres.txt" in BUILD
+    assert "psycopg-binary==" in (TREE / "locked" / "postgres.txt").read_text()
+
+
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 def test_its_steps_build_install_and_serve(tmp_path: Path, free_port: int) -> None:

@@ -16,11 +16,16 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from mq.settings import LINES
+from mq.cli.node import cluster_of
+from mq.settings import LINES, Settings
 from mq.testing.ports import HeldPort
 
 TREE: Final = Path(__file__).resolve().parent.parent
-PARTS: Final[list[dict[str, Any]]] = list(yaml.safe_load_all((TREE / "deploy/kubernetes/mq.yaml").read_text()))
+FOLDER: Final = TREE / "deploy" / "kubernetes"
+MANIFESTS: Final[dict[str, list[dict[str, Any]]]] = {
+    file.name: list(yaml.safe_load_all(file.read_text())) for file in FOLDER.glob("*.yaml")
+}
+PARTS: Final = MANIFESTS["mq.yaml"]
 SERVICES: Final = {part["metadata"]["name"]: part["spec"] for part in PARTS if part["kind"] == "Service"}
 STATEFUL: Final[dict[str, Any]] = next(part["spec"] for part in PARTS if part["kind"] == "StatefulSet")
 POD: Final[dict[str, Any]] = STATEFUL["template"]["spec"]
@@ -32,9 +37,10 @@ PATIENCE_SECONDS: Final = 60
 
 @pytest.mark.proof
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_knows_every_field(version: str) -> None:
+@pytest.mark.parametrize("name", MANIFESTS)
+def test_kubernetes_knows_every_field(name: str, version: str) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    for part in PARTS:
+    for part in MANIFESTS[name]:
         kubernetes_validate.validate(part, version, strict=True)
 
 
@@ -73,6 +79,45 @@ def test_a_pod_is_the_images_user_and_may_do_nothing_else() -> None:
     assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
     assert own["capabilities"] == {"drop": ["ALL"]}
     assert STATEFUL["replicas"] == 1  # a root has one owner
+
+
+def test_three_pods_are_a_cluster_whose_nodes_find_each_other() -> None:
+    """The manifest of a cluster: each pod is a node, and its settings name the two others."""
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in MANIFESTS["cluster.yaml"]}
+    stateful = parts["StatefulSet", "mq"]["spec"]
+    pod = stateful["template"]["spec"]
+    [container] = pod["containers"]
+    own = {each["name"]: each["value"] for each in container["env"] if "value" in each}
+    assert own.keys() - {"MQ_NODE"} <= {line.variable for line in LINES}
+    pods = [f"mq-{number}" for number in range(stateful["replicas"])]
+    assert len(pods) == 3
+    with_namespace = own["MQ_NEIGHBORS"].replace("$(NAMESPACE)", "shop")
+    for name in pods:
+        config = cluster_of(
+            Settings(node=name, neighbors=tuple(with_namespace.split(",")), amqp_port=5672, insecure=True)
+        )
+        assert config is not None
+        hosts = {neighbor.host for neighbor in config.neighbors}
+        assert hosts == {f"{other}.{stateful['serviceName']}.shop.svc" for other in pods if other != name}
+    assert parts["Service", stateful["serviceName"]]["spec"]["publishNotReadyAddresses"] is True
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert set(mounts) == {
+        each["name"] for each in (*pod["volumes"], *(c["metadata"] for c in stateful["volumeClaimTemplates"]))
+    }
+    for name in ("MQ_ROOT", "MQ_USERS", "MQ_TLS_CERT", "MQ_TLS_KEY", "MQ_CLUSTER", "MQ_CLUSTER_PASSWORD_FILE"):
+        assert any(own[name].startswith(f"{path}/") for path in mounts.values())
+
+
+def test_a_node_of_a_cluster_is_the_same_pod_as_a_daemon_alone() -> None:
+    """Probes, rights and limits; only what a cluster adds differs."""
+    [stateful] = [part["spec"] for part in MANIFESTS["cluster.yaml"] if part["kind"] == "StatefulSet"]
+    pod = stateful["template"]["spec"]
+    [container] = pod["containers"]
+    for name in ("securityContext", "enableServiceLinks", "terminationGracePeriodSeconds"):
+        assert pod[name] == POD[name]
+    for name in CONTAINER.keys() - {"env", "volumeMounts"}:
+        assert container[name] == CONTAINER[name]
+    assert all(each in container["env"] for each in CONTAINER["env"])
 
 
 @pytest.mark.proof

@@ -3,9 +3,10 @@ offers.
 
 Usage: python tools/lock.py
 
-``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program, ``locked/build.txt`` what the
-image's build stage builds and compiles it with there. ``locked/dev.txt`` has what developers and CI need on the Python
-and the machine that ran this. Versions are those of constraints.txt.
+``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program. The image has that, and what
+mq-postgres needs (``locked/postgres.txt``); its build stage builds and compiles with ``locked/build.txt``.
+``locked/dev.txt`` has what developers and CI need on the Python and the machine that ran this. Versions are those of
+constraints.txt.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ def main() -> None:
         resolve_everywhere(in_one_file),
         f"mq and the plugins of the one-file program on {everywhere}",
     )
+    more = [need for need in project(TREE / "plugins/mq-postgres")["dependencies"] if need.startswith("psycopg")]
+    write(FOLDER / "postgres.txt", resolve_everywhere(more), f"mq-postgres in the image, on {everywhere}")
     write(FOLDER / "build.txt", resolve_everywhere(COMPILES), f"building and compiling mq on {everywhere}")
     plugins = [need for each in sorted(TREE.glob("plugins/*")) for need in project(each)["dependencies"]]
     others = [need for need in plugins if not need.startswith("mq")]

@@ -38,9 +38,13 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         "password_file": settings.cluster_password_file,
     }
     if settings.neighbors:
-        if len(settings.neighbors) != 2:
-            raise InvalidSetting(f"neighbors must be two, with a comma between, got {len(settings.neighbors)}")
-        given |= dict(zip(("neighbor_1", "neighbor_2"), settings.neighbors, strict=True))
+        others = _without_itself(settings.neighbors, settings.node)
+        if len(others) != 2:
+            raise InvalidSetting(
+                f"neighbors must be the two other nodes, with a comma between, or all three, of which one is at a host "
+                f"called like this node ({settings.node or '--node'}); got {len(settings.neighbors)}"
+            )
+        given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}
     if not settings.cluster and not given:
         return None
@@ -56,6 +60,13 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
     if not config.password:
         logger.warning("this cluster has no password: every client of the AMQP port is believed to be a node")
     return dataclasses.replace(config, spool_folder=settings.folder)
+
+
+def _without_itself(neighbors: Sequence[str], node: str) -> list[str]:
+    """Return the two other nodes, also if all three are listed, as replicas with equal settings do."""
+    if len(neighbors) != 3:
+        return list(neighbors)
+    return [neighbor for neighbor in neighbors if neighbor.rpartition(":")[0].partition(".")[0] != node]
 
 
 @asynccontextmanager

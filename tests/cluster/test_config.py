@@ -123,5 +123,15 @@ def test_what_goes_with_no_cluster(file: Path) -> None:
             cluster_of(settings)
     with pytest.raises(InvalidSetting, match="leave out --strict-seeds"):
         cluster_of(Settings(cluster=str(file), amqp_port=5672, strict_seeds=True))
-    with pytest.raises(InvalidSetting, match="neighbors must be two"):
+    with pytest.raises(InvalidSetting, match="neighbors must be the two other nodes"):
         cluster_of(Settings(neighbors=("10.9.0.2:5672",)))
+
+
+def test_node_leaves_itself_out_of_three_neighbors() -> None:
+    all_three = tuple(f"mq-{number}.pods.shop.svc:5672" for number in range(3))
+    for number in range(3):
+        config = cluster_of(Settings(node=f"mq-{number}", neighbors=all_three, amqp_port=5672, insecure=True))
+        assert config is not None
+        assert [str(each) for each in config.neighbors] == [each for each in all_three if f"mq-{number}." not in each]
+    with pytest.raises(InvalidSetting, match=r"called like this node \(other\); got 3"):
+        cluster_of(Settings(node="other", neighbors=all_three, amqp_port=5672, insecure=True))
