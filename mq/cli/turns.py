@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -16,6 +17,12 @@ from mq.errors import InvalidSetting
 from mq.settings import AMQP_PORT, Settings
 from mq.storage.files.opening import open_turn
 from mq.storage.options import StorageOptions
+
+_ASKS_LIVE: Final = re.compile(rb"GET (?:/[^ ?]*)?/-/live(?:\?[^ ]*)? HTTP/1\.[01]\r?\n")
+_ALIVE: Final = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 15\r\nCache-Control: no-store\r\n"
+    b'Connection: close\r\n\r\n{"live": true}\n'
+)
 
 
 class Doorways(NamedTuple):
@@ -49,6 +56,15 @@ def check_turns(settings: Settings, *, is_node: bool) -> None:
         )
 
 
+def answer_of_standby(first: bytes) -> bytes | None:
+    """Return the answer to ``GET /-/live``, which is about this daemon and not about the owner; None for all else.
+
+    Args:
+        first: the first bytes of a connection to the HTTP API.
+    """
+    return _ALIVE if _ASKS_LIVE.match(first) else None
+
+
 @asynccontextmanager
 async def in_turn(
     settings: Settings, stop: trio.Event, stands_by: Callable[[list[str]], None]
@@ -74,7 +90,8 @@ async def in_turn(
     turn = await trio.to_thread.run_sync(open_turn, settings.folder, options)
     opened: list[Doorway] = []
     try:
-        http = Doorway("http", await listen(settings.address, settings.port, shares_port=settings.reuse_port))
+        listeners = await listen(settings.address, settings.port, shares_port=settings.reuse_port)
+        http = Doorway("http", listeners, None if settings.tls_cert else answer_of_standby)
         opened.append(http)
         amqp = await _amqp_doorway(settings)
         opened += [amqp] if amqp is not None else []

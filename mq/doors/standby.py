@@ -5,7 +5,8 @@ SCM_RIGHTS): bytes between client and owner do not pass through it. It reaches t
 The socket ends with the owner, and then the next daemon takes its turn; until then connections wait in the kernel.
 
 A connection that could not be handed over stays with the daemon that accepted it: it is handed to the next owner, or
-served here, when that is this daemon.
+served here, when that is this daemon. Whether a daemon is alive it answers for itself: a supervisor must not end it
+because the owner hangs.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ SILENT_SECONDS: Final = 5.0
 """An owner that says nothing for so long gets no more connections: it hangs."""
 MOST_KEPT: Final = 65_536
 """Connections of a door that wait to be served."""
+MOST_ACCEPTED: Final = 1000
+"""Connections of a door that a daemon accepts while it can hand over none; others wait in the kernel."""
+FIRST_BYTES_SECONDS: Final = 1.0
+"""How long a daemon waits for the first bytes of a connection before it hands the connection over all the same."""
+_FIRST_BYTES: Final = 256
 _WELCOME: Final = b"welcome"
 _STRANGE: Final = b"strange"
 _BEAT: Final = b"."
@@ -46,17 +52,23 @@ _CREDENTIALS: Final = struct.Struct("iII")
 _FILE_SIZE: Final = array.array("i").itemsize
 
 
+Probe = Callable[[bytes], bytes | None]
+"""Given the first bytes of a connection, returns the answer of the daemon that accepted it; None to hand it over."""
+
+
 class Doorway:
     """Where the connections of one door come from: its listeners, and the daemons that stand by.
 
     Args:
         name: of the door. All daemons call it the same.
         listeners: its own; perhaps none.
+        probe: answers what a daemon that stands by answers itself; None where it hands over everything.
     """
 
-    def __init__(self, name: str, listeners: Sequence[trio.SocketListener]) -> None:
+    def __init__(self, name: str, listeners: Sequence[trio.SocketListener], probe: Probe | None = None) -> None:
         self.name = name
         self.listeners = listeners
+        self.probe = probe
         self._put, self._handed = trio.open_memory_channel[trio.SocketStream](MOST_KEPT)
 
     def keep(self, stream: trio.SocketStream) -> None:
@@ -75,6 +87,15 @@ class Doorway:
         with suppress(trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
             return self._handed.receive_nowait()
         return None
+
+    async def next_kept(self) -> trio.SocketStream:
+        """Wait for a kept connection, the oldest first. It is the caller's from now on."""
+        return await self._handed.receive()
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether so many connections are kept that no more are to be accepted."""
+        return self._put.statistics().current_buffer_used >= MOST_ACCEPTED
 
     def serving(self) -> list[trio.abc.Listener[trio.SocketStream]]:
         """All ways in, for the server of the door. It closes them."""
@@ -106,12 +127,15 @@ class _Kept(trio.abc.Listener[trio.SocketStream]):
 
 
 class _Borrowed(trio.abc.Listener[trio.SocketStream]):
-    """A listener that stays open when its server closes it."""
+    """A listener of a door, which stays open when its server closes it, and accepts no more than can be kept."""
 
-    def __init__(self, listener: trio.SocketListener) -> None:
+    def __init__(self, listener: trio.SocketListener, doorway: Doorway) -> None:
         self._listener = PromptListener(listener)
+        self._doorway = doorway
 
     async def accept(self) -> trio.SocketStream:
+        while self._doorway.is_crowded:  # noqa: ASYNC110 - handing over makes room, and tells of it to nobody
+            await trio.sleep(PAUSE_SECONDS)
         return await self._listener.accept()
 
     async def aclose(self) -> None:
@@ -143,11 +167,16 @@ class Standby:
         Raises:
             StrangeOwner: the doors would be guarded in another way than this daemon's settings say.
         """
-        while not take():
-            with suppress(OSError), _new_socket() as link:
-                await link.connect(self._path)
-                await self._serve(link)
-            await trio.sleep(PAUSE_SECONDS)
+        async with trio.open_nursery() as nursery:
+            for doorway in self._doorways:
+                if doorway.listeners:
+                    nursery.start_soon(_accept_all, doorway)
+            while not take():
+                with suppress(OSError), _new_socket() as link:
+                    await link.connect(self._path)
+                    await self._serve(link)
+                await trio.sleep(PAUSE_SECONDS)
+            nursery.cancel_scope.cancel()
 
     async def _serve(self, link: trio.socket.SocketType) -> None:
         """Hand over until the owner ends."""
@@ -190,14 +219,8 @@ class Standby:
 
     async def _hand_all(self, doorway: Doorway, link: trio.socket.SocketType) -> None:
         """Hand over the connections of one door, for ever."""
-        while (kept := doorway.first_kept()) is not None:
-            await self._hand(doorway, link, kept)
-
-        async def hand(stream: trio.SocketStream) -> None:
-            await self._hand(doorway, link, stream)
-
-        if doorway.listeners:
-            await trio.serve_listeners(hand, [_Borrowed(listener) for listener in doorway.listeners])
+        while True:
+            await self._hand(doorway, link, await doorway.next_kept())
 
     async def _hand(self, doorway: Doorway, link: trio.socket.SocketType, stream: trio.SocketStream) -> None:
         """Hand one over, or keep it. A link that refused it is over."""
@@ -209,11 +232,43 @@ class Standby:
                 is_handed = True
         finally:
             if not is_handed:
-                with suppress(OSError):  # without a handle for it, it is lost
-                    doorway.keep(stream_over(sockets.socket(fileno=os.dup(stream.socket.fileno()))))
+                _keep_copy(doorway, stream)
                 with suppress(OSError):
                     link.shutdown(sockets.SHUT_RDWR)
             stream.socket.close()
+
+
+async def _accept_all(doorway: Doorway) -> None:
+    """Accept the connections of one door, for ever, and keep what has to be handed over."""
+
+    async def admit(stream: trio.SocketStream) -> None:
+        is_answered = False
+        try:
+            is_answered = doorway.probe is not None and await _answer(doorway.probe, stream)
+        finally:
+            if not is_answered:
+                _keep_copy(doorway, stream)  # the server of these listeners closes the stream itself
+
+    await trio.serve_listeners(admit, [_Borrowed(listener, doorway) for listener in doorway.listeners])
+
+
+async def _answer(probe: Probe, stream: trio.SocketStream) -> bool:
+    """Answer a connection if its first bytes ask for what a daemon that stands by answers; they stay unread if not."""
+    first = b""
+    with trio.move_on_after(FIRST_BYTES_SECONDS), suppress(OSError):
+        first = await stream.socket.recv(_FIRST_BYTES, sockets.MSG_PEEK)
+    answer = probe(first)
+    if answer is None:
+        return False
+    with trio.move_on_after(FIRST_BYTES_SECONDS), suppress(trio.BrokenResourceError):
+        await stream.receive_some()  # or else closing resets the connection, and takes the answer along
+        await stream.send_all(answer)
+    return True
+
+
+def _keep_copy(doorway: Doorway, stream: trio.SocketStream) -> None:
+    with suppress(OSError):  # without a handle for it, it is lost
+        doorway.keep(stream_over(sockets.socket(fileno=os.dup(stream.socket.fileno()))))
 
 
 class Owner:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from mq.doors import standby
 from mq.doors.listeners import CannotListen, listen
@@ -152,10 +153,62 @@ async def test_an_owner_that_hangs_is_named_and_gets_nothing_more(
         assert await answer_to(await connect(waiting)) == b"here"
 
 
+async def test_standby_answers_its_own_probe_while_the_owner_hangs_and_keeps_all_else(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "SILENT_SECONDS", 0.05)
+    waiting = await door()
+    waiting.probe = lambda first: b"alive" if first == b"probe" else None
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as hanging:
+        hanging.bind(path)
+        hanging.listen()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(Standby(path, [waiting], b"guards").wait, never)
+            work, probe = await connect(waiting), await connect(waiting)
+            await work.send_all(b"work")
+            await probe.send_all(b"probe")
+            assert await answer_to(probe) == b"alive"
+            nursery.cancel_scope.cancel()
+    os.unlink(path)
+    async with owning(path, waiting, b"here"):
+        assert await answer_to(work) == b"here"
+
+
+async def test_standby_hands_over_a_connection_that_says_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "FIRST_BYTES_SECONDS", 0.05)
+    waiting = await door()
+    waiting.probe = lambda _: None
+    async with trio.open_nursery() as nursery, owning(path, Doorway("http", []), b"owner"):
+        nursery.start_soon(Standby(path, [waiting], b"guards").wait, never)
+        assert await answer_to(await connect(waiting)) == b"owner"
+        nursery.cancel_scope.cancel()
+    waiting.close()
+
+
+async def test_standby_that_keeps_many_connections_leaves_others_to_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "MOST_ACCEPTED", 2)
+    waiting = await door()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Standby("nowhere", [waiting], b"guards").wait, never)
+        early = [await connect(waiting) for _ in range(3)]
+        with trio.fail_after(SECONDS):
+            while not waiting.is_crowded:
+                await trio.sleep(0.01)
+        late = [await connect(waiting) for _ in range(10)]
+        for _ in range(5):
+            await trio.testing.wait_all_tasks_blocked()
+        kept = waiting.kept()
+        assert len(kept) <= len(early)
+        nursery.cancel_scope.cancel()
+        for stream in (*early, *late, *kept):
+            stream.socket.close()
+    waiting.close()
+
+
 async def test_an_owner_with_other_guards_is_refused(path: str) -> None:
     waiting = await door()
     async with owning(path, Doorway("http", []), b"owner"):
-        with pytest.raises(StrangeOwner, match="the same --users"):
+        with pytest.RaisesGroup(pytest.RaisesExc(StrangeOwner, match="the same --users")):
             await Standby(path, [waiting], b"others").wait(never)
     waiting.close()
 

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+import httpx
 import pika
 import pika.exceptions
 import pytest
@@ -184,6 +185,8 @@ def test_a_daemon_that_hangs_is_named_and_replaced_once_it_is_killed(temp_root: 
     with daemons_on(temp_root) as daemons:
         first, second = daemons
         os.kill(first.pid, signal.SIGSTOP)
+        for _ in range(3):
+            assert httpx.get(f"http://127.0.0.1:{second.port}/-/live", timeout=4).json() == {"live": True}
         wait_until(lambda: f"kill -9 {first.pid}" in second.log.read_text(), "it is named")
         assert not is_served_by(second), "two daemons have one root"
         first.kill()
