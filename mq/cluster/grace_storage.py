@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from itertools import islice
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ MOST_KEPT: Final = 100_000
 _OPERATIONS_PER_BATCH: Final = 500
 _LISTED_AT_ONCE: Final = 2000
 """Messages removed by earlier masters that are listed, and unlinked, at a time."""
+_SIGNS_IN_PATIENCE: Final = 8
+"""How often a sign of life is asked for until patience ends."""
 _ENDING: Final = (Result.FENCED, Result.UNKNOWN, Result.FAILED)
 _DONE: Final = Outcome(Result.DONE)
 
@@ -98,6 +100,29 @@ class GraceStorage:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._unlink_own)
             nursery.start_soon(self._unlink_inherited)
+
+    async def watch(self, patience_seconds: float) -> None:
+        """Report the store as broken once its servers have given no sign of life for so long; returns then.
+
+        Another node may reach a store that this one is cut off from.
+        """
+        heard = trio.current_time()
+
+        async def ask() -> None:
+            nonlocal heard
+            while True:
+                asked = trio.current_time()
+                with suppress(StorageError):
+                    await self._below.check_reachable()
+                    heard = asked
+                await trio.sleep(patience_seconds / _SIGNS_IN_PATIENCE)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while (left := heard + patience_seconds - trio.current_time()) > 0:  # noqa: ASYNC110 - it ends by the clock
+                await trio.sleep(left)
+            self._broken(f"the store has given no sign of life for {patience_seconds:g} seconds")
+            nursery.cancel_scope.cancel()
 
     async def _unlink_inherited(self) -> None:
         """Unlink what earlier masters removed, when the last of them has been gone for as long as messages are kept."""

@@ -169,7 +169,7 @@ class Leadership:
                 value = await self._call(holder, method, args, named)
             except BrokerClosed as error:
                 raise ServiceLost(LOST) from error
-        if scope.cancelled_caught or self._is_over():
+        if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
         logger.debug("term %d answers %s at %d", self.number, method, time.monotonic_ns())
         return value
@@ -190,10 +190,12 @@ class Leadership:
     # How it is done
 
     def _check(self) -> None:
-        if self._is_over():
+        if self.is_over:
             raise NotServed(ENDED)
 
-    def _is_over(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether the term has ended, or may have ended by the clock."""
         return self._has_ended or not self._is_ours()
 
     @contextmanager

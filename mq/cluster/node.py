@@ -49,6 +49,9 @@ POLL_SECONDS: Final = 1.0
 SILENT_LEASES: Final = 3
 """How many leases a master stays one while its neighbours are members and none reaches it: longer than a link takes to
 come back."""
+CUT_OFF_LEASES: Final = 2
+"""How many leases a master stays one without a sign of life of the store of messages. With the lease that ends after
+that the next one leads within three."""
 ALONE_SECONDS: Final = 10.0
 """How long a node has no other member before it logs that: nodes that start together have found each other by then."""
 APART_SECONDS: Final = 10.0
@@ -165,7 +168,8 @@ class ClusterNode:
             Node(member.node, round(max(0.0, now - member.since), 3), member.number == oldest, member.is_draining)
             for member in self._members
         )
-        role = "alone" if tenure is None else "master" if self._leadership is not None else "mirror"
+        leads = self._leadership is not None and not self._leadership.is_over
+        role = "alone" if tenure is None else "master" if leads else "mirror"
         return Membership(
             self._config.node,
             role,
@@ -516,6 +520,8 @@ class ClusterNode:
                 logger.info("node %s serves %d queues, term %d", self._config.node, queues, leadership.number)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._lead_apart)
+                    if self._config.store:  # else the coordinator has the messages, and the candidacy ends without it
+                        nursery.start_soon(store.watch, CUT_OFF_LEASES * self._config.lease_seconds)
                     await store.run()
         finally:
             leadership.end()

@@ -141,6 +141,10 @@ class SplitStorage:
         """As the messages' store."""
         return await self._messages.contains(queues, id)
 
+    async def check_reachable(self) -> None:
+        """As the messages' store: whether the coordinator answers, the candidacy tells."""
+        await self._messages.check_reachable()
+
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """As the messages' store."""
         return await self._messages.scan(state, queue, limit)

@@ -422,6 +422,13 @@ class ClusterStorage(Storage, Protocol):
         has each id only once may leave the queues aside.
         """
 
+    async def check_reachable(self) -> None:
+        """Ask the store's servers for a sign of life, whatever else they are busy with.
+
+        Raises:
+            StorageError: they do not answer in time.
+        """
+
 
 def is_for_cluster(storage: Storage) -> TypeGuard[ClusterStorage]:
     """Return whether a cluster can keep its messages in a store."""

@@ -160,6 +160,10 @@ class MemoryStorage:
         await trio.lowlevel.checkpoint()
         return any(id in self._places.get((state, queue), {}) for queue in queues for state in State)
 
+    async def check_reachable(self) -> None:
+        """Return at once."""
+        await trio.lowlevel.checkpoint()
+
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
         await trio.lowlevel.checkpoint()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,13 +54,15 @@ class Nodes:
 
 
 @contextmanager
-def three_daemons(etcd: str, folder: Path, store: str = "", users: str = "", password: str = "") -> Iterator[Nodes]:
+def three_daemons(
+    etcd: str, folder: Path, store: str | Mapping[str, str] = "", users: str = "", password: str = ""
+) -> Iterator[Nodes]:
     """Nodes a, b and c, which are up.
 
     Args:
         etcd: the endpoint of one that keeps members and names.
         folder: for their roots and logs.
-        store: the address of the store of their messages; empty for etcd.
+        store: the address of the store of their messages, perhaps another one for each node; empty for etcd.
         users: a file of users, of which each node gets a copy; empty for none.
         password: of the cluster; empty for none.
     """
@@ -72,7 +74,8 @@ def three_daemons(etcd: str, folder: Path, store: str = "", users: str = "", pas
             file = folder / f"{name}.toml"
             file.write_text(
                 f'name = "{name}"\nneighbor_1 = "{first}"\nneighbor_2 = "{second}"\nlease_seconds = 2\n'
-                f'coordinator = "etcd:{etcd}?prefix=/mq"\nstore = "{store}"\n'
+                f'coordinator = "etcd:{etcd}?prefix=/mq"\n'
+                f'store = "{store if isinstance(store, str) else store[name]}"\n'
                 + (f'password = "{password}"\n' if password else "")
             )
             flags = ("--cluster", str(file), "--amqp-port", str(ports[name]))

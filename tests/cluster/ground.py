@@ -341,6 +341,9 @@ class FencedStorage:
         await self._reach()
         return await self._store.contains(queues, id)
 
+    async def check_reachable(self) -> None:
+        await self._reach()
+
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         return await self._store.scan(state, queue, limit)
 

@@ -11,6 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from mq.broker import BrokerConfig, Draft, open_broker
 from mq.cluster import grace_storage
 from mq.cluster.grace_storage import GRACE_SECONDS, GraceStorage
+from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, AnyOperation, Entry, Meta, Move, Outcome, Result, Unlink, Write
@@ -176,3 +177,29 @@ async def test_what_leaves_the_store_unknown_is_told(
     monkeypatch.setattr(store, "commit", commit)
     await kept.commit([Write("q", IDS.new(), b"x")])
     assert reasons == ["why"]
+
+
+class Unreachable(MemoryStorage):
+    """Its servers answer only until `is_cut_off`."""
+
+    is_cut_off = False
+
+    async def check_reachable(self) -> None:
+        if self.is_cut_off:
+            await trio.sleep(3)  # as a client that waits for a server
+            raise StorageFull("no answer")
+        await super().check_reachable()
+
+
+async def test_store_that_gives_no_sign_of_life_is_reported(autojump_clock: MockClock) -> None:
+    reasons: list[str] = []
+    store = Unreachable()
+    kept = GraceStorage(store, reasons.append)
+    with trio.move_on_after(100):
+        await kept.watch(4)
+    assert reasons == []
+    store.is_cut_off = True
+    began = trio.current_time()
+    await kept.watch(4)
+    assert reasons == ["the store has given no sign of life for 4 seconds"]
+    assert trio.current_time() - began == 4

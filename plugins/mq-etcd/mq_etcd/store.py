@@ -194,6 +194,15 @@ class EtcdStorage:
         with self._translated():
             return await self._reader.contains(id)
 
+    async def check_reachable(self) -> None:
+        """Ask a member for its status.
+
+        Raises:
+            StorageFull: none answers.
+        """
+        with self._translated():
+            await self._client.status()
+
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
         with self._translated():

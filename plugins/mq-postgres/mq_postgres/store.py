@@ -229,6 +229,14 @@ class PostgresStorage:
         """Return whether one of the queues has that message, in any state."""
         return await self._look(lambda connection: reader.contains(connection, queues, id))
 
+    async def check_reachable(self) -> None:
+        """Ask for nothing that a lock could hold up.
+
+        Raises:
+            StorageFull: the server does not answer.
+        """
+        await self._look(lambda connection: connection.execute("SELECT 1").fetchone())
+
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
         entries = await self._look(lambda connection: reader.scan(connection, state, queue, limit))

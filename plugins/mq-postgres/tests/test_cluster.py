@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
+import sys
+import threading
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -134,3 +139,68 @@ def test_a_large_message_outlives_the_master_that_was_taking_it(place, tmp_path:
             assert bodies(nodes, other) == [body]
             row = admin.execute(f"SELECT count(*) FROM {place.schema}.chunk".encode()).fetchone()
             assert row == (24,), "of the master that died nothing is left"
+
+
+class Cable:
+    """A port whose connections lead to another one, until the cable is cut: then nothing comes through, and no end."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._is_cut = threading.Event()
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut.set()
+
+    def close(self) -> None:
+        for each in (self._listening, *self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listening.accept()
+                self._open.append(client)
+                if self._is_cut.is_set():
+                    continue
+                server = socket.create_connection(("127.0.0.1", self._target))
+                self._open.append(server)
+                for ends in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=ends, daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65_536):
+                if self._is_cut.is_set():
+                    return
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+
+def test_master_that_is_cut_off_from_postgresql_alone_hands_over(place, tmp_path: Path) -> None:
+    """It is a member still, and its neighbors reach it. A cluster goes on within three leases (here of two seconds)."""
+    from mq_etcd.testing.cluster import running as running_etcd
+
+    cables = {name: Cable(place.port) for name in "abc"}
+    addresses = {name: place.address.replace(f":{place.port}/", f":{cables[name].port}/") for name in "abc"}
+    with contextlib.ExitStack() as stack:
+        for cable in cables.values():
+            stack.callback(cable.close)
+        etcd = stack.enter_context(running_etcd())
+        nodes = stack.enter_context(three_daemons(etcd.endpoints[0], tmp_path, addresses))
+        first = nodes.master()
+        other = next(name for name in "abc" if name != first)
+        assert nodes.ask(other, "PUT", "/q?store=cluster").status_code == 201
+        assert nodes.ask(other, "POST", "/q/messages", b"1").status_code == 201
+        term = nodes.sees(other)["term"]
+        cables[first].cut()
+        began = time.monotonic()
+        nodes.wait(lambda: nodes.sees(other)["term"] != term and nodes.sees(first)["role"] != "master")
+        nodes.wait(lambda: nodes.ask(other, "POST", "/q/messages", b"2").status_code == 201)
+        sys.stderr.write(f"served again {time.monotonic() - began:.1f} s after the cable was cut\n")
+        assert bodies(nodes, other) == [b"1", b"2"]
