@@ -134,7 +134,7 @@ class _Borrowed(trio.abc.Listener[trio.SocketStream]):
         self._doorway = doorway
 
     async def accept(self) -> trio.SocketStream:
-        while self._doorway.is_crowded:  # noqa: ASYNC110 - handing over makes room, and tells of it to nobody
+        while self._doorway.is_crowded:  # noqa: ASYNC110 - handing over makes room without an event
             await trio.sleep(PAUSE_SECONDS)
         return await self._listener.accept()
 
