@@ -65,7 +65,7 @@ class LoopTurns(trio.abc.Instrument):
         self.steps = 0
         self.long_steps = [0] * (len(STEP_BOUNDS) + 1)
         self.long_seconds = 0.0
-        self._passes = 0  # of the event loop
+        self.passes = 0  # of the event loop
         self._ended_in = -1  # the pass in which a task used up its turn last
         self._line = trio.lowlevel.ParkingLot()
         self._is_pacing = False
@@ -83,8 +83,8 @@ class LoopTurns(trio.abc.Instrument):
     async def end(self) -> None:
         """Let other tasks run, and begin a new turn. Not cancelled in between: a loop over messages ends with all of
         them done."""
-        is_alone = self._ended_in != self._passes and not self._is_pacing
-        self._ended_in = self._passes
+        is_alone = self._ended_in != self.passes and not self._is_pacing
+        self._ended_in = self.passes
         if is_alone:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -118,7 +118,7 @@ class LoopTurns(trio.abc.Instrument):
         if ended - self._began > STEP_BOUNDS[0] and self._task is not None:
             self._note_long(ended)
         self._task = None
-        self._passes += 1
+        self.passes += 1
 
     def after_io_wait(self, timeout: float) -> None:
         """Note the processor time at the begin of a pass, for a long step in it."""

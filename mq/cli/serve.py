@@ -184,7 +184,7 @@ async def _serve_root(
         )
         handler = handler if settings.strict_seeds else sqs
         guarded = partial(BrowserGuard, browsers_lease=settings.strict_seeds)
-        app = WebApp(RequestLog(guarded(handler, settings.address, settings.hosts)))
+        app = WebApp(RequestLog(guarded(handler, settings.address, settings.hosts)), needs_login=logins is not None)
 
         async def until_stop() -> None:
             await stop.wait()
@@ -208,7 +208,8 @@ async def _serve_root(
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.sqs_port:
-            alone = WebApp(RequestLog(guarded(sqs.alone, settings.address, settings.hosts)))
+            sqs_alone = RequestLog(guarded(sqs.alone, settings.address, settings.hosts))
+            alone = WebApp(sqs_alone, needs_login=logins is not None)
             urls += await nursery.start(partial(serve_web, alone, settings.address, settings.sqs_port, stop=until_stop))
         if settings.serves_amqp:
             body_max = min(settings.max_body, ConnectionLimits().body_max)

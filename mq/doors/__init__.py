@@ -3,8 +3,9 @@
 * ``listeners``: an address, or the path of a Unix socket, becomes listeners; accepting; TLS before anything else is
   said.
 * ``standby``: daemons that take turns: connections are handed to the one that serves.
-* ``connections``: the peer at the other end, how many connections one address may have, their turns to be
-  read, and blocks that finish though a connection ends.
+* ``readers``: connections take turns at being read, by the work that their bytes make.
+* ``connections``: the peer at the other end, how many connections one address may have, and blocks that finish though a
+  connection ends.
 * ``open_connections``: the status of each connection, and a way to end it.
 * ``exchanges``: what is declared over AMQP, as other doors may show it.
 * ``logins``: finds the user, and keeps the queue of passwords that wait to be checked.

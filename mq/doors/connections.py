@@ -1,5 +1,5 @@
-"""Connections of all doors: the peer at the other end, the limit for one address and for all of them, turns to be read,
-and blocks that a connection's end does not cut off."""
+"""Connections of all doors: the peer at the other end, the limit for one address and for all of them, and blocks that a
+connection's end does not cut off."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ MOST_RESERVED_HANDLES: Final = 128
 publish is refused, and connections that do nothing keep theirs for as long as they like."""
 QUIET_SECONDS: Final = 60.0
 """After a line in the log, until the next."""
-HEARD_IN_A_STEP: Final = 64
-"""Connections that are read in one step of the event loop."""
 
 _CREDENTIALS: Final = struct.Struct("iII")
 """Process, user and group (unix(7), SO_PEERCRED), as they were when the client connected."""
@@ -161,43 +159,6 @@ class Crowd:
             self._counts[source] -= 1
             if not self._counts[source]:
                 del self._counts[source]
-
-
-class Turns:
-    """Shares the steps of the event loop among the connections of a door, first come, first served. Start :meth:`run`.
-
-    Trio runs all runnable tasks in one step, and a task that becomes runnable in it runs in the next. With thousands of
-    connections each step would take as long as all of their work, and a request of several steps several times that. So
-    only some connections are read in a step, and the others wait where that costs least: their bytes stay in the
-    kernel.
-
-    Attributes:
-        left: how many turns can be had without waiting. A reader that takes one by itself, in place of :meth:`wait`,
-            counts it down.
-    """
-
-    def __init__(self) -> None:
-        self.left = HEARD_IN_A_STEP
-        self._waiting = trio.lowlevel.ParkingLot()
-        self._crowd = trio.lowlevel.ParkingLot()
-
-    async def wait(self) -> None:
-        """Wait for the caller's turn. Not a checkpoint where the turn comes at once, as it does with few
-        connections."""
-        if self.left:
-            self.left -= 1
-            return
-        self._crowd.unpark()
-        await self._waiting.park()
-
-    async def run(self) -> None:
-        """Give out turns, for ever."""
-        while True:
-            await self._crowd.park()
-            while self._waiting:
-                self._waiting.unpark(count=HEARD_IN_A_STEP)
-                await trio.lowlevel.checkpoint()
-            self.left = HEARD_IN_A_STEP
 
 
 PATIENCE_SECONDS: Final = 20.0

@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
+from mq.doors.readers import CONNECTION, HANDSHAKE, Reader
 from mq.errors import MQError
 from mq.message import shorten
 
@@ -35,10 +36,6 @@ logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 65_535
 """The kernel lowers it to what it allows, as it does for Trio's."""
-
-
-MOST_ACCEPTED: Final = 64
-"""Connections that are accepted in one turn of the event loop."""
 
 
 HANDSHAKE_SECONDS: Final = 10
@@ -72,8 +69,8 @@ def plain_socket(stream: trio.SocketStream) -> socket.socket | None:
 
 
 class PromptListener(trio.abc.Listener[trio.SocketStream]):
-    """Accepts several connections in a turn of the event loop. Trio accepts one a turn, which keeps newcomers waiting
-    for seconds where thousands are served.
+    """Accepts several connections in a pass of the event loop, as far as readers have room in it. Trio accepts one a
+    pass, which keeps newcomers waiting for seconds where thousands are served.
 
     Args:
         listener: accepts them.
@@ -81,19 +78,15 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = listener
-        self._accepted = 0
+        self._reader = Reader()
 
     async def accept(self) -> trio.SocketStream:
         """The next connection. Errors are those of :meth:`trio.SocketListener.accept`."""
-        self._accepted += 1
-        if self._accepted >= MOST_ACCEPTED:
-            self._accepted = 0
-            await trio.lowlevel.checkpoint()
+        await self._reader.pay(CONNECTION)
         while self._listener.socket.fileno() >= 0:
             try:
                 return self._accept_now()
             except BlockingIOError:
-                self._accepted = 0
                 await trio.lowlevel.wait_readable(self._listener.socket)
             except OSError:
                 break
@@ -197,6 +190,8 @@ async def shake_hands(
 
         nursery.start_soon(give_up)
         with trio.move_on_after(HANDSHAKE_SECONDS):
+            await trio.lowlevel.wait_readable(stream.socket)  # what costs is the answer to the client's first words
+            await Reader().pay(HANDSHAKE)
             is_done = await _shake(tls)
         nursery.cancel_scope.cancel()
     return tls if is_done else None

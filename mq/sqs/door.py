@@ -230,7 +230,7 @@ class SqsDoor(Handler):
         self._logins.note_success("sqs", request.address, found[0])
         connection = CONNECTION.get()
         if connection is not None:
-            connection.user = found[0].name
+            connection.log_in(found[0].name)
         return found[0], signature.region
 
 

@@ -146,6 +146,7 @@ class WebApp(QuartTrio):
 
     Attributes:
         handler: as given.
+        needs_login: whether most requests need one. Before it, a connection gets little.
         is_stopping: each answer from now on is the last one of its connection, and says so.
     """
 
@@ -154,9 +155,10 @@ class WebApp(QuartTrio):
     request_class = _QuartRequest
     response_class = _QuartResponse
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, *, needs_login: bool = False) -> None:
         super().__init__("mq", static_folder=None, template_folder=None)
         self.handler = handler
+        self.needs_login = needs_login
         self.is_stopping = False
 
     def create_url_adapter(self, request: BaseRequestWebsocket | None) -> None:

@@ -136,7 +136,7 @@ class Authorizer(Handler):
     async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:
         connection = CONNECTION.get()
         if connection is not None:
-            connection.user = user.name
+            connection.log_in(user.name)
         if request.memory is not None:
             try:
                 request.memory.log_in(user.name)

@@ -22,7 +22,7 @@ import trio
 from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
 
 from mq.doors.budget import UNCOUNTED_BYTES, ClientMemory, Use
-from mq.doors.connections import Turns
+from mq.doors.readers import REQUEST, Reader
 from mq.errors import BodyIncomplete, CorruptMessage, MQError, NoMemory, StorageError
 from mq.log_lines import REQUESTS
 from mq.message import MESSAGE_ID_PATTERN
@@ -39,7 +39,7 @@ from mq.web.exchange import (
     SharedHeaders,
 )
 from mq.web.http_connection import HangUps, WatchedStream
-from mq.web.refusals import AMBIGUOUS_LINE, refusal_of, refusal_of_head
+from mq.web.refusals import AMBIGUOUS_LINE, MOST_LINES, refusal_of, refusal_of_head
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody
 
@@ -71,7 +71,7 @@ _PLAIN: Final = re.compile(
 
 def parse_head(head: bytes) -> RequestHead | None:
     """A whole head, up to and with its empty line; None when it is not plain."""
-    if _PLAIN.fullmatch(head) is None:
+    if head.count(b"\n") > MOST_LINES or _PLAIN.fullmatch(head) is None:
         return None
     line, *lines = head[:-4].decode("latin-1").split("\r\n")
     method, target, _ = line.split(" ")
@@ -143,17 +143,17 @@ class FastHttp1:
         stream: the connection.
         heads: finds what answers.
         hang_ups: reports clients that hang up while they wait.
-        turns: gives each request its turn.
+        reader: gives each request its turn.
         memory: what the client may reserve.
     """
 
     def __init__(
-        self, stream: WatchedStream, heads: Heads, hang_ups: HangUps, turns: Turns, memory: ClientMemory
+        self, stream: WatchedStream, heads: Heads, hang_ups: HangUps, reader: Reader, memory: ClientMemory
     ) -> None:
         self._stream = stream
         self._on_hang_up = partial(hang_ups.watch, stream.socket)
         self._heads = heads
-        self._turns = turns
+        self._reader = reader
         self._memory = memory
         self._input = memory.reserve(Use.INPUT)
         self._received = bytearray()
@@ -186,10 +186,7 @@ class FastHttp1:
                 size = await self._until_head()
                 if size is None:
                     return None
-                if self._turns.left:
-                    self._turns.left -= 1
-                else:
-                    await self._turns.wait()
+                await self._reader.pay(REQUEST)
                 found = self._heads.find(bytes(self._received[:size]))
                 if found is None:
                     return bytes(self._received)

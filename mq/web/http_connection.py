@@ -302,6 +302,29 @@ class Work:
             self._stream.last_used = trio.current_time()
 
 
+class ConnectionLogin:
+    """Whether the client of a connection has logged in.
+
+    Attributes:
+        is_done: whether it has.
+        change: where requests wait until it has, or one before them has ended.
+        on_login: called once it has.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.change = trio.lowlevel.ParkingLot()
+        self.on_login: Callable[[], None] | None = None
+
+    def succeed(self) -> None:
+        """The client has logged in."""
+        if not self.is_done:
+            self.is_done = True
+            self.change.unpark_all()
+            if self.on_login is not None:
+                self.on_login()
+
+
 class HttpConnection:
     """One connection.
 
@@ -314,21 +337,29 @@ class HttpConnection:
         door: "http".
         memory: what the client may reserve.
         user: the last one that logged in; None before.
+        login: for the server that goes on behind the fast path; None in the fast path.
         scope: the task that serves the connection runs in it; :meth:`close` cancels it.
     """
 
     door = "http"
 
-    __slots__ = ("_began", "_peer", "_stream", "_waits", "memory", "scope", "user")
+    __slots__ = ("_began", "_peer", "_stream", "_waits", "login", "memory", "scope", "user")
 
     def __init__(self, stream: WatchedStream, peer: Peer, budget: Budget) -> None:
         self.user: str | None = None
+        self.login: ConnectionLogin | None = None
         self.memory = budget.client(str(peer), partial(self.close, "it reads slowly, and others want the memory"))
         self._stream = stream
         self._peer = peer
         self.scope = trio.CancelScope()
         self._began = trio.current_time()
         self._waits: dict[object, tuple[str, float]] = {}
+
+    def log_in(self, user: str) -> None:
+        """Note the user of a request."""
+        self.user = user
+        if self.login is not None:
+            self.login.succeed()
 
     @contextmanager
     def wait(self, queue: str) -> Iterator[None]:

@@ -3,18 +3,22 @@
 Hypercorn has no hook for them, so this module wraps the two protocol objects of a connection, and
 :mod:`mq.web.http2_requests` the requests of the one for HTTP/2. No other module knows Hypercorn's insides.
 
-:class:`FrameCounter` counts what an HTTP/2 client sends by the frames' headers (RFC 9113, section 4.1).
-Its limits are on what costs a server more than its client: requests that are reset as soon as they are made (rapid
-reset, CVE-2023-44487), header blocks without end (CONTINUATION flood), and frames that only ask for an answer.
+:class:`FrameCounter` cuts what an HTTP/2 client sends into turns, by the frames' headers (RFC 9113, section 4.1): a
+read may hold thousands of frames. Its limits are on what costs a server more than its client (section 10.5): requests
+that are reset as soon as they are made (rapid reset, CVE-2023-44487), header blocks without end (CONTINUATION flood),
+and frames that do nothing for a request, such as empty DATA and WINDOW_UPDATE without any data to send.
+
+Before its login a connection gets little: few streams at a time, few control frames.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from functools import partial
-from typing import Final
+from types import TracebackType
+from typing import Any, Final
 
 import h11
 import trio
@@ -22,6 +26,9 @@ from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import Event as H2Event
 from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+from hpack import HeaderTuple, HPACKDecodingError
+from hpack.hpack import decode_integer
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
@@ -40,10 +47,11 @@ from hypercorn.typing import (
     Scope,
 )
 
+from mq import turns
 from mq.doors.budget import ClientMemory
-from mq.doors.connections import Turns
+from mq.doors.readers import REQUEST, Reader
 from mq.web.http2_requests import Http2Requests, RequestWork
-from mq.web.http_connection import REQUEST_MEMORY, WatchedStream
+from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import check_head, refusal_of_head
 
 logger = logging.getLogger(__name__)
@@ -52,27 +60,60 @@ SPARE_RESETS: Final = 256
 """How many more resets than finished responses: twice the streams that may be open, so all may be given up at once."""
 RUNNING: Final = 256
 """How many requests may be at work, with those whose stream is gone."""
-HEADER_BLOCK_BYTES: Final = 64 * 1024
+HEADER_BLOCK_BYTES: Final = 32 * 1024
 """The longest header block as it is sent."""
 HEADER_BLOCK_FRAMES: Final = 32
 """The most frames that a header block may come in."""
 CONTROL_FRAMES: Final = 2000
 """How many frames that carry no request and no body may come in a period."""
+CONTROL_FRAMES_BEFORE_LOGIN: Final = 200
 PERIOD_SECONDS: Final = 60.0
+UPDATES_A_RESPONSE: Final = 4
+"""WINDOW_UPDATE frames that a response accounts for. They are no control frames."""
+BYTES_AN_UPDATE: Final = 512
+"""Bytes of responses that account for one more."""
+SETTINGS_BYTES: Final = 384
+"""The longest SETTINGS frame: 64 settings."""
+TABLE_SIZES: Final = 2
+"""Changes of the table's size that a header block may begin with (RFC 7541, section 4.2)."""
+STREAMS: Final = 128
+"""Streams that may be open at a time."""
+STREAMS_BEFORE_LOGIN: Final = 8
+"""Requests of a connection that are at work at a time before its login, if logins are asked for. The others wait."""
 
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\n"
 _PREFACE_BYTES: Final = 24
 _HEADER_BYTES: Final = 9
+
+_FRAME: Final = 4 * turns.FRAME
+"""Units for a frame of HTTP/2: 64 a turn."""
+_BODY: Final = 2 * turns.MESSAGE
+"""Units for a piece of a body that is handed to the app, however small."""
+_HEADER_BYTE: Final = 16 * turns.BYTE
+"""Units for a byte of a header block, which may be a Huffman code: 16 KiB a turn."""
+_STREAM: Final = turns.FRAME // 16
+"""Units for each stream that a frame for the whole connection concerns."""
 
 
 class FrameType(IntEnum):
     """RFC 9113, section 6."""
 
+    DATA = 0x0
     HEADERS = 0x1
     PRIORITY = 0x2
     RST_STREAM = 0x3
     SETTINGS = 0x4
     PING = 0x6
+    WINDOW_UPDATE = 0x8
     CONTINUATION = 0x9
+
+
+_TABLE_SIZE: Final = 0x20
+_ACK: Final = 0x1
+_END_STREAM: Final = 0x1
+_PADDED: Final = 0x8
+_LITTLE_PADDING: Final = 8
+"""Bytes of a padded DATA frame that counts as an empty one."""
 
 
 class Flood(ProtocolError):
@@ -81,19 +122,29 @@ class Flood(ProtocolError):
     error_code = ErrorCodes.ENHANCE_YOUR_CALM
 
 
+class NoSettings(ProtocolError):
+    """The client does not begin with its settings (RFC 9113, section 3.4)."""
+
+
 class FrameCounter:
     """Follows the frames of one connection.
 
     Attributes:
         responses: how many have been finished; for the caller to count.
         ended: how many requests are no longer at work; for the caller to count.
+        is_known: whether its client has logged in, or need not.
+        error: raised by :meth:`check`: the client sends too much of something, or what it may not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_known: bool = True) -> None:
         self.responses = 0
         self.ended = 0
-        self._held = b""
+        self.is_known = is_known
+        self.error: ProtocolError | None = None
+        self._held = b""  # of a frame's header
         self._skip = _PREFACE_BYTES
+        self._ahead = 0  # bytes that are cut, and not yet checked
+        self._has_settings = False
         self._last_stream = 0
         self._opened = 0
         self._resets = 0
@@ -101,44 +152,104 @@ class FrameCounter:
         self._block_frames = 0
         self._control_frames = 0
         self._period_ends = 0.0
+        self._bytes = 0
+        self._updates = 0
 
     def refused(self) -> None:
         """Note that a request was answered without having been at work."""
-        self.responses += 1
+        self.note_response()
         self.ended += 1
 
-    def feed(self, data: bytes, now: float) -> None:
-        """Take the next bytes, from the connection preface on.
+    def cut(self, data: bytes, now: float) -> Iterator[tuple[bytes, int]]:
+        """Cut the next bytes, from the connection preface on, into pieces of at most one turn. Yields each piece, and
+        the units of work that it makes.
 
         Args:
             data: what came.
             now: in seconds, on any clock that only goes on.
+        """
+        offset = len(self._held)
+        frames = self._held + data
+        at, begin, units = self._skip, 0, 0
+        self._ahead += len(data)
+        while at + _HEADER_BYTES <= len(frames) and self.error is None:
+            if units >= turns.TURN:
+                yield data[begin : max(at - offset, begin)], units
+                begin, units = max(at - offset, begin), 0
+            size = int.from_bytes(frames[at : at + 3])
+            kind, flags = frames[at + 3], frames[at + 4]
+            try:
+                self._count(kind, flags, int.from_bytes(frames[at + 5 : at + 9]) & 0x7FFFFFFF, size, now)
+            except ProtocolError as error:
+                self.error = error
+            units += self._units(kind, size)
+            at += _HEADER_BYTES + size
+        self._held = frames[at:]
+        self._skip = max(at - len(frames), 0)
+        yield data[begin:], units
+
+    @property
+    def running(self) -> int:
+        """How many requests are at work."""
+        return self._opened - self.ended
+
+    def check(self, data: bytes, now: float) -> None:
+        """Check bytes before they are handled.
 
         Raises:
-            Flood: it is too much of something.
+            ProtocolError: there is an :attr:`error`.
         """
-        data = self._held + data
-        at = self._skip
-        while at + _HEADER_BYTES <= len(data):
-            size = int.from_bytes(data[at : at + 3])
-            self._count(data[at + 3], data[at + 4], int.from_bytes(data[at + 5 : at + 9]) & 0x7FFFFFFF, size, now)
-            at += _HEADER_BYTES + size
-        self._held = data[at:]
-        self._skip = max(at - len(data), 0)
+        if self._ahead < len(data):  # such as what came together with a request to upgrade, and may not
+            pieces = sum(1 for _ in self.cut(data, now))
+            if pieces > 1:
+                self.error = self.error or Flood(f"{len(data)} bytes of frames before the answer to an upgrade")
+        self._ahead -= len(data)
+        if self.error is not None:
+            raise self.error
+
+    def note_sent(self, size: int) -> None:
+        """Note bytes of a response that were sent: their receipt takes WINDOW_UPDATE frames."""
+        self._bytes += size
+        self._updates += self._bytes // BYTES_AN_UPDATE
+        self._bytes %= BYTES_AN_UPDATE
+
+    def note_response(self) -> None:
+        """Note that a response is complete."""
+        self.responses += 1
+        self._updates += UPDATES_A_RESPONSE
+
+    def _units(self, kind: int, size: int) -> int:
+        if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
+            return _FRAME + size * _HEADER_BYTE
+        if kind in (FrameType.SETTINGS, FrameType.WINDOW_UPDATE):
+            return _FRAME + self.running * _STREAM
+        return _FRAME
 
     def _count(self, kind: int, flags: int, stream: int, size: int, now: float) -> None:
+        if not self._has_settings:
+            if kind != FrameType.SETTINGS or flags & _ACK:
+                raise NoSettings("the first frame is not SETTINGS")
+            self._has_settings = True
         if kind in (FrameType.HEADERS, FrameType.CONTINUATION):
             self._count_block(size, is_first=kind == FrameType.HEADERS)
             if kind == FrameType.HEADERS and stream > self._last_stream:  # else these are trailers
                 self._last_stream = stream
                 self._opened += 1
-                if self._opened - self.ended > RUNNING:
+                if self.running > RUNNING:
                     raise Flood(f"more than {RUNNING} requests at a time")
         elif kind == FrameType.RST_STREAM:
             self._resets += 1
             if self._resets > SPARE_RESETS + self.responses:
                 raise Flood(f"{self._resets} streams reset, {self.responses} responses waited for")
-        elif kind in (FrameType.PRIORITY, FrameType.SETTINGS, FrameType.PING):
+        elif kind == FrameType.DATA:
+            is_empty = size <= (_LITTLE_PADDING if flags & _PADDED else 0)
+            if is_empty and not flags & _END_STREAM:
+                self._count_control(now)
+        elif kind == FrameType.WINDOW_UPDATE and self._updates:
+            self._updates -= 1
+        elif kind == FrameType.SETTINGS and size > SETTINGS_BYTES:
+            raise Flood(f"{size} bytes of settings in a frame")
+        else:
             self._count_control(now)
 
     def _count_block(self, size: int, *, is_first: bool) -> None:
@@ -151,8 +262,9 @@ class FrameCounter:
         if now >= self._period_ends:
             self._period_ends, self._control_frames = now + PERIOD_SECONDS, 0
         self._control_frames += 1
-        if self._control_frames > CONTROL_FRAMES:
-            raise Flood(f"more than {CONTROL_FRAMES} control frames in {PERIOD_SECONDS:.0f} seconds")
+        most = CONTROL_FRAMES if self.is_known else CONTROL_FRAMES_BEFORE_LOGIN
+        if self._control_frames > most:
+            raise Flood(f"more than {most} control frames in {PERIOD_SECONDS:.0f} seconds")
 
 
 _PAST_THE_LAST: Final = (h11.MUST_CLOSE, h11.CLOSED)
@@ -167,8 +279,9 @@ class GuardedServer(TCPServer):
         config: Hypercorn's.
         context: has the event of the stop.
         stream: the connection.
-        turns: shares the event loop among connections.
+        reader: shares the event loop among connections.
         memory: what the client may reserve.
+        login: of the connection; None if none is asked for.
     """
 
     def __init__(
@@ -177,39 +290,72 @@ class GuardedServer(TCPServer):
         config: Config,
         context: WorkerContext,
         stream: WatchedStream,
-        turns: Turns,
+        reader: Reader,
         memory: ClientMemory,
+        login: ConnectionLogin | None = None,
     ) -> None:
-        self._frames = FrameCounter()
+        self._frames = FrameCounter(is_known=login is None)
         self._is_http2 = False
         self._hearing = trio.CancelScope()
         self._memory = memory
-        self._app_for = partial(_WatchedApp, app, self._frames, self._continue, stream)
+        self._app_for = partial(_WatchedApp, app, self)
+        self._strangers = _Strangers(login)
         self._watched = stream
-        self._turns = turns
-        watched = self._app_for(memory)
+        self._reader = reader
+        self._login = login
+        watched = self._app_for()
         super().__init__(watched, config, context, LifespanState(), stream)  # type: ignore[arg-type]
 
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
         _guard_http1(self.protocol.protocol)
+        if self._login is not None:
+            self._login.on_login = self._log_in
         with self._hearing:
             await self._hear()
         if self._hearing.cancelled_caught:
             await self._watched.linger()
+        # Each of its requests ends in a task of its own, and very many connections may end at once.
+        await self._reader.pay(self._frames.running * turns.MESSAGE)
         await self.protocol.handle(Closed())
         await self.idle_task.stop()  # a broken connection would stay until its idle time is over
 
     async def _hear(self) -> None:
-        """Read as Hypercorn does, but for its time limit, which costs memory and is never set."""
+        """Read as Hypercorn does, but for its time limit, which costs memory and is never set; and in turns."""
+        beginning: bytes | None = b""  # as long as it may be that of HTTP/2
         data = b"x"
         while data:
             try:
                 data = bytes(await self.stream.receive_some(MAX_RECV))
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 break
-            await self._turns.wait()
-            await self.protocol.handle(RawData(data))
+            if beginning is None:
+                await self._take(data)
+                continue
+            beginning += data
+            if data and len(beginning) < len(_PREFACE) and _PREFACE.startswith(beginning):
+                continue
+            if beginning.startswith(_PREFACE):
+                await self._take(beginning[: len(_PREFACE)])  # Hypercorn finds out what it is
+                beginning = beginning[len(_PREFACE) :]
+            await self._take(beginning)
+            beginning = None
+
+    async def _take(self, data: bytes) -> None:
+        """Handle what was read, in as many turns as it takes."""
+        is_http2 = isinstance(self.protocol.protocol, H2Protocol) or data == _PREFACE
+        pieces = self._frames.cut(data, trio.current_time()) if is_http2 else ((data, turns.FRAME),)
+        for piece, units in pieces:
+            await self._reader.begin()
+            await self.protocol.handle(RawData(piece))
+            self._reader.spend(units)
+
+    def _log_in(self) -> None:
+        """Give more to a client that has logged in."""
+        self._frames.is_known = True
+        if isinstance(self.protocol.protocol, H2Protocol):
+            connection = self.protocol.protocol.connection
+            connection.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS})  # goes with the next answer
 
     async def _continue(self) -> None:
         """Send 100 to a client that waits for it, if it has no response yet."""
@@ -234,8 +380,8 @@ class GuardedServer(TCPServer):
         if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
             self._is_http2 = True  # it sends its preface before it reads any frame: in time for the guard
             protocol = self.protocol.protocol
-            app_for = partial(self._app_for, self._memory)
-            requests = Http2Requests(protocol, self._memory, app_for, self._frames.refused)
+            protocol._priority_updated = _ignore  # type: ignore[method-assign]
+            requests = Http2Requests(protocol, self._memory, self._app_for, self._frames.refused)
             connection = protocol.connection
             _guard_http2(connection, self._frames, requests)
             # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
@@ -248,27 +394,13 @@ class _WatchedApp(ASGIWrapper):
 
     Args:
         app: what answers.
-        frames: counts the requests.
-        continue_: sends 100 Continue.
-        stream: the connection.
-        memory: of the connection.
+        server: of its connection.
         work: of the one request that it is for; None makes one for each request.
     """
 
-    def __init__(
-        self,
-        app: ASGIFramework,
-        frames: FrameCounter,
-        continue_: Callable[[], Awaitable[None]],
-        stream: WatchedStream,
-        memory: ClientMemory,
-        work: RequestWork | None = None,
-    ) -> None:
+    def __init__(self, app: ASGIFramework, server: GuardedServer, work: RequestWork | None = None) -> None:
         super().__init__(app)
-        self._stream = stream
-        self._frames = frames
-        self._continue = continue_
-        self._memory = memory
+        self._server = server
         self._work = work
 
     async def __call__(
@@ -279,22 +411,25 @@ class _WatchedApp(ASGIWrapper):
         sync_spawn: Callable[..., object],
         call_soon: Callable[..., object],
     ) -> None:
+        server = self._server
         if scope["type"] == "http":
-            scope["client"] = (self._stream.address, 0)
-            scope["scheme"] = self._stream.scheme
-        request = self._work or RequestWork(self._memory, "")
+            scope["client"] = (server._watched.address, 0)
+            scope["scheme"] = server._watched.scheme
+        request = self._work or RequestWork(server._memory, "")
         REQUEST_MEMORY.set(request.memory)
-        work = self._stream.work()
+        work = server._watched.work()
         is_held_back = scope["type"] == "http" and _expects_continue(scope)
 
         async def receive_held_back() -> ASGIReceiveEvent:
             nonlocal is_held_back
             if is_held_back:
                 is_held_back = False
-                await self._continue()
+                await server._continue()
             event = await receive()
-            if event["type"] == "http.request" and not event.get("more_body", False):
-                work.begin()
+            if event["type"] == "http.request":
+                await server._reader.pay(_BODY)
+                if not event.get("more_body", False):
+                    work.begin()
             return event
 
         async def send_answer(event: ASGISendEvent) -> None:
@@ -304,13 +439,35 @@ class _WatchedApp(ASGIWrapper):
 
         try:
             with request.scope:
-                await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
+                async with server._strangers:
+                    await server._reader.pay(REQUEST)
+                    await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
         finally:
             work.end()
             request.memory.close()
-            self._frames.ended += 1
+            server._frames.ended += 1
         if request.reset is not None:
             await request.reset()
+
+
+class _Strangers:
+    """A block for each request of a connection. Before its login only a few run, and the others wait."""
+
+    def __init__(self, login: ConnectionLogin | None) -> None:
+        self._login = login
+        self._running = 0
+
+    async def __aenter__(self) -> None:
+        login = self._login
+        if login is not None:
+            while self._running >= STREAMS_BEFORE_LOGIN and not login.is_done:
+                await login.change.park()
+        self._running += 1
+
+    async def __aexit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._running -= 1
+        if self._login is not None:
+            self._login.change.unpark()
 
 
 def _expects_continue(scope: HTTPScope) -> bool:
@@ -361,27 +518,63 @@ def _guard_http1(protocol: H11Protocol) -> None:
     protocol._send_error_response = send_error_response  # type: ignore[method-assign]
 
 
+async def _ignore(event: object) -> None:
+    """Pass over priorities, which HTTP/2 has given up (RFC 9113, section 5.3.2): a tree of them is work for nothing."""
+
+
 def _guard_http2(connection: H2Connection, frames: FrameCounter, requests: Http2Requests) -> None:
-    """Count frames before the connection takes them, and responses as they end.
+    """Check frames before the connection takes them, and count responses as they end.
 
     Hypercorn sends what is left to send and closes when taking them raises a ProtocolError.
     """
-    receive_data, end_stream = connection.receive_data, connection.end_stream
+    receive_data, send_data, end_stream = connection.receive_data, connection.send_data, connection.end_stream
+    decode = connection.decoder.decode
 
     def receive_if_calm(data: bytes) -> list[H2Event]:
         try:
-            frames.feed(data, trio.current_time())
-        except Flood as flood:
-            logger.warning("a connection was closed: %s", flood)
-            connection.close_connection(flood.error_code)
+            frames.check(data, trio.current_time())
+        except ProtocolError as error:
+            logger.warning("a connection was closed: %s", error)
+            connection.close_connection(error.error_code)
             raise
         events = receive_data(data)
         requests.received()
         return events
 
+    def send_and_count(stream_id: int, data: bytes, *args: Any, **named: Any) -> None:
+        send_data(stream_id, data, *args, **named)
+        frames.note_sent(len(data))
+
     def end_and_count(stream_id: int) -> None:
         end_stream(stream_id)
-        frames.responses += 1
+        frames.note_response()
 
+    def decode_if_calm(data: bytes, raw: bool = False) -> Iterable[HeaderTuple]:
+        check_table_sizes(data)
+        return decode(data, raw)
+
+    if not frames.is_known:
+        # A client that follows the settings, which are sent before, opens few streams. One that opens more before it
+        # has read them has not done anything wrong: its requests wait.
+        connection.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = STREAMS
+        connection.local_settings.acknowledge()
     connection.receive_data = receive_if_calm  # type: ignore[method-assign,assignment]  # Hypercorn gives bytes
+    connection.send_data = send_and_count  # type: ignore[method-assign,assignment]
     connection.end_stream = end_and_count  # type: ignore[method-assign]
+    connection.decoder.decode = decode_if_calm  # type: ignore[method-assign]
+
+
+def check_table_sizes(block: bytes) -> None:
+    """Check that a header block does not begin with a long row of table sizes. Each takes a byte, and as much work as a
+    header.
+
+    Raises:
+        HPACKDecodingError: it does.
+    """
+    at = 0
+    for _ in range(TABLE_SIZES):
+        if at >= len(block) or block[at] & 0xE0 != _TABLE_SIZE:
+            return
+        at += decode_integer(block[at:], 5)[1]
+    if at < len(block) and block[at] & 0xE0 == _TABLE_SIZE:
+        raise HPACKDecodingError(f"more than {TABLE_SIZES} table sizes in a header block")

@@ -81,25 +81,30 @@ def retry_after() -> tuple[str, str]:
 
 
 AMBIGUOUS_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+MOST_LINES: Final = 256
+"""Lines of a request's head. Each costs as much as dozens of bytes."""
 
 _HEAD_DETAILS: Final = {
     400: "this is not a well-formed HTTP/1.1 request",
     408: "the request line and the headers did not arrive in time",
-    431: "the request line and the headers are too long",
+    431: f"the request line and the headers are too long, or have more than {MOST_LINES} lines",
     501: "no transfer coding but chunked is known here",
 }
 
 
 def check_head(received: bytes) -> None:
-    """Refuse a request's head that a proxy could read differently (RFC 9112, sections 2.2 and 5.2).
+    """Refuse a request's head that has too many lines, or that a proxy could read differently (RFC 9112, sections 2.2
+    and 5.2).
 
     h11 takes a bare LF for the end of a line, and a line that begins with a space for more of the line before. A proxy
     that does not would see other requests. `received` may be a part of a head, or go beyond it.
 
     Raises:
-        h11.RemoteProtocolError: a line of it ends in a bare LF, or begins with a space.
+        h11.RemoteProtocolError: a line of it ends in a bare LF, or begins with a space; or there are too many.
     """
     end = received.find(b"\r\n\r\n")
+    if received.count(b"\n", 0, len(received) if end < 0 else end) > MOST_LINES:
+        raise h11.RemoteProtocolError(f"more than {MOST_LINES} lines", error_status_hint=431)
     if AMBIGUOUS_LINE.search(received, 0, len(received) if end < 0 else end):
         raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
 

@@ -23,15 +23,16 @@ from hypercorn.trio.worker_context import WorkerContext
 from mq.access.certificates import Certificates
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import Budget, ClientMemory
-from mq.doors.connections import Crowd, Peer, Turns, peer_of
+from mq.doors.connections import Crowd, Peer, peer_of
 from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
+from mq.doors.readers import Reader
 from mq.doors.standby import Doorway
 from mq.errors import first_of
 from mq.web.app import WebApp
 from mq.web.fast_http1 import FastHttp1, Heads
-from mq.web.http_connection import CONNECTION, HangUps, HttpConnection, IdleWatch, WatchedStream
-from mq.web.hypercorn_server import GuardedServer
+from mq.web.http_connection import CONNECTION, ConnectionLogin, HangUps, HttpConnection, IdleWatch, WatchedStream
+from mq.web.hypercorn_server import STREAMS, STREAMS_BEFORE_LOGIN, GuardedServer
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,6 @@ async def _serve_until(
     async with trio.open_nursery() as watching:
         watching.start_soon(connections.watch.run)
         watching.start_soon(connections.hang_ups.run)
-        watching.start_soon(connections.turns.run)
         async with trio.open_nursery() as running:
             async with trio.open_nursery() as accepting:
                 accepting.start_soon(
@@ -162,7 +162,6 @@ class _HttpConnections:
     Attributes:
         watch: ends silent connections; has to run.
         hang_ups: listens to waiting clients; has to run.
-        turns: shares each step of the event loop among connections; has to run.
     """
 
     def __init__(
@@ -181,12 +180,11 @@ class _HttpConnections:
         self._certificates = certificates
         self._has_fast_lane = fast_lane
         self._heads = Heads(app.handler)
-        self._config = _hypercorn_config()
+        self._config = _hypercorn_config(STREAMS_BEFORE_LOGIN if app.needs_login else STREAMS)
         self._context = WorkerContext(None)
         self._lanes: set[FastHttp1] = set()
         self.watch = IdleWatch(SILENT_SECONDS, HEAD_SECONDS)
         self.hang_ups = HangUps()
-        self.turns = Turns()
 
     async def serve(self, stream: trio.SocketStream) -> None:
         """Serve one connection to its end."""
@@ -210,13 +208,13 @@ class _HttpConnections:
         with self._seen.entry(connection) as id, connection.scope:
             connection.memory.name = f"{id} ({peer})"
             try:
-                await self._serve_safely(watched, connection.memory)
+                await self._serve_safely(connection, watched)
             finally:
                 connection.memory.close()
 
-    async def _serve_safely(self, watched: WatchedStream, memory: ClientMemory) -> None:
+    async def _serve_safely(self, connection: HttpConnection, watched: WatchedStream) -> None:
         try:
-            await self.watch.serve(watched, partial(self._serve_both, watched, memory))
+            await self.watch.serve(watched, partial(self._serve_both, connection, watched))
         except* Exception as faults:  # noqa: BLE001 # for the reason below
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
@@ -225,14 +223,18 @@ class _HttpConnections:
             # not its text, which may quote what the client sent: a header with a secret in it
             logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
-    async def _serve_both(self, watched: WatchedStream, memory: ClientMemory) -> None:
+    async def _serve_both(self, connection: HttpConnection, watched: WatchedStream) -> None:
         """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""
-        if not self._has_fast_lane or await self._serve_fast(watched, memory):
-            await GuardedServer(self._app, self._config, self._context, watched, self.turns, memory).run()
+        reader, memory = Reader(), connection.memory
+        if not self._has_fast_lane or await self._serve_fast(watched, reader, memory):
+            if self._app.needs_login and connection.user is None:
+                connection.login = ConnectionLogin()
+            login = connection.login
+            await GuardedServer(self._app, self._config, self._context, watched, reader, memory, login).run()
 
-    async def _serve_fast(self, watched: WatchedStream, memory: ClientMemory) -> bool:
+    async def _serve_fast(self, watched: WatchedStream, reader: Reader, memory: ClientMemory) -> bool:
         """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
-        lane = FastHttp1(watched, self._heads, self.hang_ups, self.turns, memory)
+        lane = FastHttp1(watched, self._heads, self.hang_ups, reader, memory)
         if self._context.terminated.is_set():
             lane.stop()
         self._lanes.add(lane)
@@ -255,7 +257,7 @@ class _HttpConnections:
             lane.stop()
 
 
-def _hypercorn_config() -> Config:
+def _hypercorn_config(streams: int) -> Config:
     logging.getLogger("hpack").setLevel(logging.INFO)  # below that it writes every header down, secrets too
     config = Config()
     config.accesslog = None
@@ -263,7 +265,7 @@ def _hypercorn_config() -> Config:
     config.include_server_header = False
     config.h11_max_incomplete_size = 32 * 1024  # the request line and the headers, else 431
     config.h2_max_header_list_size = 32 * 1024
-    config.h2_max_concurrent_streams = 128
+    config.h2_max_concurrent_streams = streams
     config.keep_alive_timeout = HEAD_SECONDS  # also for the first request
     config.keep_alive_max_requests = sys.maxsize  # over HTTP/2 the limit would cut off answers that are under way
     config.max_app_queue_size = 4  # pieces of a body, of at most 64 KiB, that wait to be asked for

@@ -96,7 +96,7 @@ async def test_each_door_closes_what_is_too_much(
 
             async def app(scope: Scope, receive: Any, send: Any) -> None: ...
 
-            app.handler = None  # type: ignore[attr-defined]
+            app.handler, app.needs_login = None, False  # type: ignore[attr-defined]
             serve = partial(web_server.serve, app, crowd=crowd)  # type: ignore[arg-type]
         else:
             serve = partial(amqp_server.serve, amqp_server.AmqpState(broker), crowd=crowd, version="0")

@@ -1,4 +1,4 @@
-"""Accepting: many connections in a turn of the event loop, and then it is the others' turn."""
+"""Accepting: as many connections in a pass of the event loop as readers have room for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, assert_no_checkpoints
 
-from mq.doors.listeners import MOST_ACCEPTED, PromptListener, listen
+from mq.doors.listeners import PromptListener, listen
+from mq.doors.readers import CONNECTION, SHARE
 
 
 async def accept(listener: PromptListener) -> None:
@@ -18,18 +19,19 @@ async def accept(listener: PromptListener) -> None:
     stream.socket.close()
 
 
-async def test_those_who_wait_are_let_in_together_and_others_get_their_turns() -> None:
+async def test_waiting_connections_are_accepted_together_as_far_as_a_pass_has_room() -> None:
     [listening] = await listen("127.0.0.1", 0)
+    together = SHARE // CONNECTION
     with ExitStack() as clients:
-        for _ in range(2 * MOST_ACCEPTED):
+        for _ in range(2 * together):
             clients.enter_context(socket.create_connection(("127.0.0.1", listening.socket.getsockname()[1])))
         async with PromptListener(listening) as listener:
-            for _ in range(2):
+            await trio.lowlevel.checkpoint()  # a new pass of the event loop
+            for _ in range(together):
                 with assert_no_checkpoints():
-                    for _ in range(MOST_ACCEPTED - 1):
-                        await accept(listener)
-                with assert_checkpoints():
                     await accept(listener)
+            with assert_checkpoints():
+                await accept(listener)
 
 
 async def test_who_comes_is_waited_for_and_heard() -> None:

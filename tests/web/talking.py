@@ -159,13 +159,14 @@ async def start_server(
     grace_seconds: float = GRACE_SECONDS,
     seen: OpenConnections | None = None,
     budget: Budget | None = None,
+    needs_login: bool = False,
 ) -> Server:
     """A server on a port of its own."""
     stop, stopped = trio.Event(), trio.Event()
 
     async def serve_and_tell(task_status: trio.TaskStatus[list[str]]) -> None:
         await serve(
-            WebApp(endpoints),
+            WebApp(endpoints, needs_login=needs_login),
             "127.0.0.1",
             0,
             stop=stop.wait,

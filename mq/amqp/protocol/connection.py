@@ -3,6 +3,7 @@
 The server does this with it::
 
     connection.receive(data)
+    connection.frames_left = FRAMES_A_TURN
     while (command := connection.next_command()) is not None:
         ...  # carry it out, and answer what wants an answer, before the next one is taken
     await stream.send_all(connection.outgoing())
@@ -14,6 +15,7 @@ however it came, :meth:`Connection.end` and the commands that are left.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
@@ -41,6 +43,7 @@ from mq.amqp.wire.frames import (
     HEARTBEAT,
     PROTOCOL_HEADER,
     SMALLEST_FRAME_MAX,
+    AckFrames,
     Frame,
     FrameReader,
     HeartbeatFrame,
@@ -160,6 +163,16 @@ FOLLOW_THE_TEXT: Final = frozenset({"py-amqp", "librabbitmq"})
 with every server by another name than RabbitMQ: a Celery worker raises its prefetch for each task that has to
 wait."""
 
+NO_LIMIT: Final = sys.maxsize
+"""Of :attr:`Connection.frames_left`: for a caller that has no other connections to serve."""
+METHOD_FRAMES: Final = 2
+"""A method other than a publish or an acknowledgement counts as so many frames."""
+TAGS_A_FRAME: Final = 8
+"""Acknowledgements in a row that count as one more frame."""
+MOST_HEARTBEATS: Final = 600
+"""Heartbeats in :data:`HEARTBEATS_SECONDS`. The shortest interval, of a second, makes 120."""
+HEARTBEATS_SECONDS: Final = 60.0
+
 MOST_BYTES_DROPPED: Final = 256 * 1024 * 1024
 """What a client may send after its close was answered. Some cannot stop sending, and a reset would lose the answer."""
 
@@ -187,6 +200,10 @@ class ConnectionState(Enum):
     OVER = "over"
 
 
+BEFORE_LOGIN: Final = (ConnectionState.BEGINNING, ConnectionState.STARTING, ConnectionState.JUDGING)
+"""The states of a client that has not proved who it is."""
+
+
 class Connection:
     """A connection.
 
@@ -201,6 +218,8 @@ class Connection:
         state: where its life is.
         why: why it has been closed, for the log; empty where nothing was wrong.
         session: its user, its vhost, its limits.
+        frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
+            :meth:`next_command` has stopped before the last one.
     """
 
     def __init__(
@@ -227,6 +246,9 @@ class Connection:
         self._has_closed = False  # the client was told why, if there was something wrong
         self._dropped = 0
         self._tail = b""
+        self.frames_left = NO_LIMIT
+        self._heartbeats_taken = 0
+        self._heartbeats_until = -math.inf
 
     # In and out
 
@@ -255,12 +277,12 @@ class Connection:
         return self._reader.held
 
     def next_command(self) -> Command | None:
-        """The next thing to do; None until more has come.
+        """The next thing to do; None until more has come, or :attr:`frames_left` is used up.
 
         Frames are handled one by one, so that each finds the answer to those before it. Only publishes and
         settlements are joined, as long as no other frame comes between.
         """
-        while not self.session.outbox.whole and self._step():
+        while self.frames_left > 0 and not self.session.outbox.whole and self._step():
             pass
         return self.session.outbox.take()
 
@@ -369,6 +391,7 @@ class Connection:
             is_open = self.state is ConnectionState.OPEN
             frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
+                self.frames_left -= 1 if type(frame) is PublishFrames else _weight(frame)
                 self._take(frame)
         except WrongProtocol as error:
             self._sending.append(PROTOCOL_HEADER)
@@ -396,6 +419,7 @@ class Connection:
 
     def _take(self, frame: Frame | Together) -> None:
         if isinstance(frame, HeartbeatFrame):
+            self._take_heartbeat()
             return
         if self.state is ConnectionState.CLOSING:
             self._take_while_closing(frame)
@@ -405,6 +429,17 @@ class Connection:
             raise Refusal(Code.CHANNEL_ERROR, f"a frame on channel {frame.channel} while {self.state.value}")
         else:
             self._channels.take(frame)
+
+    def _take_heartbeat(self) -> None:
+        if self.state in (*BEFORE_LOGIN, ConnectionState.TUNING):
+            raise Refusal(Code.UNEXPECTED_FRAME, f"a heartbeat while {self.state.value}: none is agreed on yet")
+        now = self._clock()
+        if now >= self._heartbeats_until:
+            self._heartbeats_taken, self._heartbeats_until = 0, now + HEARTBEATS_SECONDS
+        self._heartbeats_taken += 1
+        if self._heartbeats_taken > MOST_HEARTBEATS:
+            text = f"more than {MOST_HEARTBEATS} heartbeats in {HEARTBEATS_SECONDS:.0f} seconds"
+            raise Refusal(Code.RESOURCE_ERROR, text)
 
     def _take_while_closing(self, frame: Frame | Together) -> None:
         method = frame.method if isinstance(frame, MethodFrame) and not frame.channel else None
@@ -512,7 +547,7 @@ class Connection:
         """Close it from this side; without a reason where the client has not yet logged in."""
         if self.state in (ConnectionState.CLOSING, ConnectionState.LEFT, ConnectionState.OVER):
             return
-        if self.state in (ConnectionState.BEGINNING, ConnectionState.STARTING, ConnectionState.JUDGING):
+        if self.state in BEFORE_LOGIN:
             self._be_over(refusal.text)
             return
         self.why = refusal.text
@@ -527,6 +562,12 @@ class Connection:
     def _be_over(self, why: str) -> None:
         self.why = self.why or why
         self.end()
+
+
+def _weight(frame: Frame | Together) -> int:
+    if isinstance(frame, MethodFrame):
+        return METHOD_FRAMES
+    return 1 + len(frame.tags) // TAGS_A_FRAME if isinstance(frame, AckFrames) else 1
 
 
 _TABLE: Final[Mapping[ConnectionState, Mapping[type[base.Frame], Callable[[Connection, Any], None]]]] = {

@@ -16,7 +16,7 @@ from trio_util import AsyncValue
 from mq.access.certificates import common_name
 from mq.amqp.model.names import DEFAULT_VHOST
 from mq.amqp.protocol.commands import ChannelKey, Credit, PublishedMessage, PublishMessages
-from mq.amqp.protocol.connection import Connection, ConnectionState
+from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, Connection, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
@@ -29,12 +29,18 @@ from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunk
 from mq.doors.connections import Peer, shielded
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
+from mq.doors.readers import COMMAND, Reader
 from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed, QueueHeld
+from mq.turns import FRAME, FRAMES_A_TURN
 
 logger = logging.getLogger("mq.amqp")
 
 READ_BYTES: Final = 128 * 1024
 """What is read at once, at the most."""
+READ_BYTES_BEFORE_LOGIN: Final = 8 * 1024
+"""The same, before the login: that takes two frames."""
+COMMAND_FRAMES: Final = COMMAND // FRAME
+"""A command counts as so many frames, apart from messages and settled deliveries."""
 MOST_BYTES_UNSENT: Final = 1024 * 1024
 """Of one connection. A client that leaves more unread is sent nothing, and nothing is read from it."""
 MOST_BYTES_UNCOUNTED: Final = 16 * 1024
@@ -100,6 +106,7 @@ class ServedConnection:
         self._nursery: trio.Nursery | None = None
         self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
+        self._reader = Reader()
 
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
@@ -197,26 +204,27 @@ class ServedConnection:
     # Reading
 
     async def _read(self) -> None:
-        turns = self._state.turns
+        has_more = False
         while not self._connection.is_over:
             if self._connection.state is not ConnectionState.LEFT:
                 await self._room_to_send()
                 await self._room_to_store()
-            try:
-                data = await self._receive()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return
-            if not data:
-                return
-            if turns.left:
-                turns.left -= 1
-            else:
-                await turns.wait()
+            data: bytes | bytearray = b""
+            if not has_more:
+                try:
+                    data = await self._receive()
+                except (trio.BrokenResourceError, trio.ClosedResourceError):
+                    return
+                if not data:
+                    return
+            await self._reader.begin()
             async with self._working:
                 self._renew_rights()
-                self._connection.receive(bytes(data))
-                await self._work()
-                self._count_input()
+                if data:
+                    self._connection.receive(bytes(data))
+                has_more = await self._work_in_turn()
+                if not has_more:
+                    self._count_input()
 
     def _count_input(self) -> None:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
@@ -236,7 +244,8 @@ class ServedConnection:
         if not self._connection.session.unfinished:
             self._arrivals.close()
             self._arrival = None
-            return await self._stream.receive_some(READ_BYTES)
+            is_new = self._connection.state in BEFORE_LOGIN
+            return await self._stream.receive_some(READ_BYTES_BEFORE_LOGIN if is_new else READ_BYTES)
         if self._arrival is None:
             arriving = self._connection.session.room.arriving(_Received(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
@@ -269,6 +278,15 @@ class ServedConnection:
         except Refusal as refusal:
             self._connection.close(refusal.code, str(refusal))
 
+    async def _work_in_turn(self) -> bool:
+        """Carry out commands for one turn. True if the turn ended before the last frame that is here."""
+        connection = self._connection
+        connection.frames_left = FRAMES_A_TURN
+        await self._work()
+        left, connection.frames_left = connection.frames_left, NO_LIMIT
+        self._reader.spend((FRAMES_A_TURN - left) * FRAME)
+        return left <= 0
+
     async def _work(self) -> None:
         """Carry out all commands that are there."""
         try:
@@ -279,6 +297,7 @@ class ServedConnection:
                 if isinstance(command, PublishMessages):
                     self._publish_pump.put(command.messages)
                 else:
+                    self._connection.frames_left -= COMMAND_FRAMES
                     await self._handlers.carry_out(command)
         except MQError as error:
             self._fail(refusal_of(error))

@@ -25,7 +25,6 @@ from mq.amqp.server.topology_store import TopologyStore
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
-from mq.doors.connections import Turns
 from mq.doors.logins import Logins, TryLater
 from mq.doors.open_connections import OpenConnections
 from mq.message import QueueName
@@ -59,7 +58,6 @@ class AmqpState:
         alarm: on while the store has no room.
         unused: queues that expire when they are not used.
         connections: those that are served.
-        turns: lets a few connections be read in each step of the event loop.
         backlog: bytes that connections have published and the store has not taken up.
     """
 
@@ -77,7 +75,6 @@ class AmqpState:
         self.limits = limits
         self.memory = memory or Budget()
         self.seen = seen or OpenConnections()
-        self.turns = Turns()
         store = broker.declarations
         self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)
@@ -107,7 +104,6 @@ class AmqpState:
     async def run(self) -> None:
         """Run what needs no connection: queues that expire, and queues deleted over HTTP."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.turns.run)
             nursery.start_soon(self.unused.run)
             nursery.start_soon(self.topology_store.run)
 

@@ -56,6 +56,8 @@ _ACKED: Final = struct.Struct(">QB")
 _ACK_FRAME: Final = struct.Struct(">BHIIQBB")
 _ACK_BYTES: Final = 13
 _TAG: Final = struct.Struct(">QB")
+MOST_ACKS_TOGETHER: Final = 512
+"""Acknowledgements that are read in one step."""
 _DELIVER: Final = commands.Basic.Deliver.index
 _END: Final = 0xCE
 
@@ -130,7 +132,7 @@ def _read_message(data: bytes, at: int, channel: int, size: int, largest: int) -
 def _read_acks(data: bytes, at: int, channel: int) -> tuple[AckFrames, int] | None:
     tags: list[tuple[int, bool]] = []
     first = (_METHOD, channel, _ACK_BYTES, ACK)
-    while at + _ACK_FRAME.size <= len(data):
+    while at + _ACK_FRAME.size <= len(data) and len(tags) < MOST_ACKS_TOGETHER:
         *beginning, tag, bits, end = _ACK_FRAME.unpack_from(data, at)
         if tuple(beginning) != first or end != _END or tag >> 63:
             break

@@ -1,0 +1,158 @@
+"""Readers: the connections of all listeners take turns at being read, by the work that their bytes make.
+
+Trio runs every task that can run in each pass of the event loop, so a pass takes as long as the work of all connections
+that have sent something. Therefore readers share a bounded amount of work in each pass. While that is enough for all of
+them, it costs them two comparisons. When it is not, they wait in a line, and their bytes stay in the kernel, where
+waiting costs least. The connection that has had the least work done goes first: start-time fair queueing, with each
+connection as a flow. So a connection that sends little is not behind those that send without end, however many there
+are; and of those each gets the same.
+
+One step of a reader ends with its turn, as every long loop does (:mod:`mq.turns`).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+import trio
+
+from mq import turns
+
+SHARE: Final = turns.TURN
+"""Units of work for all readers together in one pass of the event loop."""
+REQUEST: Final = 2 * turns.MESSAGE
+"""Units for one request over HTTP, from its head to its answer: 32 a pass."""
+COMMAND: Final = turns.MESSAGE
+"""Units for one command over AMQP that is neither a message nor an acknowledgement."""
+CONNECTION: Final = 4 * turns.MESSAGE
+"""Units for a new connection: 16 a pass."""
+HANDSHAKE: Final = 8 * turns.MESSAGE
+"""Units for the server's part of a TLS handshake: 8 a pass."""
+
+
+class Readers:
+    """All readers of one event loop. Get it by :func:`of_run`.
+
+    Attributes:
+        left: units of work that readers may still begin in this pass.
+        line: readers that wait: the virtual time at which their turn will end, number, units, task. The least comes
+            first.
+        now: the virtual time, which goes on while readers wait: how much work each of them has had done.
+    """
+
+    def __init__(self) -> None:
+        self.left = SHARE
+        self.line: list[tuple[int, int, int, trio.lowlevel.Task]] = []
+        self.now = 0
+        self._turns = turns.of_run()
+        self._pass = -1  # to which `left` belongs
+        self._came = 0
+        self._is_serving = False
+
+    def has_room(self) -> bool:
+        """Whether a reader may begin now: there is room in this pass, and no other waits for it."""
+        if self.line:
+            return False
+        if self._pass != self._turns.passes:
+            self._pass, self.left = self._turns.passes, SHARE
+        return self.left > 0
+
+    async def wait(self, start: int, units: int) -> None:
+        """Wait for room in a pass.
+
+        Args:
+            start: when its turn begins, in virtual time.
+            units: of work that the reader will do. They are counted when it begins.
+        """
+        if not self._is_serving:
+            self._is_serving = True
+            trio.lowlevel.spawn_system_task(self._serve)
+        self._came += 1
+        # By the end, not the begin: of two that are due, the one with less to do goes first.
+        place = (start + units, self._came, units, trio.lowlevel.current_task())
+        heappush(self.line, place)
+
+        def leave(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+            self.line.remove(place)
+            heapify(self.line)
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(leave)
+
+    async def _serve(self) -> None:
+        """Let as many readers begin as each pass has room for, until the line is empty."""
+        while self.line:
+            await trio.lowlevel.checkpoint()
+            if self._pass != self._turns.passes:
+                self._pass, self.left = self._turns.passes, SHARE
+            while self.line and self.left > 0:
+                end, _, units, task = heappop(self.line)
+                self.now = max(self.now, end - units)
+                self.left -= units
+                trio.lowlevel.reschedule(task)
+        self._is_serving = False
+
+
+_READERS: Final[trio.lowlevel.RunVar[Readers]] = trio.lowlevel.RunVar("readers")
+
+
+def of_run() -> Readers:
+    """The readers of the event loop that runs here."""
+    try:
+        return _READERS.get()
+    except LookupError:
+        readers = Readers()
+        _READERS.set(readers)
+        return readers
+
+
+class Reader:
+    """One connection, or one listener, that takes turns with the others.
+
+    A loop over what comes begins each turn by :meth:`begin`, counts its work by :meth:`spend`, and ends the turn when
+    that returns True. Other tasks of the connection :meth:`pay` for theirs.
+    """
+
+    __slots__ = ("_paid", "_readers", "_start", "_used")
+
+    def __init__(self) -> None:
+        self._readers = of_run()
+        self._start = 0  # the virtual time at which its next turn begins, if others wait
+        self._used = 0  # in this turn
+        self._paid = 0  # of this turn, in advance
+
+    async def begin(self) -> None:
+        """Begin a turn, once it is this reader's. A checkpoint if it has to wait."""
+        readers, expected = self._readers, min(self._used, turns.TURN)  # about as much as in the turn before
+        self._start -= self._paid
+        self._used = self._paid = 0
+        if not readers.has_room():
+            self._paid = expected
+            await self._wait(expected)
+
+    def spend(self, units: int) -> bool:
+        """Count work of this turn. True if the turn is used up."""
+        self._used += units
+        if self._paid:
+            advance = min(units, self._paid)
+            self._paid -= advance
+            units -= advance
+        self._readers.left -= units
+        if self._readers.line:
+            self._start += units
+        return self._used >= turns.TURN
+
+    async def pay(self, units: int) -> None:
+        """Wait until so much work may be done. A checkpoint if it has to wait."""
+        readers = self._readers
+        if readers.has_room():
+            readers.left -= units
+        else:
+            await self._wait(units)
+
+    async def _wait(self, units: int) -> None:
+        # While there was room for all, nothing was counted: what a reader used then is not held against it.
+        start = max(self._start, self._readers.now)
+        self._start = start + units
+        await self._readers.wait(start, units)
