@@ -239,6 +239,12 @@ class Settings:
     )
     coordinator: str = _line("", _TEXT, "who keeps the cluster, such as etcd:http://127.0.0.1:2379", "as in the file")
     cluster_password_file: str = _line("", _TEXT, "file with the password of the cluster", "as in the file")
+    default_store: str = _line(
+        "",
+        _one_of("node", "cluster"),
+        "where a new queue lives whose client does not say: node, cluster",
+        "as in the file",
+    )
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
     log_level: str = _line("info", _one_of(*LEVELS), "least weight of a log line")
     log_format: str = _line("text", _one_of(*FORMATS), "lines for eyes, or an object of JSON each: text, json")

@@ -113,6 +113,7 @@ def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> 
         "log_level": "debug",
         "log_format": "json",
         "socket_mode": "0660",
+        "default_store": "cluster",
     }.get(line.name, "1")
     expected = load_settings({line.name: value}, {})
     assert expected != Settings()

@@ -29,6 +29,8 @@ DISK: Final = "disk"
 """In the store of this daemon: there again after a restart."""
 MEMORY: Final = "memory"
 """Gone with this process."""
+NODE: Final = "node"
+"""In the store of one node of a cluster: what the others call DISK when it is a daemon alone."""
 CLUSTER: Final = "cluster"
 """Highly available: on all nodes of a cluster."""
 PLACES: Final = (DISK, MEMORY, CLUSTER)
@@ -217,6 +219,8 @@ class DeclarationsAPI(Protocol):
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]: ...
 
     async def admit(self, queue: QueueName, *, is_replicated: bool) -> None: ...
+
+    def replicates(self, queue: str) -> bool: ...
 
     async def create(
         self,

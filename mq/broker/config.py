@@ -39,6 +39,7 @@ class BrokerConfig:
         max_body: the longest body in bytes.
         strict_seeds: each step of a message is a move of its own, as the seed MQ has it: NEW, READY, DELAYED, REMOVED.
             No message goes from NEW to a waiting request, and none is unlinked before it was moved to REMOVED.
+        store: where queues live that outlast the process, as listings call it: ``disk``, ``node``, ``cluster``.
         awaits_sink: dead letters wait until a door has set its sink for them
             (:meth:`mq.broker.queues.Declarations.set_sink`). Without it they go as if there were none.
 
@@ -53,6 +54,7 @@ class BrokerConfig:
     reaper: bool = True
     max_body: int = 64 * 1024 * 1024
     strict_seeds: bool = False
+    store: str = "disk"
     awaits_sink: bool = False
 
     def __post_init__(self) -> None:

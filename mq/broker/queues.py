@@ -61,6 +61,7 @@ class QueueStatus(NamedTuple):
         delayed: messages that cannot be fetched yet.
         oldest_ns: when the first ready message came into the queue, nanoseconds since 1970; None without one.
         created_ns: when the queue was made, nanoseconds since 1970.
+        store: where it lives: ``disk``, ``memory``, or in a cluster ``node`` and ``cluster``.
     """
 
     name: str
@@ -70,6 +71,7 @@ class QueueStatus(NamedTuple):
     delayed: int
     oldest_ns: int | None
     created_ns: int = 0
+    store: str = "disk"
 
 
 class Inventory(NamedTuple):
@@ -134,6 +136,7 @@ class Queues:
         self._ids = core.ids
         self._config = core.config
         self._others_move = core.config.others_move
+        self._store = core.config.store
         self._incarnations = itertools.count(int(core.writer, 16))
         self._changing = trio.Lock()
 
@@ -283,6 +286,7 @@ class Queues:
             delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(without_rank(first[0])) if first else None,
             created_ns=MessageId.time_ns(index.created),
+            store="memory" if index.is_transient else self._store,
         )
 
     async def all(self) -> list[QueueStatus]:
@@ -580,6 +584,10 @@ class Declarations:
         if is_replicated:
             raise _in_no_cluster(queue)
         return await self._queues.create(queue, settings, declared, is_transient=is_transient)
+
+    def replicates(self, queue: str) -> bool:
+        """Return whether a new queue whose client does not place it is to be highly available. Here none is."""
+        return False
 
     def on_closed(self, told: Callable[[str], None]) -> None:
         """Call `told` with the name of each queue that goes, for whatever reason."""

@@ -11,7 +11,7 @@ import trio
 
 from mq.access import UserDirectory
 from mq.broker import Broker, BrokerConfig
-from mq.broker.api import BrokerAPI
+from mq.broker.api import CLUSTER, BrokerAPI
 from mq.cluster.config import ClusterConfig, load_cluster
 from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
@@ -36,6 +36,7 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         "name": settings.node,
         "coordinator": settings.coordinator,
         "password_file": settings.cluster_password_file,
+        "default_store": settings.default_store,
     }
     if settings.neighbors:
         others = _without_itself(settings.neighbors, settings.node)
@@ -93,7 +94,7 @@ async def clustered(
     if config.store:
         make_storage(config.store, StorageOptions())  # what is wrong with it is said now, not once this node leads
     async with find_coordinator(config.coordinator, config.lease_seconds) as coordinator:
-        alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True)
+        alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True, store=CLUSTER)
         node = ClusterNode(config, coordinator, local, alone, observers)
         node.guest, schedules.ask, schedules.has_own = schedules.leading, node.ask_guest, local.declarations.knows
         if users is not None:

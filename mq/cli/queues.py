@@ -12,7 +12,7 @@ from mq.cli.terminal import say_json, say_table
 from mq.client import Queue, QueueSettings
 
 _STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
-_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "")
+_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "STORE", "")
 
 
 @click.command("queues")
@@ -146,7 +146,7 @@ def _row(queue: Queue) -> tuple[str, ...]:
     paused = shown_pauses(
         delivery=bool(queue.settings.get("paused")), publishing=bool(queue.settings.get("publish_paused"))
     )
-    return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, paused
+    return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, queue.store, paused
 
 
 def shown_pauses(*, delivery: bool, publishing: bool) -> str:
@@ -170,4 +170,10 @@ def _text(value: Any) -> str:
 
 def _document(queue: Queue) -> dict[str, Any]:
     counts = {"ready": queue.ready, "leased": queue.leased, "delayed": queue.delayed}
-    return {"name": queue.name, **counts, "oldest_seconds": queue.oldest_seconds, **queue.settings}
+    return {
+        "name": queue.name,
+        **counts,
+        "oldest_seconds": queue.oldest_seconds,
+        "store": queue.store,
+        **queue.settings,
+    }

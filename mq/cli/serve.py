@@ -21,6 +21,7 @@ from mq.amqp.server.exchanges import TopologyPublisher, declared
 from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
+from mq.broker.api import DISK, NODE
 from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
 from mq.cli.guards import Guards, make_guards, reloading
@@ -86,7 +87,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
     run_program("mq", partial(_serve, settings), _REFUSALS)
 
 
-def _broker_config(settings: Settings) -> BrokerConfig:
+def _broker_config(settings: Settings, cluster: ClusterConfig | None) -> BrokerConfig:
     return BrokerConfig(
         workers=settings.workers,
         peers=settings.peers,
@@ -96,6 +97,7 @@ def _broker_config(settings: Settings) -> BrokerConfig:
         max_body=settings.max_body,
         strict_seeds=settings.strict_seeds,
         awaits_sink=settings.serves_amqp,
+        store=DISK if cluster is None else NODE,
     )
 
 
@@ -147,7 +149,7 @@ async def _serve_root(
     cluster: ClusterConfig | None,
     doorways: Doorways,
 ) -> None:
-    config = _broker_config(settings)
+    config = _broker_config(settings, cluster)
     metrics = Metrics(folder=settings.folder, version=__version__)
     schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
     shared_schedules = ClusterSchedules(limits=schedule_limits)

@@ -194,6 +194,7 @@ class Queue:
         delayed: messages whose time has not come.
         oldest_seconds: the age of the oldest message; None when there is none.
         settings: the settings that the daemon told, by name.
+        store: where the queue lives: ``disk``, ``memory``, or in a cluster ``node`` and ``cluster``.
     """
 
     name: str
@@ -202,3 +203,4 @@ class Queue:
     delayed: int = 0
     oldest_seconds: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+    store: str = "disk"

@@ -6,9 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, S
 from contextlib import aclosing, suppress
 from typing import Any, Final, cast
 
-from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM
-from mq.amqp.model.declared import Queue
-from mq.amqp.model.names import decode
 from mq.broker import (
     Broker,
     Draft,
@@ -75,7 +72,9 @@ class ClusterBroker(Forwarding):
         self._membership = membership
         self._spool_folder = config.spool_folder
         self._remote = remote = RemoteBroker(directory)
-        self.declarations = ClusterDeclarations(config.node, local, remote, names, shared, sessions)
+        self.declarations = ClusterDeclarations(
+            config.node, local, remote, names, shared, sessions, config.default_store
+        )
         self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
         self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
@@ -123,16 +122,14 @@ class ClusterBroker(Forwarding):
             NotServed: whether it is could not be found out in time.
         """
         name = QueueName(queue)
-        if place != CLUSTER:
+        if place != CLUSTER and not (place is None and self.declarations.replicates(name)):
             await self.declarations.find(name)
             if self.declarations.is_remote(name):
                 if place is not None:
                     raise Conflict(f"queue {name} is there already, and highly available, on all nodes of the cluster")
                 return False
             return await self._names.make(name, lambda: self._local.create_queue(name, place))
-        vhost, plain = decode(name) or ("", name)
-        declared = Queue(vhost, plain, durable=True, arguments={QUEUE_TYPE: QUORUM}).record().value
-        return await self.declarations.create(name, {}, declared, is_transient=False, is_replicated=True)
+        return await self.declarations.create(name, {}, None, is_transient=False, is_replicated=True)
 
     async def delete_queue(self, queue: str) -> None:
         """Delete a queue and all its messages."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from mq.broker.api import CLUSTER, NODE
 from mq.errors import InvalidSetting
 from mq.message import shorten
 
@@ -55,6 +56,7 @@ _KEYS: Final = (
     "certificate",
     "lease_seconds",
     "store",
+    "default_store",
 )
 
 
@@ -104,6 +106,7 @@ class ClusterConfig:
         certificate: a PEM file with certificate and key, to be shown to neighbours.
         lease_seconds: how long a node is a member after its last sign of life.
         store: the address of the store that has the messages; empty where the coordinator's own has them.
+        default_store: where a queue lives whose client does not say: NODE, on the node that makes it, or CLUSTER.
         spool_folder: has large bodies on their way to the leader; empty for the system's folder of temporary files.
     """
 
@@ -117,6 +120,7 @@ class ClusterConfig:
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     store: str = ""
     spool_folder: str = ""
+    default_store: str = NODE
 
 
 def load_cluster(
@@ -157,6 +161,7 @@ def load_cluster(
         source.text(values, "certificate", "") or None,
         _lease(source, values),
         source.text(values, "store", ""),
+        default_store=_default_store(source, values),
     )
 
 
@@ -244,6 +249,13 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if not password:
         raise source.wrong("password_file", f"is empty: {shorten(path)}")
     return password
+
+
+def _default_store(source: _ConfigSource, values: Mapping[str, Any]) -> str:
+    place = source.text(values, "default_store", NODE)
+    if place not in (NODE, CLUSTER):
+        raise source.wrong("default_store", f"must be {NODE} or {CLUSTER}, got {place!a:.60}")
+    return place
 
 
 def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:

@@ -9,10 +9,11 @@ from typing import Any, Final
 import trio
 
 from mq.amqp.model.arguments import EXPIRES, QUEUE_TYPE, QUORUM
-from mq.amqp.model.declared import BINDING, EXCHANGE, Binding, DurableRecord, Exchange
-from mq.amqp.model.names import SERVER_NAMED, encode, is_server_named
+from mq.amqp.model.declared import BINDING, EXCHANGE, Binding, DurableRecord, Exchange, Queue
+from mq.amqp.model.names import SERVER_NAMED, decode, encode, is_server_named
 from mq.amqp.model.topology import PREDECLARED
 from mq.broker import Broker
+from mq.broker.api import CLUSTER
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.queues import Declarations, Record, TellShared
 from mq.cluster.link_sessions import LinkSessions
@@ -42,8 +43,10 @@ class ClusterDeclarations:
         names: Names,
         shared: SharedRecords,
         sessions: LinkSessions,
+        default_store: str,
     ) -> None:
         self._node = node
+        self._default_store = default_store
         self._shared = shared
         self._local = local.declarations
         self._remote = remote
@@ -92,6 +95,11 @@ class ClusterDeclarations:
             if its.declared is not None and not self._local.knows(name):
                 yield name, its.declared
 
+    def replicates(self, queue: str) -> bool:
+        """Return whether a new queue whose client does not place it is to be the cluster's."""
+        is_new_here = not self._local.knows(queue) and not self._sessions.owns(queue)
+        return self._default_store == CLUSTER and is_new_here and not is_server_named(queue)
+
     async def admit(self, queue: QueueName, *, is_replicated: bool) -> None:
         """Check whether a queue may be declared. This may take long; a caller does it first, so that :meth:`create` is
         short.
@@ -122,12 +130,16 @@ class ClusterDeclarations:
         is_transient: bool,
         is_replicated: bool = False,
     ) -> bool:
-        """Make a queue, here or in the cluster.
+        """Make a queue, here or in the cluster. One of which nothing is declared lives where this node keeps new ones.
 
         Raises:
             Conflict: there is one of that name in the other place; or no node could keep what is declared.
             NotServed: whether there is could not be found out; or there was no leader to make it.
         """
+        if declared is None and not is_transient and self.replicates(queue):
+            is_replicated = True
+        if declared is None and is_replicated:
+            declared = _quorum_queue(queue)
         if not is_replicated:
 
             async def make() -> bool:
@@ -251,6 +263,12 @@ class ClusterDeclarations:
         return Conflict(
             f"queue {queue} is there already, on node {self._node} alone: delete it there first, or choose another name"
         )
+
+
+def _quorum_queue(name: QueueName) -> Mapping[str, Any]:
+    """Return the AMQP declaration of a queue that is made by another protocol."""
+    vhost, plain = decode(name) or ("", name)
+    return Queue(vhost, plain, durable=True, arguments={QUEUE_TYPE: QUORUM}).record().value
 
 
 def _check_replicated(queue: str, declared: Mapping[str, Any]) -> None:

@@ -179,7 +179,8 @@ def _row(status: QueueStatus, metrics: Metrics) -> dict[str, Any]:
         name: 0.0 if ring is None else float(f"{ring.rates(flow, metrics.uptime).minute:.2g}")
         for name, flow in _RATES.items()
     }
-    return {**paused, "dead_letter_queue": settings.dead_letter_queue, **_counts(status), **rates}
+    place = {"dead_letter_queue": settings.dead_letter_queue, "store": status.store}
+    return {**paused, **place, **_counts(status), **rates}
 
 
 def _line(status: QueueStatus, metrics: Metrics) -> list[int]:

@@ -123,6 +123,7 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     if snapshot.room is not None:
         yield from _room(snapshot.room)
     yield from _counters(snapshot.totals)
+    yield from _stores(snapshot)
     yield from _depths(snapshot)
     for name, found in snapshot.durations.items():
         yield HistogramMetricFamily(*TIMED[name], buckets=found.buckets, sum_value=found.total)
@@ -170,6 +171,15 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
         if link.lag_seconds is not None:
             lag.add_metric([link.address], link.lag_seconds)
     yield from (up, heard, lag)
+
+
+def _stores(snapshot: Scrape) -> Iterator[Metric]:
+    """Where each queue lives, of those that have series of their own."""
+    stores = InfoMetricFamily("mq_queue", "where a queue lives: disk, memory, node, cluster", labels=["queue"])
+    for status in snapshot.queues:
+        if status.name in snapshot.totals.counts:
+            stores.add_metric([status.name], {"store": status.store})
+    yield stores
 
 
 def _depths(snapshot: Scrape) -> Iterator[Metric]:

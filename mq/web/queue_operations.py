@@ -159,6 +159,7 @@ def _row(status: QueueStatus, metrics: Metrics, *, takes_dead_letters: bool, has
         "name": status.name,
         **{name: getattr(status, name) for name in _DEPTHS},
         "oldest_seconds": age_of(status),
+        "store": status.store,
         "paused": status.settings.paused,
         "publish_paused": status.settings.publish_paused,
         "dead_letter_queue": status.settings.dead_letter_queue,

@@ -102,6 +102,7 @@ def shown_queue(status: QueueStatus) -> dict[str, Any]:
         "leased": status.leased,
         "delayed": status.delayed,
         "oldest_seconds": age_of(status),
+        "store": status.store,
     }
 
 

@@ -71,8 +71,9 @@ _IN_QUEUE: Final = {
     "delayed": COUNT,
     "oldest_seconds": or_null({"type": "number", "minimum": 0}),
 }
+_STORE: Final[Schema] = {"type": "string", "enum": ["disk", "memory", "node", "cluster"]}
 _QUEUE: Final = (
-    {"name": QUEUE.schema}
+    {"name": QUEUE.schema, "store": _STORE}
     | {name: or_null(schema) if _DEFAULTS[name] is None else schema for name, schema in _KINDS.items()}
     | _IN_QUEUE
 )
@@ -153,6 +154,7 @@ _RATES_OF_QUEUES: Final = record(
                 {
                     "name": QUEUE.schema,
                     **_IN_QUEUE,
+                    "store": _STORE,
                     "paused": {"type": "boolean"},
                     "publish_paused": {"type": "boolean"},
                     "dead_letter_queue": or_null(QUEUE.schema),

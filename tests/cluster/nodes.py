@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
@@ -14,6 +15,7 @@ from mq.access import UserDirectory
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
+from mq.broker.api import CLUSTER, NODE
 from mq.client.amqp import AmqpClient
 from mq.client.amqp.connection import connected
 from mq.client.amqp.link import Link
@@ -34,7 +36,7 @@ from tests.web.talking import stream
 
 MAX_BODY = 16 << 20
 PORTS = {"a": 1, "b": 2, "c": 3}
-CONFIG = BrokerConfig(workers=2, awaits_sink=True)
+CONFIG = BrokerConfig(workers=2, awaits_sink=True, store=NODE)
 
 
 def config_of(name: str, password: str = "secret") -> ClusterConfig:
@@ -78,7 +80,7 @@ class Host:
                         config_of(self.name),
                         coordinator,
                         local,
-                        CONFIG,
+                        dataclasses.replace(CONFIG, store=CLUSTER),
                         clock=trio.current_time,
                         dial=self._cluster.dial,
                     )

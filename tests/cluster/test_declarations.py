@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from mq.broker.api import NODE
 from mq.cluster.declarations import ClusterDeclarations
 
 
@@ -18,7 +19,7 @@ async def test_of_two_who_ask_at_a_time_neither_is_told_that_a_queue_is_empty() 
     local = SimpleNamespace(declarations=SimpleNamespace(knows=lambda queue: False))
     remote = SimpleNamespace(ready=ready)
     joint = ClusterDeclarations(
-        "a", cast(Any, local), cast(Any, remote), cast(Any, names), cast(Any, None), cast(Any, None)
+        "a", cast(Any, local), cast(Any, remote), cast(Any, names), cast(Any, None), cast(Any, None), NODE
     )
     await joint.look("q")
     await joint.look("q")
@@ -35,7 +36,7 @@ async def test_a_term_that_began_before_the_door_has_its_sink_too() -> None:
         SimpleNamespace(set_sink=lambda sink, name=name: told.append((name, sink))) for name in ("own", "1", "2")
     )
     joint = ClusterDeclarations(
-        "a", cast(Any, SimpleNamespace(declarations=local)), *(cast(Any, None) for _ in range(4))
+        "a", cast(Any, SimpleNamespace(declarations=local)), *(cast(Any, None) for _ in range(4)), NODE
     )
     joint.begin_term(cast(Any, first))
     joint.set_sink(cast(Any, "sink"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Awaitable, Callable
@@ -14,6 +15,7 @@ from pamqp import commands
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Published, open_broker
+from mq.broker.api import CLUSTER
 from mq.cli.cluster import dangers
 from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
@@ -24,10 +26,12 @@ from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import MovedNeighbors, PeerLink
 from mq.errors import CallerError
 from mq.lifecycle import State
+from mq.message import QueueName
 from mq.storage.interface import Move
 from mq.storage.memory import MemoryStorage
 from mq.web.exchange import Reply
 from tests.amqp.dialling import Client
+from tests.cluster import nodes
 from tests.cluster.nodes import PORTS, Cluster, Host, config_of, three_nodes
 
 
@@ -753,3 +757,26 @@ async def test_a_place_that_the_file_has_no_more_is_forgotten() -> None:
         await moved.put(old, new)
         await moved.put(old, old)
         assert await moved.load([old, other]) == {}
+
+
+async def test_unplaced_queues_are_the_clusters_where_nodes_say_so(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = nodes.config_of
+    monkeypatch.setattr(nodes, "config_of", lambda name: dataclasses.replace(plain(name), default_store=CLUSTER))
+    async with three_nodes() as cluster:
+        a, b = cluster.hosts["a"], cluster.hosts["b"]
+        async with b.amqp() as client:
+            await client.declare_queue("celery")
+            await client.declare_queue("celery")
+            await client.declare_queue("celery", arguments={"x-queue-type": "quorum"})
+            await client.declare_queue("classic", arguments={"x-queue-type": "classic"})
+            await client.declare_queue("short", arguments={"x-expires": 60_000})
+        await b.node.broker.declarations.create(QueueName("sqs"), {"visibility": 5.0}, None, is_transient=False)
+        for path in ("/http", "/disk?store=disk", "/memory?store=memory"):
+            assert (await b.http("PUT", path)).status == 201
+        shown = {status.name: status.store for status in await a.node.broker.queues()}
+        assert shown == dict.fromkeys(("celery", "sqs", "http"), "cluster")
+        assert (await a.node.broker.status("sqs")).settings.visibility == 5
+        mine = {status.name: status.store for status in await b.node.broker.queues()}
+        assert mine == shown | {"classic": "node", "short": "node", "disk": "node", "memory": "memory"}

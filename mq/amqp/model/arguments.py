@@ -81,6 +81,12 @@ CHECKS: Final[Mapping[str, Check]] = {
 """Argument -> the check of its value. A queue that is declared again must have the same value for each of them."""
 
 
+def can_be_quorum(queue: Queue) -> bool:
+    """Return whether a queue could be highly available, with the arguments that it has."""
+    needs_one_node = queue.auto_delete or EXPIRES in queue.arguments or queue.arguments.get(SINGLE_ACTIVE_CONSUMER)
+    return queue.is_lasting and bool(queue.name) and not needs_one_node
+
+
 def check(queue: Queue) -> None:
     """Check the arguments of a queue that is to be declared.
 

@@ -7,7 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from mq.amqp.model.arguments import DELIVERY_LIMIT, QUEUE_TYPE, QUORUM, REQUEUE, SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.arguments import (
+    DELIVERY_LIMIT,
+    QUEUE_TYPE,
+    QUORUM,
+    REQUEUE,
+    SINGLE_ACTIVE_CONSUMER,
+    can_be_quorum,
+)
 from mq.amqp.model.declared import Binding, Exchange, Queue
 from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.vhost import TopologyChange
@@ -187,7 +194,7 @@ class Handlers:
         return Done()
 
     async def _declare_queue(self, command: commands.DeclareQueue) -> Result:
-        wanted = command.queue
+        wanted = self._with_default_type(command.queue)
         if wanted.name:  # and before any other declaration has to wait for this one
             is_replicated = wanted.arguments.get(QUEUE_TYPE) == QUORUM
             await self._broker.declarations.admit(wanted.key, is_replicated=is_replicated)
@@ -199,6 +206,13 @@ class Handlers:
             return await self._status(queue)
 
         return await self._in_order(do)
+
+    def _with_default_type(self, queue: Queue) -> Queue:
+        """Return a quorum queue if the client names no type, and new queues of this node are the cluster's."""
+        is_placed = QUEUE_TYPE in queue.arguments or not can_be_quorum(queue)
+        if is_placed or not self._broker.declarations.replicates(queue.key):
+            return queue
+        return replace(queue, arguments={**queue.arguments, QUEUE_TYPE: QUORUM})
 
     async def _find_queue(self, command: commands.FindQueue) -> Result:
         await self._broker.declarations.find(command.queue)

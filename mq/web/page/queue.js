@@ -7,7 +7,7 @@ import { button, field, h, say, setText, show } from "./dom.js";
 import { age, many, number } from "./format.js";
 import { poll, watch } from "./live.js";
 import { messageTable } from "./messages.js";
-import { pausedText } from "./queues.js";
+import { pausedText, storeText } from "./queues.js";
 import { settingsForm } from "./settings.js";
 
 const PAGE = 50;
@@ -73,7 +73,7 @@ export function queueView(name, { onState }) {
     if (isFirst) fill(); // an opened form that is empty would be saved as no settings at all
     for (const each of STATES) setText(tiles.get(each), number(now[each]));
     setText(tiles.get("oldest"), age(now.oldest_ms));
-    setText(marks, pausedText(now.settings));
+    setText(marks, [storeText(now), pausedText(now.settings)].filter(Boolean).join(", "));
     for (const each of pauses || []) {
       setText(each.button, `${now.settings[each.setting] ? "Resume" : "Pause"} ${each.what}`);
     }

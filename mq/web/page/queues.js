@@ -99,7 +99,7 @@ export function queuesView({ onState, onDead }) {
       cells = { element, marks, numbers, hour, line: null };
       rows.set(name, cells);
     }
-    setText(cells.marks, pausedText(status));
+    setText(cells.marks, [storeText(status), pausedText(status)].filter(Boolean).join(", "));
     const texts = [
       number(status.ready), number(status.leased), number(status.delayed), age(status.oldest_ms),
       rate(status.published), rate(status.delivered), rate(status.died),
@@ -115,6 +115,11 @@ export function queuesView({ onState, onDead }) {
   
   begin();
   return { element, end: () => { clearTimeout(timer); end(); } };
+}
+
+/** Where a queue lives, if that is not the disk of a daemon alone. */
+export function storeText({ store }) {
+  return { memory: "in memory", node: "this node", cluster: "cluster" }[store] ?? "";
 }
 
 /** What is said of a queue that is paused. */
