@@ -242,7 +242,7 @@ class Settings:
     default_store: str = _line(
         "",
         _one_of("node", "cluster"),
-        "where a new queue lives whose client does not say: node, cluster",
+        "where a queue is made whose client does not say: node, cluster",
         "as in the file",
     )
     insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
