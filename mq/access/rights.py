@@ -51,10 +51,10 @@ class User:
 
     def may_something(self, queue: str) -> bool:
         """Whether the user has any right on that queue."""
-        return any(_compiled(pattern).match(queue) for pattern in self._patterns)
+        return any(_compiled(pattern).match(queue) for pattern in self.patterns)
 
     @functools.cached_property
-    def _patterns(self) -> frozenset[str]:
+    def patterns(self) -> frozenset[str]:
         """The patterns of all rights, each once: a list of ten thousand queues is matched with each."""
         return frozenset(pattern for patterns in self.rights.values() for pattern in patterns)
 

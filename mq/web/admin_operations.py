@@ -24,14 +24,14 @@ from mq.errors import InvalidRequest
 from mq.message import shorten
 from mq.schedules.scheduler import Fate
 from mq.web.columns import cut
-from mq.web.exchange import Reply, document, empty, problem
+from mq.web.exchange import NOT_CACHED, Reply, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.json_answer import PART_BYTES, Entries, JsonAnswer, SentParts
 from mq.web.operations import NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH, LEVEL
 from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Scrape, page
 from mq.web.refusals import retry_after
-from mq.web.replies import NOT_CACHED, age_of, all_queues, shown_queue
+from mq.web.replies import age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, TEXT, as_json, or_null, record, reference
 

@@ -21,14 +21,13 @@ from mq.errors import CallerError, NoMemory
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
-from mq.web.exchange import Handler, Reply, Request, RequestHead, document, empty, problem
+from mq.web.exchange import NOT_CACHED, Handler, Reply, Request, RequestHead, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.login_sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
 from mq.web.page_operations import log_in, log_out
 from mq.web.page_operations import session as show_session
 from mq.web.refusals import refusal_of
-from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 
 _NO_NAME: Final = "-"

@@ -10,9 +10,8 @@ from typing import Final
 
 from mq.access import Right
 from mq.errors import InvalidRequest
-from mq.web.exchange import Reply, document, empty
+from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.operations import Operation, RequestContext, Success
-from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import as_json, record, reference
 

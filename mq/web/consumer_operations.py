@@ -15,11 +15,11 @@ from mq.broker.settings import VISIBILITY, count
 from mq.message import QueueName
 from mq.web.batches import preferred
 from mq.web.columns import COLUMNS
-from mq.web.exchange import Reply, document, empty
+from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import KEY, SWITCH
-from mq.web.replies import NOT_CACHED, OFFERED, SHORTEST_SLICE, MessagePage
+from mq.web.replies import OFFERED, SHORTEST_SLICE, MessagePage
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000

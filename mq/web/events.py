@@ -1,5 +1,8 @@
 """Live views of the page as server-sent events (HTML, section 9.2): first the whole view, then its changes.
 
+An event is made and written once, for all streams that show the same view to users who may see the same queues
+(:class:`EventFeed`).
+
 A view is a JSON object. Two members have an entry for each queue, ``rows`` and ``lines``: an event carries only their
 new entries. It carries other members where they changed. So a page that watches a quiet queue is sent next to nothing.
 """
@@ -7,18 +10,23 @@ new entries. It carries other members where they changed. So a page that watches
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from typing import Any, Final
 
 import trio
 
 from mq.errors import MQError
-from mq.web.exchange import OnHangUp, Reply
+from mq.web.exchange import NOT_CACHED, OnHangUp, Reply
 from mq.web.http_connection import WaitingRequests
-from mq.web.replies import NOT_CACHED
 
 CONTENT_TYPE: Final = "text/event-stream"
 EVERY_SECONDS: Final = 1.0
+EARLY_SECONDS: Final = 0.1
+"""Seconds by which a view expires before its streams look again: a stream always gets a new one."""
+REUSE_FACTOR: Final = 20
+"""A look that takes long is used for so many times as long, so that the looks of all feeds together take a twentieth of
+a core at the most."""
 LONGEST_SECONDS: Final = 60
 """How long a stream lasts; then the browser asks for the next one. So a right that was withdrawn ends within this
 time."""
@@ -35,65 +43,155 @@ View = dict[str, Any]
 Look = Callable[[], Awaitable[View]]
 
 
-class EventStream:
-    """The events of one view, for as long as its client listens.
+class EventFeed:
+    """The events of one view, made once for all streams that show it.
 
     Args:
-        first: the view as it is now.
-        look: how it is later.
+        look: makes the view as it is now.
+        feeds: how many feeds there are, for the time that their looks may take together.
+
+    Attributes:
+        streams: how many show it now.
+        number: of the present view; it goes up with each change.
+        view: the present one; empty before the first look.
+        every_seconds: pause between two looks of a stream.
+    """
+
+    def __init__(self, look: Look, feeds: Callable[[], int], every_seconds: float = EVERY_SECONDS) -> None:
+        self.streams = 0
+        self.number = 0
+        self.view: View = {}
+        self.every_seconds = every_seconds
+        self._look = look
+        self._feeds = feeds
+        self._looking = trio.Lock()
+        self._good_until = -math.inf
+        self._events: dict[int, bytes] = {}  # that lead from a view of that number to the present one
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the present view is good enough."""
+        return trio.current_time() < self._good_until
+
+    @property
+    def is_used(self) -> bool:
+        """Whether streams show it, or a request has asked for it just now."""
+        return self.streams > 0 or self.is_fresh or self._looking.locked()
+
+    async def refresh(self) -> None:
+        """Look again, unless another stream has done so just now.
+
+        Raises:
+            MQError: there is no such view any more.
+        """
+        async with self._looking:
+            if self.is_fresh:
+                return
+            begun = trio.current_time()
+            view = await self._look()
+            took = trio.current_time() - begun
+            pause = max(self.every_seconds - EARLY_SECONDS, REUSE_FACTOR * took * self._feeds())
+            self._good_until = trio.current_time() + pause
+            if not self.number or difference(self.view, view):
+                self.number += 1
+                self._events.clear()
+                self.view = view
+
+    def event(self, number: int, shown: View) -> bytes:
+        """The event for a client that has been shown the view of that number; empty if nothing is new for it."""
+        if number == self.number:
+            return b""
+        event = self._events.get(number)
+        if event is None:
+            news = difference(shown, self.view) if number else self.view
+            event = self._events[number] = written(news) if news else b""
+        return event
+
+
+class EventFeeds:
+    """The feeds that streams show now, or that a request has asked for just now."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[Hashable, EventFeed] = {}
+
+    def feed(self, key: Hashable, look: Look, every_seconds: float = EVERY_SECONDS) -> EventFeed:
+        """The feed of a view.
+
+        Args:
+            key: equal for views that are equal at all times.
+            look: makes the view, if there is no feed of it.
+            every_seconds: pause between two looks of a stream.
+        """
+        unused = [each for each, feed in self._feeds.items() if not feed.is_used]
+        for each in unused:
+            del self._feeds[each]
+        if key not in self._feeds:
+            self._feeds[key] = EventFeed(look, self._feeds.__len__, every_seconds)
+        return self._feeds[key]
+
+
+class EventStream:
+    """The events of one view, for as long as its client listens. It holds one view, the last that its client has got:
+    to a client that reads slowly, changes come together.
+
+    Args:
+        feed: makes the events. It has been refreshed.
         waits: ends the stream when mq stops.
         on_hang_up: that of the request.
         seconds: how long it goes on.
     """
 
-    def __init__(self, first: View, look: Look, waits: WaitingRequests, on_hang_up: OnHangUp, seconds: float) -> None:
-        self._first = first
-        self._look = look
+    def __init__(self, feed: EventFeed, waits: WaitingRequests, on_hang_up: OnHangUp, seconds: float) -> None:
+        self._feed = feed
         self._waits = waits
         self._on_hang_up = on_hang_up
         self._ends = trio.current_time() + seconds
+        feed.streams += 1
+        self._is_open = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         """Event by event. It ends when the store cannot be read; the client asks again."""
+        feed, number, said = self._feed, 0, trio.current_time()
         shown: View = {}
         yield _RETRY
-        now, said = self._first, trio.current_time()
         while True:
-            news = difference(shown, now)
-            if news:
-                yield written(news)
+            event = feed.event(number, shown)
+            number, shown = feed.number, feed.view
+            if event:
+                yield event
                 said = trio.current_time()
             elif trio.current_time() >= said + SILENT_SECONDS:
                 yield _COMMENT
                 said = trio.current_time()
-            shown = now
-            if trio.current_time() >= self._ends or not await self._waits.unless_gone(self._on_hang_up, _a_while):
+            if trio.current_time() >= self._ends or not await self._waits.unless_gone(self._on_hang_up, self._pause):
                 return
             try:
-                now = await self._look()
+                await feed.refresh()
             except MQError:
                 return
 
+    async def _pause(self) -> bool:
+        await trio.sleep(min(self._feed.every_seconds, max(0, self._ends - trio.current_time())))
+        return True
+
     async def aclose(self) -> None:
-        """There is nothing to give back."""
+        """End it."""
+        if self._is_open:
+            self._is_open = False
+            self._feed.streams -= 1
 
 
-async def _a_while() -> bool:
-    await trio.sleep(EVERY_SECONDS)
-    return True
-
-
-async def events_reply(look: Look, waits: WaitingRequests, on_hang_up: OnHangUp, seconds: float) -> Reply:
+async def events_reply(feed: EventFeed, waits: WaitingRequests, on_hang_up: OnHangUp, seconds: float) -> Reply:
     """The reply that shows a view: once, where `seconds` is 0, or until they are over.
 
     Raises:
         MQError: there is no such view.
     """
-    first = await look()
+    await feed.refresh()
     if not seconds:
-        body = written(first)
+        body = feed.event(0, {})
         return Reply(200, (*_HEADERS, ("content-length", str(len(body)))), body)
-    return Reply(200, _HEADERS, EventStream(first, look, waits, on_hang_up, seconds))
+    return Reply(200, _HEADERS, EventStream(feed, waits, on_hang_up, seconds))
 
 
 def written(view: View) -> bytes:

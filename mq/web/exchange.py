@@ -145,6 +145,8 @@ class Handler(Protocol):
         return None
 
 
+NOT_CACHED: Final = ("cache-control", "no-store")
+"""A fetch leases: no cache may answer for it."""
 NO_LENGTH: Final = ("content-length", "0")
 """The header of a reply without a body."""
 

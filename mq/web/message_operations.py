@@ -20,7 +20,7 @@ from mq.web.batches import (
     refused_line,
     removal_entries,
 )
-from mq.web.exchange import NO_LENGTH, Reply, document, empty
+from mq.web.exchange import NO_LENGTH, NOT_CACHED, Reply, document, empty
 from mq.web.http_connection import waiting_for
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
@@ -44,7 +44,7 @@ from mq.web.parameters import (
     refuse_message_headers,
     state_headers,
 )
-from mq.web.replies import MESSAGE_HEADERS, NOT_CACHED, MessagePage, message_reply, outcomes_reply
+from mq.web.replies import MESSAGE_HEADERS, MessagePage, message_reply, outcomes_reply
 from mq.web.request_body import LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
 

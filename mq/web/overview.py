@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
+from mq import turns
+from mq.access import Right, User
 from mq.broker import QueueStatus
 from mq.broker.api import BrokerAPI
 from mq.doors.exchanges import Exchanges
+from mq.web.events import EARLY_SECONDS, REUSE_FACTOR, EventFeeds
 
 FRESH_SECONDS: Final = 1.0
 """How old a count of the queues may always be."""
-REUSE_FACTOR: Final = 20
-"""A count that takes long is used for so many times as long, so counting takes a twentieth of a core at the most."""
-_EARLY_SECONDS: Final = 0.1
-"""Seconds by which a count expires before :data:`FRESH_SECONDS`: a page that asks every second always gets a new
-one."""
+
+
+PAUSE_FACTOR: Final = 4
+"""The pause after a shared result, in times that it took to make."""
 
 
 class SharedResult:
-    """A result that takes its time, made once for all callers that want it meanwhile."""
+    """A result that takes its time, made once for all callers that want it meanwhile. After one there is a pause, so
+    that callers without end use a part of a core only, and a thread of it does not keep Python from the event loop."""
 
     def __init__(self) -> None:
         self._making: trio.Event | None = None
         self._made: bytes | None = None
+        self._next_at = -math.inf
 
     async def make(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
         """The result of `make`, or of another caller's that began before.
@@ -41,11 +46,33 @@ class SharedResult:
         making = self._making = trio.Event()
         self._made = None
         try:
+            await trio.sleep_until(self._next_at)
+            begun = time.perf_counter()
             self._made = await make()
+            self._next_at = trio.current_time() + PAUSE_FACTOR * (time.perf_counter() - begun)
             return self._made
         finally:
             self._making = None
             making.set()
+
+
+class VisibleQueues(NamedTuple):
+    """The queues that some users may see.
+
+    Attributes:
+        statuses: of each, by name.
+        ready, leased, delayed: messages in all of them.
+        dead: ready messages in those to which some queue sends its dead letters.
+    """
+
+    statuses: list[QueueStatus]
+    ready: int
+    leased: int
+    delayed: int
+    dead: int
+
+
+NOTHING: Final = VisibleQueues([], 0, 0, 0, 0)
 
 
 class Overview:
@@ -58,15 +85,18 @@ class Overview:
     Attributes:
         exchanges: as given.
         scrape: the page for Prometheus.
+        feeds: the events of views that are watched.
     """
 
     def __init__(self, broker: BrokerAPI, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self.scrape = SharedResult()
+        self.feeds = EventFeeds()
         self._broker = broker
         self._dead_letter_queues: set[str] = set()
         self._looking = trio.Lock()
         self._statuses: Sequence[QueueStatus] = ()
+        self._visible: dict[frozenset[str] | None, VisibleQueues] = {}
         self._good_until = -1.0
 
     async def queues(self) -> Sequence[QueueStatus]:
@@ -74,13 +104,34 @@ class Overview:
         async with self._looking:
             if trio.current_time() >= self._good_until:
                 begun = time.perf_counter()
-                self._statuses = await self._broker.queues()
+                self._statuses, self._visible = await self._broker.queues(), {}
                 targets = {status.settings.dead_letter_queue or "" for status in self._statuses}
                 targets.update(name for way in self.exchanges.now().dead_letters for name in way.targets)
                 self._dead_letter_queues = targets
                 took = time.perf_counter() - begun
-                self._good_until = trio.current_time() + max(FRESH_SECONDS - _EARLY_SECONDS, REUSE_FACTOR * took)
+                self._good_until = trio.current_time() + max(FRESH_SECONDS - EARLY_SECONDS, REUSE_FACTOR * took)
         return self._statuses
+
+    async def visible(self, user: User | None) -> VisibleQueues:
+        """The queues that a user may see; all for None. Found out once for all users with the same patterns."""
+        sees_all = user is None or user.may(Right.MONITOR, None)
+        patterns = None if user is None or sees_all else user.patterns
+        if patterns is not None and not patterns:
+            return NOTHING
+        everyone = await self.queues()
+        found = self._visible
+        if patterns not in found:
+            statuses: list[QueueStatus] = []
+            ready = leased = delayed = dead = 0
+            async for some in turns.slices(everyone, turns.FRAME):
+                mine = some if user is None or sees_all else [each for each in some if user.may_something(each.name)]
+                statuses += mine
+                ready += sum(status.ready for status in mine)
+                leased += sum(status.leased for status in mine)
+                delayed += sum(status.delayed for status in mine)
+                dead += sum(status.ready for status in self.dead_letter_queues(mine))
+            found[patterns] = VisibleQueues(statuses, ready, leased, delayed, dead)
+        return found[patterns]
 
     def dead_letter_queues(self, statuses: Iterable[QueueStatus]) -> list[QueueStatus]:
         """Those queues to which some queue sends its dead letters, by its settings or by its arguments over AMQP."""

@@ -15,8 +15,7 @@ from importlib import resources
 from typing import Final, NamedTuple
 
 from mq.errors import InvalidRequest
-from mq.web.exchange import Reply, problem
-from mq.web.replies import NOT_CACHED
+from mq.web.exchange import NOT_CACHED, Reply, problem
 
 INDEX: Final = "index.html"
 FOLDER: Final = "/-/page/"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import codecs
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Final
 
+from mq import turns
 from mq.access import Right
 from mq.broker import QueueStatus, Seen
 from mq.broker.bodies import close
@@ -16,15 +17,15 @@ from mq.errors import CorruptMessage, InvalidRequest, NoSuchQueue
 from mq.message import Body, BytesBody, MessageId, QueueName
 from mq.observers.metrics import Metrics
 from mq.observers.rates import Flow
-from mq.web.events import CONTENT_TYPE, LONGEST_SECONDS, Look, View, events_reply
-from mq.web.exchange import Reply, document, empty
+from mq.web.events import CONTENT_TYPE, EVERY_SECONDS, LONGEST_SECONDS, SILENT_SECONDS, EventFeed, View, events_reply
+from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer, Members
 from mq.web.login_sessions import credentials, shown_user
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
 from mq.web.parameters import AMOUNT, FILTER, ID, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
 from mq.web.queue_operations import SORTS, sort_queues
-from mq.web.replies import NOT_CACHED, messages_together
+from mq.web.replies import messages_together
 from mq.web.request_body import IN_MEMORY_BYTES, read_object
 from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
 
@@ -118,57 +119,65 @@ _RATES: Final = {"published": Flow.PUBLISH, "delivered": Flow.DELIVER, "died": F
 
 async def events(context: RequestContext) -> Reply:
     """A view, and what changes of it."""
-    query = context.query
-    looks: dict[str, Callable[[RequestContext], Look]] = {QUEUES: _look_at_queues, ONE_QUEUE: _look_at_queue}
-    look = looks[query["view"]](context)
-    return await events_reply(look, context.waits, context.request.on_hang_up, query["seconds"])
+    feed = _queue_feed(context) if context.query["view"] == ONE_QUEUE else _feed(context)
+    return await events_reply(feed, context.waits, context.request.on_hang_up, context.query["seconds"])
 
 
-def _look_at_queues(context: RequestContext) -> Look:
-    query = context.query
+def _feed(context: RequestContext) -> EventFeed:
+    """The list of queues. Users with the same patterns, who ask for the same part of it, share one."""
+    user, query, metrics = context.request.user, context.query, context.metrics
     wanted, start, most = query["filter"], query["skip"], query["max"]
 
     async def look() -> View:
-        statuses = await context.overview.queues()
-        mine = [status for status in statuses if _may_see(context, status.name)]
-        matching = [status for status in mine if wanted in status.name.lower()]
-        context.metrics.catch_up()
-        sort_queues(matching, query["sort"], context.metrics)
+        mine = await context.overview.visible(user)
+        matching = [status for status in mine.statuses if wanted in status.name.lower()] if wanted else mine.statuses
+        metrics.catch_up()
+        if query["sort"] != "name" or query["reverse"]:
+            await turns.spend(frames=len(matching) // 8)
+            matching = list(matching)
+            sort_queues(matching, query["sort"], metrics)
         if query["reverse"]:
             matching.reverse()
         shown = matching[start : start + most]
         return {
-            "queues": len(mine),
+            "queues": len(mine.statuses),
             "matching": len(matching),
-            "ready": sum(status.ready for status in mine),
-            "leased": sum(status.leased for status in mine),
-            "delayed": sum(status.delayed for status in mine),
-            "dead": sum(status.ready for status in context.overview.dead_letter_queues(mine)),
+            "ready": mine.ready,
+            "leased": mine.leased,
+            "delayed": mine.delayed,
+            "dead": mine.dead,
             "names": [status.name for status in shown],
-            "rows": {status.name: _row(status, context.metrics) for status in shown},
-            "lines": {status.name: _line(status, context.metrics) for status in shown},
+            "rows": {status.name: _row(status, metrics) async for status in turns.in_turns(shown, turns.FRAME)},
+            "lines": {status.name: _line(status, metrics) async for status in turns.in_turns(shown, turns.FRAME)},
         }
 
-    return look
+    patterns = None if user is None or user.may(Right.MONITOR, None) else user.patterns
+    key = (QUEUES, patterns, wanted, query["sort"], query["reverse"], start, most)
+    stays_empty = patterns is not None and not patterns
+    return context.overview.feeds.feed(key, look, SILENT_SECONDS if stays_empty else EVERY_SECONDS)
 
 
-def _look_at_queue(context: RequestContext) -> Look:
+def _queue_feed(context: RequestContext) -> EventFeed:
+    """One queue. All users who may see it share one.
+
+    Raises:
+        InvalidRequest: the request does not say which queue.
+        NoSuchQueue: the user may not see it, or would not know whether it exists.
+    """
     if context.query["queue"] is None:
         raise InvalidRequest("say which queue: queue=NAME")
-    queue = QueueName(context.query["queue"])
+    queue, user = QueueName(context.query["queue"]), context.request.user
+    unseen = NoSuchQueue(f"no queue named {queue}, or none that you may see")
+    if user is not None and not user.may(Right.MONITOR, None) and not user.may_something(queue):
+        raise unseen
 
     async def look() -> View:
-        if not _may_see(context, queue) or not await context.broker.has_queue(queue):
-            raise NoSuchQueue(f"no queue named {queue}, or none that you may see")
+        if not await context.broker.has_queue(queue):
+            raise unseen
         status = await context.broker.status(queue)
         return {"name": queue, "settings": status.settings.values()} | _counts(status)
 
-    return look
-
-
-def _may_see(context: RequestContext, queue: str) -> bool:
-    user = context.request.user
-    return user is None or user.may(Right.MONITOR, None) or user.may_something(queue)
+    return context.overview.feeds.feed((ONE_QUEUE, queue), look)
 
 
 def _row(status: QueueStatus, metrics: Metrics) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from mq.errors import InvalidRequest
 from mq.message import QueueName, shorten
 from mq.observers.metrics import Metrics
 from mq.observers.rates import MINUTES, SHOWN, SLOT_SECONDS, SLOTS, Flow, Ring
-from mq.web.exchange import Reply, document, empty
+from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import ANY_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, FILTER, LARGEST_BATCH, SKIP, STORE, SWITCH, one_of
-from mq.web.replies import NOT_CACHED, age_of, all_queues, shown_queue
+from mq.web.replies import age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
 from mq.web.schemas import COUNT, as_json, record, reference
 

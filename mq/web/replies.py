@@ -30,15 +30,12 @@ from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message
 from mq.web.batches import FORMATS, JSON_LINES, MULTIPART, BatchEntry, part_headers, preferred, said_of, written_line
 from mq.web.columns import COLUMNS, PIECE, Block, block_of_columns, block_of_entries, cut, write_columns
-from mq.web.exchange import Reply
+from mq.web.exchange import NOT_CACHED, Reply
 from mq.web.json_answer import JsonAnswer
 from mq.web.multipart import begin_part, end_parts
 from mq.web.operations import RequestContext, Schema
 from mq.web.parameters import GROUP, ID, headers_of
 from mq.web.request_body import IN_MEMORY_BYTES
-
-NOT_CACHED: Final = ("cache-control", "no-store")
-"""A fetch leases: no cache may answer for it."""
 
 STORED: Final = (
     NOT_CACHED,

@@ -18,11 +18,10 @@ from mq.message import QueueName, shorten
 from mq.schedules.schedule import LONGEST_LINE, SHORTEST_SECONDS, UTC_NAME, Schedule
 from mq.schedules.scheduler import ScheduleStatus, shown_instant
 from mq.web.batches import draft_of_line
-from mq.web.exchange import Reply, document, empty, problem
+from mq.web.exchange import NOT_CACHED, Reply, document, empty, problem
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH
-from mq.web.replies import NOT_CACHED
 from mq.web.request_body import read_object
 from mq.web.schemas import TEXT, as_json, or_null, record, reference
 

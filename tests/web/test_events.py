@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,9 +13,11 @@ from trio.testing import MockClock
 
 from mq.access import Right, User
 from mq.broker import Broker, Draft
+from mq.web import events
 from mq.web.endpoints import Endpoints
-from mq.web.events import LONGEST_SECONDS, EventStream, difference
-from mq.web.exchange import Reply, Request
+from mq.web.events import LONGEST_SECONDS, EventFeeds, EventStream, View, difference, events_reply, written
+from mq.web.exchange import Reply, Request, _nobody_hangs_up
+from mq.web.http_connection import WaitingRequests
 from tests.web.talking import Server, detail, http1, start_server, stream
 
 
@@ -38,7 +40,7 @@ async def seen(endpoints: Endpoints, query: str = "", user: User | None = None) 
     return view_of(reply.body)
 
 
-async def views(reply: Reply) -> AsyncIterator[Any]:
+async def views(reply: Reply) -> AsyncGenerator[Any]:
     assert isinstance(reply.body, EventStream)
     async with aclosing(aiter(reply.body)) as pieces:  # type: ignore[type-var]
         assert (await anext(pieces)).startswith(b"retry: ")
@@ -165,6 +167,93 @@ async def test_many_who_look_on_cost_one_look(
         for _ in range(20):
             nursery.start_soon(drain, views(await look(endpoints, "seconds=10")))
     assert looks <= 12
+
+
+async def test_event_is_written_once_for_streams_with_equal_views(
+    broker: Broker, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    await fill(broker, a=1, b=1)
+    users = (None, User("m", {Right.MONITOR: ("*",)}), *(User(f"u{n}", {Right.PUBLISH: ("a",)}) for n in range(30)))
+    writes = 0
+
+    def counted(view: View) -> bytes:
+        nonlocal writes
+        writes += 1
+        return written(view)
+
+    monkeypatch.setattr(events, "written", counted)
+    async with trio.open_nursery() as nursery:
+        for user in users:
+            nursery.start_soon(drain, views(await look(endpoints, "seconds=10", user)))
+        for _ in range(3):
+            await trio.sleep(2)
+            await fill(broker, a=1)
+    assert writes == 2 * 4  # for those who see all, and for those who see a
+
+
+async def test_stream_of_user_without_rights_looks_at_no_queue(
+    broker: Broker, endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    await fill(broker, a=1)
+    monkeypatch.setattr(broker, "queues", None)
+    told = views(await look(endpoints, "seconds=60", User("n", {})))
+    first = await anext(told)
+    assert (first["queues"], first["names"]) == (0, [])
+    assert {each async for each in told} == {b":\n\n"}
+
+
+async def test_changes_come_together_for_a_client_that_reads_slowly(
+    broker: Broker, endpoints: Endpoints, autojump_clock: MockClock
+) -> None:
+    await fill(broker, a=1, b=0)
+    fast, slow = views(await look(endpoints, "seconds=60")), views(await look(endpoints, "seconds=60"))
+    async with aclosing(fast), aclosing(slow):
+        await anext(fast)
+        await anext(slow)
+        for _ in range(5):
+            await fill(broker, a=1)
+            await anext(fast)
+            await fill(broker, b=1)
+            await anext(fast)
+        news = await anext(slow)
+    assert (news["ready"], news["rows"]["a"]["ready"], news["rows"]["b"]["ready"]) == (11, 6, 5)
+
+
+async def test_looks_of_many_different_views_take_a_part_of_a_core(autojump_clock: MockClock) -> None:
+    """However long one takes: here half a second of virtual time."""
+    looks = 0
+
+    async def look_slowly() -> View:
+        nonlocal looks
+        looks += 1
+        await trio.sleep(0.5)
+        return {"looks": looks}
+
+    waits, feeds = WaitingRequests(), EventFeeds()
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            reply = await events_reply(feeds.feed(number, look_slowly), waits, _nobody_hangs_up, 60)
+            nursery.start_soon(drain, views(reply))
+    assert looks <= 2 * 20
+
+
+async def test_feed_that_no_stream_shows_is_dropped(autojump_clock: MockClock) -> None:
+    async def look() -> View:
+        return {}
+
+    feeds = EventFeeds()
+    shown = feeds.feed("shown", look)
+    reply = await events_reply(shown, WaitingRequests(), _nobody_hangs_up, 60)
+    unused = feeds.feed("unused", look)
+    await unused.refresh()
+    assert feeds.feed("unused", look) is unused
+    await trio.sleep(2)
+    assert feeds.feed("unused", look) is not unused
+    assert feeds.feed("shown", look) is shown
+    assert isinstance(reply.body, EventStream)
+    await reply.body.aclose()
+    await trio.sleep(2)
+    assert feeds.feed("shown", look) is not shown
 
 
 async def drain(told: AsyncIterator[Any]) -> None:
