@@ -33,6 +33,8 @@ BYTE: Final = 1
 """Units for a byte that Python parses or writes as text: 256 KiB a turn."""
 FRAME: Final = 1 << 10
 """Units for a frame, a header line or a row, of about 10 to 20 µs: 256 a turn."""
+LIGHT: Final = 1 << 9
+"""Units for one of several small steps about a message, of 5 to 10 µs: 512 a turn."""
 MESSAGE: Final = 1 << 12
 """Units for a message that is moved, published or delivered, of up to 80 µs: 64 a turn."""
 
@@ -234,7 +236,7 @@ class _Slices(Generic[T]):
         some = self._items if len(self._items) <= self._most else self._items[self._at : self._at + self._most]
         self._at += len(some)
         units = len(some) * self._units
-        if turns.left < units < TURN or turns.left <= 0:
+        if turns.left < min(units, TURN):
             await turns.end()
         turns.left -= units
         return some

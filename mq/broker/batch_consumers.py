@@ -24,10 +24,11 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
+from mq import turns
 from mq.broker.bodies import close
 from mq.broker.commit import BatchTimes, Future, InFlight, error_of
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
@@ -53,6 +54,9 @@ from mq.errors import (
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
 from mq.storage.interface import Entry, Move, Outcome, Put, Result, Stored
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 logger = logging.getLogger("mq.broker")
 
@@ -526,7 +530,7 @@ class BatchConsumers:
                 self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
             if not await self._claimed.returned(index, consumer):
                 raise StorageFull(f"not all that consumer {name} has claimed can be given back now. Try again later")
-            by_name = self._claimed.leased(index, consumer)
+            by_name = await self._claimed.leased(index, consumer)
             await self._consumers.drop(index, consumer)
             consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
             await self._claimed.requeue(by_name)
@@ -587,10 +591,10 @@ class BatchConsumers:
 
         def done(is_kept: bool) -> None:
             if not is_kept:
-                self._claimed.put_back(index, taken)
+                self._claimed.put_back_in_turns(index, taken)
                 return
             left = set(before).difference(claim.ids)
-            self._claimed.put_back(index, [id for id in left if index.claims.get(id) is consumer])
+            self._claimed.put_back_in_turns(index, [id for id in left if index.claims.get(id) is consumer])
             self._claimed.told(index, taken)
             self._ends.add(index, consumer)
 
@@ -611,8 +615,10 @@ class BatchConsumers:
             raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
         claim = consumer.state.open
         assert claim is not None, "what has no open claim has no lease"
-        held = [index.claimed.get(id) if index.claims.get(id) is consumer else None for id in claim.ids]
-        ended = claim._replace(deadline_ms=None, returning=_once_more(held))
+        returning: list[int] = []
+        async for some in turns.slices(claim.ids, turns.LIGHT // 4):
+            returning += _once_more(index.claimed.get(id) if index.claims.get(id) is consumer else None for id in some)
+        ended = claim._replace(deadline_ms=None, returning=tuple(returning))
 
         def done(is_kept: bool) -> None:
             if is_kept:
@@ -638,27 +644,28 @@ class BatchConsumers:
             return None
         tag = f"{self._random.getrandbits(40):010x}"
         ids = tuple(entry.id for entry in chosen)
-        claim = Claim(batch, tag, ids, returning=_once_more(chosen))
+        claim = Claim(batch, tag, ids, returning=tuple(await _in_slices(_once_more, chosen)))
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
             raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at a time") from None
-        joined = [entry.joined for entry in chosen]
+        joined = await _in_slices(_sequences, chosen)
         return ClaimedBatch(batch, len(chosen), 0, min(joined), max(joined), is_new=True)
 
     async def _hold(self, index: QueueIndex, consumer: BatchConsumer, seconds: float) -> ClaimedBatch:
         """Renew the leases of the open claim, as far as they need it. Messages that others have got are lost to it."""
         claim = consumer.state.open
         assert claim is not None
-        there = self._claimed.leased(index, consumer)
+        there = await self._claimed.leased(index, consumer)
         is_fresh = consumer.lease_ends - trio.current_time() > seconds * _WORTH_RENEWING
         if not (is_fresh and len(there) == len(claim.ids)):
             taken = await self._claimed.take(index, consumer)
-            there = self._claimed.held(index, consumer)
-            renewed = claim.only({entry.id for entry in there})._replace(returning=_once_more(there))
+            there = await self._claimed.held(index, consumer)
+            returning = await _in_slices(_once_more, there)
+            renewed = claim.only({entry.id for entry in there})._replace(returning=tuple(returning))
             await self._lease(index, consumer, renewed, taken, seconds)
             await self._claimed.rest(index, there)
-        joined = [entry.joined for entry in there]
+        joined = await _in_slices(_sequences, there)
         lost = len(claim.ids) - len(there)
         return ClaimedBatch(claim.batch, len(there), lost, min(joined, default=None), max(joined, default=None))
 
@@ -668,7 +675,7 @@ class BatchConsumers:
             return
         await self._secure_keys(consumer.ids)
         await self._claimed.remove(index, consumer.ids)
-        for id in consumer.ids:
+        async for id in turns.in_turns(consumer.ids, turns.LIGHT // 4):
             index.claims.pop(id, None)
         consumer.is_finished = True
 
@@ -710,7 +717,7 @@ class ClaimedMessages:
                 if left is not None:
                     some, left = await self._fitting(index, some, left, is_first=not chosen)
                 chosen += some
-                await trio.lowlevel.checkpoint()
+                await trio.lowlevel.checkpoint()  # a caller that goes away claims nothing
         except BaseException:
             self.put_back(index, [entry.id for entry in chosen])
             raise
@@ -723,18 +730,27 @@ class ClaimedMessages:
             if entry is not None and not index.deleted:  # another queue may have its name by now
                 self._catalog.place(entry)
 
-    def leased(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
+    def put_back_in_turns(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
+        """As :meth:`put_back`; very many are put back in turns."""
+        self._upkeep.in_turns(ids, lambda some: self.put_back(index, some))
+
+    async def leased(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
         """The messages that the claim has now, in their order; without locked ones."""
-        found = [index.find(id) for id in consumer.ids]
-        return [entry for entry in found if entry is not None and consumer.has(index, entry)]
+
+        def leased(ids: Sequence[MessageId]) -> list[Entry]:
+            found = [index.find(id) for id in ids]
+            return [entry for entry in found if entry is not None and consumer.has(index, entry)]
+
+        return await _in_slices(leased, consumer.ids)
 
     async def take(self, index: QueueIndex, consumer: BatchConsumer) -> list[MessageId]:
         """Have the claim hold those of its messages that were not handed out since its lease ended. Returns those
         that it did not hold before: lease them, or put them back."""
+        await self._upkeep.jobs_done()  # they may be giving back what was the claim's
         is_held = consumer.is_held
         taken: list[MessageId] = []
         try:
-            for id in consumer.ids:
+            async for id in turns.in_turns(consumer.ids, turns.LIGHT // 2):
                 while id in self._catalog.locks:
                     await self._catalog.locks.wait(id)
                 if not (is_held and index.claims.get(id) is consumer) and self._is_to_be_had(index, consumer, id):
@@ -746,25 +762,32 @@ class ClaimedMessages:
             raise
         return taken
 
-    def held(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
+    async def held(self, index: QueueIndex, consumer: BatchConsumer) -> list[Entry]:
         """The messages that the claim holds, in their order, whether or not its lease is in the record yet; without
         locked ones."""
-        found = [index.find(id) for id in consumer.ids if index.claims.get(id) is consumer]
-        return [
-            entry for entry in found if entry is not None and (entry.id in index.claimed or consumer.has_by_name(entry))
-        ]
+
+        def held(ids: Sequence[MessageId]) -> list[Entry]:
+            found = [index.find(id) for id in ids if index.claims.get(id) is consumer]
+            entries = [entry for entry in found if entry is not None]
+            return [entry for entry in entries if entry.id in index.claimed or consumer.has_by_name(entry)]
+
+        return await _in_slices(held, consumer.ids)
 
     def told(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that a claim has from now on."""
-        self._catalog.tell_held(Kind.LEASE, index.name, ids)
+        self._upkeep.in_turns(ids, lambda some: self._catalog.tell_held(Kind.LEASE, index.name, some))
 
-    def let_go(self, index: QueueIndex, consumer: BatchConsumer, ids: Iterable[MessageId]) -> None:
+    def let_go(self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]) -> None:
         """Have the messages of a claim returned, after its lease has ended."""
-        held = [id for id in ids if index.claims.get(id) is consumer]
-        for id in held:
-            if id not in index.claimed:  # it is being moved, or gone
-                index.unclaim(id)
-        self._upkeep.return_claimed([index.claimed[id] for id in held if id in index.claimed])
+
+        def let_go(some: Sequence[MessageId]) -> None:
+            held = [id for id in some if index.claims.get(id) is consumer]
+            for id in held:
+                if id not in index.claimed:  # it is being moved, or gone
+                    index.unclaim(id)
+            self._upkeep.return_claimed([index.claimed[id] for id in held if id in index.claimed])
+
+        self._upkeep.in_turns(ids, let_go)
 
     async def rest(self, index: QueueIndex, entries: Sequence[Entry]) -> None:
         """Bring messages to READY that a claim of an earlier version has leased by name: they are in the record now,
@@ -775,7 +798,10 @@ class ClaimedMessages:
     async def returned(self, index: QueueIndex, consumer: BatchConsumer) -> bool:
         """Wait for what the claim holds no more. Whether all of it was returned."""
         await self._upkeep.returned()
-        return not any(index.claims.get(id) is consumer for id in consumer.ids)
+        async for some in turns.slices(consumer.ids, turns.LIGHT // 4):
+            if any(index.claims.get(id) is consumer for id in some):
+                return False
+        return True
 
     async def read(
         self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]
@@ -1320,6 +1346,18 @@ async def _all(futures: Sequence[Future[Any]]) -> None:
             failed = error
     if failed is not None:
         raise failed
+
+
+async def _in_slices(some_of: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
+    """The results for all items, which are looked at in turns."""
+    found: list[R] = []
+    async for some in turns.slices(items, turns.LIGHT // 4):
+        found += some_of(some)
+    return found
+
+
+def _sequences(entries: Iterable[Entry]) -> list[int]:
+    return [entry.joined for entry in entries]
 
 
 def _once_more(entries: Iterable[Entry | None]) -> tuple[int, ...]:

@@ -29,9 +29,11 @@ class BodyStats:
     Attributes:
         unread: messages whose bodies are not loaded yet; a dictionary, whose order is the same in every run.
         total: bytes of the loaded bodies, without those of messages that are leaving.
+        is_listed: whether every message of the queue is known or unread.
     """
 
-    def __init__(self, ids: Iterable[MessageId]) -> None:
+    def __init__(self, ids: Iterable[MessageId], *, is_listed: bool = True) -> None:
+        self.is_listed = is_listed
         self.unread = dict.fromkeys(ids)
         self.total = 0
         self._known: dict[MessageId, _Known] = {}

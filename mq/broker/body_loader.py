@@ -8,6 +8,7 @@ from typing import Final
 
 import trio
 
+from mq import turns
 from mq.broker.bodies import BodyStats
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
@@ -37,24 +38,34 @@ class BodyLoader:
         Raises:
             StorageError: the bodies cannot be read.
         """
-        while index.bodies is None or index.bodies.unread:
+        while index.bodies is None or not index.bodies.is_listed or index.bodies.unread:
             async with self._one_at_a_time:
                 await self._load_some(index)
 
     async def _load_some(self, index: QueueIndex) -> None:
         if index.bodies is None:  # never loaded, or dropped by a change of settings
-            index.bodies = BodyStats([*(entry.id for entry in index.entries()), *self._catalog.on_their_way(index)])
+            await self._list(index)
         bodies, locks = index.bodies, self._catalog.locks
-        for id in itertools.islice(bodies.unread.copy(), 1):
-            await locks.wait(id)
-            some = itertools.islice(bodies.unread.copy(), _BODIES_AT_ONCE)
-            there = {other: entry for other in (id, *some) if (entry := index.find(other)) is not None}
-            await self._read(index, bodies, list(there.values()))
-            if id not in locks and index.find(id) in (None, there.get(id)):
-                bodies.unread.pop(id, None)  # the message has left the queue, or cannot be read
+        if bodies is None or not bodies.unread:
+            return
+        id, *some = itertools.islice(bodies.unread, 1 + _BODIES_AT_ONCE)
+        await locks.wait(id)
+        there = {other: entry for other in (id, *some) if (entry := index.find(other)) is not None}
+        await self._read(index, bodies, list(there.values()))
+        if id not in locks and index.find(id) in (None, there.get(id)):
+            bodies.unread.pop(id, None)  # the message has left the queue, or cannot be read
+
+    async def _list(self, index: QueueIndex) -> None:
+        """Note which messages there are. What comes and goes meanwhile is noted by the catalog."""
+        bodies = index.bodies = BodyStats(self._catalog.on_their_way(index), is_listed=False)
+        async for entry in turns.in_turns(index.seen(), turns.LIGHT // 2):
+            if index.bodies is bodies:
+                bodies.arrived(entry.id)
+        bodies.is_listed = True
 
     async def _read(self, index: QueueIndex, bodies: BodyStats, entries: list[Entry]) -> None:
-        for entry, stored in zip(entries, await self._storage.read(entries), strict=True):
+        read = await self._storage.read(entries)
+        async for entry, stored in turns.in_turns(zip(entries, read, strict=True), turns.FRAME):
             if stored is None:
                 continue  # moved meanwhile: the next round finds it
             try:

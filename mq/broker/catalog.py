@@ -94,12 +94,14 @@ class Catalog:
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)
 
-    def end_reaped(self, left: Entry, door: str) -> None:
+    def end_reaped(self, left: Entry, door: str = "", kind: Kind = Kind.REMOVE) -> None:
         """End a removal whose message was unlinked in the same batch."""
-        self.end(left, None, Kind.REMOVE)
+        self.end(left, None, kind)
         self.events.departed(left.id)
+        if not self._observers:
+            return
         removed = Entry(left.queue, left.id, State.REMOVED)
-        self.tell(Kind.REMOVE, left, removed, door=door)
+        self.tell(kind, left, removed, door=door)
         self.tell(Kind.REAP, removed, None)
 
     def published(self, entry: Entry, size: int, door: str, *, is_there: bool) -> None:

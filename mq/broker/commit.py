@@ -16,6 +16,7 @@ from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
 import trio
 from trio_util import AsyncBool
 
+from mq import turns
 from mq.broker.fairness import SOURCE, FairLine, Pace
 from mq.errors import (
     BrokerClosed,
@@ -54,6 +55,8 @@ TURNS_OF_A_BATCH: Final = 8
 """A turn is shorter where a batch is: so many connections have a part of each."""
 ANSWERED_TOGETHER = 16
 """Messages of a submission where a store tells of the first ones before the last ones are done: so many at a time."""
+MOST_OF_A_CALL: Final = 128
+"""Items of one call that are one submission, and so are answered in one step of the event loop."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
@@ -77,7 +80,7 @@ class Committer:
 
     Attributes:
         failure: why the medium failed; empty while it works.
-        together: messages in one submission, where it can be cut: those of one are answered together.
+        together: messages in one submission, if it can be split: those of one are answered in one step.
         pace: how many operations a batch may have.
     """
 
@@ -85,7 +88,7 @@ class Committer:
         self._storage = storage
         self._took = took
         self._telling = storage if tells(storage) else None
-        self.together = ANSWERED_TOGETHER if self._telling is not None else LARGEST_BATCH
+        self.together = ANSWERED_TOGETHER if self._telling is not None else turns.MESSAGES_A_TURN
         description = storage.description
         self._gathers = description.durable  # without a barrier there is nothing to share
         # A store with a log flushes once a batch; others may sync each file.
@@ -207,9 +210,10 @@ class Committer:
             del operations[self.pace.limit :]
         has_groups = any(isinstance(operation, groups.BEYOND) for operation in operations)
         size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
+        turns.of_run().spend(len(operations) * turns.LIGHT)
         answering = _Answering(submissions, began)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
-        ended = answering.hear(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
+        ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
         rest = answering.unfinished()
         if rest is not None:
             self._line.put_first(rest.source, partial(self._take_turn, rest))
@@ -402,18 +406,22 @@ class _Answering:
     def __init__(self, submissions: Iterable[Submission], began: float) -> None:
         self._left = deque(submissions)
         self._began = began
-        self._outcomes: list[Outcome] = []  # heard, of a submission of which others are missing
+        self._outcomes: list[Outcome] = []
+        self._at = 0  # outcomes of submissions that are answered
 
-    def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
-        """Take the next outcomes. Returns the time at which they were there."""
-        ended = max(self._began, trio.current_time() - late_seconds)
-        heard = [*self._outcomes, *outcomes]
-        while self._left and len(self._left[0].left) <= len(heard):
-            submission = self._left.popleft()
-            size = len(submission.left)
-            submission.answer(heard[:size], ended)
-            del heard[:size]
-        self._outcomes = heard
+    def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> None:
+        """Take the next outcomes, of which there are few."""
+        ended = self._add(outcomes, late_seconds)
+        while self._is_next_complete():
+            self._answer_next(ended)
+
+    async def end(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
+        """Take the last outcomes. Returns the time at which they were there."""
+        ended, turn = self._add(outcomes, late_seconds), turns.of_run()
+        while self._is_next_complete():
+            if turn.spend(len(self._left[0].left) * turns.FRAME):
+                await turn.end()
+            self._answer_next(ended)
         return ended
 
     def unfinished(self) -> Submission | None:
@@ -421,8 +429,20 @@ class _Answering:
         if not self._left:
             return None
         [submission] = self._left
-        submission.keep(self._outcomes)
+        submission.keep(self._outcomes[self._at :])
         return submission
+
+    def _add(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
+        self._outcomes += outcomes
+        return max(self._began, trio.current_time() - late_seconds)
+
+    def _is_next_complete(self) -> bool:
+        return bool(self._left) and len(self._left[0].left) <= len(self._outcomes) - self._at
+
+    def _answer_next(self, ended: float) -> None:
+        submission, at = self._left.popleft(), self._at
+        self._at += len(submission.left)
+        submission.answer(self._outcomes[at : self._at], ended)
 
 
 class Begun(Protocol):
@@ -463,7 +483,10 @@ class Together(Generic[T]):
         committer = self._committer
         size = len(items) if messages is None else messages
         if size <= committer.room:
-            self._add(items, size)
+            if messages is None:
+                self._add_each(items)
+            else:
+                self._add(items, size)
         elif messages is None:
             committer.stand_in_line(partial(self._take_turn, items, 0))
         else:
@@ -472,12 +495,16 @@ class Together(Generic[T]):
 
     def _take_turn(self, items: Sequence[T], begin: int, most: int) -> BatchTurn | None:
         part = items[begin : begin + most]
-        self._add(part, len(part))
+        self._add_each(part)
         end = begin + len(part)
         return partial(self._take_turn, items, end) if end < len(items) else None
 
     def _take_whole_turn(self, items: Sequence[T], messages: int, _: int) -> None:
         self._add(items, messages)
+
+    def _add_each(self, items: Sequence[T]) -> None:
+        for some in turns.parts(items, MOST_OF_A_CALL):
+            self._add(some, len(some))
 
     def _add(self, items: Sequence[T], size: int) -> None:
         if self._submission is not None and self._submission.messages + size <= self._committer.together:
@@ -514,10 +541,14 @@ class BatchChannel(Generic[T]):
         self._items: deque[T] = deque()
         self._readers = trio.lowlevel.ParkingLot()
 
+    def __len__(self) -> int:
+        """How many items wait."""
+        return len(self._items)
+
     def put(self, item: T) -> None:
         """Add an item, and wake one reader."""
         self._items.append(item)
-        if self._readers.unpark():
+        if self._readers and self._readers.unpark():
             self._called = trio.current_time()
 
     def take(self, limit: int) -> list[T]:

@@ -15,9 +15,10 @@ from typing import Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker.bodies import close
 from mq.broker.catalog import Catalog
-from mq.broker.commit import BatchTimes, Future, Together, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, Together, error_of
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
@@ -171,7 +172,13 @@ class Consumption:
         return False
 
     async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
-        """Remove messages in one batch; for each, in their order, its error, or None when it was removed."""
+        """Remove messages in one batch, or a few; for each, in their order, its error, or None when it was removed."""
+        errors: list[MQError | None] = []
+        for some in turns.parts(removals, LARGEST_BATCH):
+            errors += await self._remove_together(index, some)
+        return errors
+
+    async def _remove_together(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
         # Of several removals of one message the first counts: the others are tried after it.
         errors: list[MQError | None] = [None] * len(removals)
 

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 from trio_util import AsyncBool
 
+from mq import turns
 from mq.broker.commit import BatchChannel, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
@@ -25,7 +26,7 @@ from mq.broker.second_names import SecondNames
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds
-from mq.storage.interface import Entry, Meta, Move, Outcome, Result, Sharing, Storage
+from mq.storage.interface import Entry, Meta, Move, Outcome, Result, Sharing, Storage, Unlink
 
 logger = logging.getLogger("mq.broker")
 
@@ -40,7 +41,8 @@ LONGEST_REASON: Final = 200
 """Characters of the reason of a failure: many of them are one record."""
 _FAILURE: Final = 0
 """In place of an order, in the ledger: why the work on a message failed last."""
-_LARGEST_GROUP: Final = 512
+_LARGEST_GROUP: Final = 256
+"""Dead messages that are moved together: others' operations join the batches in between."""
 _LONGEST_HISTORY: Final = 16
 _FEWEST_HISTORIES: Final = 512
 """Histories from which on missing messages are looked for."""
@@ -70,12 +72,15 @@ class DeadLetters:
         self._committer = core.committer
         self._ids = core.ids
         self._secure_keys = core.secure_keys
+        self._storage = core.storage
+        self._reaps = core.config.joins_reaping
         self._sinks = sinks
         self._second_names = second_names
         self._look_again = look_again
         self._clock_ns = core.clock_ns
         self._is_shared = core.config.sharing is Sharing.PEERS
         self._dead: BatchChannel[_Dead] = BatchChannel()
+        self._moved = trio.lowlevel.ParkingLot()
         self._orders: dict[MessageId, set[int]] = {}
         self._failed: set[MessageId] = set()
         self._missing: set[MessageId] = set()
@@ -84,7 +89,7 @@ class DeadLetters:
     async def load(self) -> None:
         """Load the histories, and forget those whose message is in no queue any more."""
         await self._load()
-        for id in self._without_message():
+        async for id in turns.in_turns(self._without_message(), turns.LIGHT):
             self.forget(id)
 
     async def learn(self, entries: Iterable[Entry]) -> None:
@@ -151,12 +156,19 @@ class DeadLetters:
         self._dead.put(dead)
         return dead.future
 
+    async def has_room(self) -> None:
+        """Wait until few dead messages wait to be moved. For callers that find very many at once: those that a client
+        rejects meanwhile do not wait for all of them."""
+        while len(self._dead) >= _LARGEST_GROUP:
+            await self._moved.park()
+
     async def run(self) -> None:
         """Move dead messages for ever."""
         await self._sinks.wait_for_sink()
         async with trio.open_nursery() as nursery:
             while True:
                 await self._move_some(nursery)
+                self._moved.unpark_all()
 
     # Implementation
 
@@ -173,28 +185,28 @@ class DeadLetters:
             await trio.sleep(RETRY_SECONDS)
             return
         outcomes = await self._committer.commit(moves)
-        refused = [
-            outcome.reason
-            for each, move, outcome in zip(dead, moves, outcomes, strict=True)
-            if not self._end(each, move, outcome, nursery)
-        ]
+        refused: list[str] = []
+        async for each, move, outcome in turns.in_turns(zip(dead, moves, outcomes, strict=True), turns.FRAME):
+            if not self._end(each, move, outcome, nursery):
+                refused.append(outcome.reason)
         if refused:
             logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
             await trio.sleep(RETRY_SECONDS)
 
-    async def _prepare(self, dead: list[_Dead]) -> list[Move]:
+    async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:
         """The moves of dead messages; the histories of those that go to a dead-letter queue are durable."""
         self._forget_missing()
         with suppress(StorageError):  # at worst the history is shorter
             await self.learn(each.entry for each in dead)
         if self._is_shared and any(self._target_of(each.entry) is None for each in dead):
             await self._look_again()  # a peer may have named one just now
-        moves: list[Move] = []
+        moves: list[Move | Unlink] = []
         histories: dict[MessageId, tuple[int, list[Mapping[str, Any]]]] = {}
-        for entry, reason, *_ in dead:
+        unlinks = self._reaps and self._storage.description.removes and not self._second_names.may_exist
+        async for entry, reason, *_ in turns.in_turns(dead, turns.LIGHT):
             target = self._target_of(entry)
             if target is None:
-                moves.append(self._second_names.removal(entry))
+                moves.append(Unlink(entry) if unlinks else self._second_names.removal(entry))
             else:
                 meta = arriving(target, entry, self._ids, self._clock_ns)
                 histories[entry.id] = (meta.order or 0, self._longer_history(entry, reason))
@@ -216,20 +228,25 @@ class DeadLetters:
         await self._ledger.load()
         self._orders.clear()
         self._failed.clear()
-        for name in self._ledger:
+        async for name in turns.in_turns(list(self._ledger), turns.LIGHT):
             id, order = HistoryCodec.split(name)
             if order == _FAILURE:
                 self._failed.add(id)
             else:
                 self._orders.setdefault(id, set()).add(order)
 
-    def _end(self, each: _Dead, move: Move, outcome: Outcome, nursery: trio.Nursery) -> bool:
+    def _end(self, each: _Dead, move: Move | Unlink, outcome: Outcome, nursery: trio.Nursery) -> bool:
         """End the move of a dead message. False when it stays where it was, where it dies again and is tried again."""
         entry = each.entry
         if outcome.result is Result.DONE:
-            is_removed, is_refused = move.state is State.REMOVED, each.reason in (REJECTED, LIMIT)
-            deaths = self.history(entry)  # the removal forgets them
+            is_refused = each.reason in (REJECTED, LIMIT)
             removal = Kind.REMOVE if is_refused else Kind.EXPIRE
+            if isinstance(move, Unlink):
+                self._catalog.end_reaped(entry, kind=removal)
+                each.future.set(None)
+                return True
+            is_removed = move.state is State.REMOVED
+            deaths = self.history(entry)  # the removal forgets them
             self._catalog.end(entry, outcome.entry, removal if is_removed else Kind.DIE)
             if is_removed and is_refused and self._second_names.may_exist:
                 # Other work on the same message may wait for this task: it cannot wait for that here.
@@ -358,8 +375,11 @@ class DeadLetterSinks:
         Raises:
             StorageError: the sink cannot send them on now.
         """
-        wanted = [(entry, reason) for entry, reason in dead if self.take(entry.queue)]
-        if self.sink is None or not wanted:
+        if self.sink is None:
+            return
+        taken = {queue: self.take(queue) for queue in {entry.queue for entry, _ in dead}}
+        wanted = [(entry, reason) for entry, reason in dead if taken[entry.queue]]
+        if not wanted:
             return
         found: list[tuple[Message, str]] = []
         stored = await self._storage.read([entry for entry, _ in wanted])

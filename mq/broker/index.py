@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
@@ -44,6 +45,11 @@ class FarOff:
     def __iter__(self) -> Iterator[Entry]:
         for key in self._there:  # compiled, a generator expression would be a list, and no iterator
             yield self._entry(key)
+
+    def seen(self) -> Iterator[Entry]:
+        """Those that are there now, as far as they still are when it is their turn: they may change meanwhile."""
+        keys = list(self._there)
+        return (self._entry(key) for key in keys if key in self._there)
 
     def odd(self) -> Iterator[Entry]:
         """Those that were leased before, have a time to live, or an order."""
@@ -103,7 +109,10 @@ class FarOff:
     def _compact(self) -> None:
         """Rebuild the heap when most of its deadlines are of messages that were taken out."""
         if len(self._heap) > 2 * len(self._there) + _STALE_DEADLINES:
-            self._heap = [_deadline_ms(self._entry(key)) << _KEY_BITS | key for key in self._there]
+            self._heap = [
+                there if isinstance(there, int) else _deadline_ms(there) << _KEY_BITS | key
+                for key, there in self._there.items()
+            ]
             heapq.heapify(self._heap)
 
 
@@ -291,6 +300,11 @@ class QueueIndex:
         yield from self.delayed.values()
         yield from self.far_off
 
+    def outside_folder(self) -> Iterator[Entry]:
+        """The messages in NEW and DELAYED as they are now. The index may change while they are looked at: of those far
+        off, what has gone by then is left out."""
+        return chain(list(self.new.values()), list(self.delayed.values()), self.far_off.seen())
+
     def take(self, last: MessageId | None = None) -> Entry | None:
         """Take the next READY message out of the index; None without one. In a queue with message groups it comes from
         that of `last`, which the same request got just before, or else from a free group. In any other, groups that
@@ -332,7 +346,9 @@ class QueueIndex:
     def oldest(self) -> Entry | None:
         """The READY or delayed message that has been in the queue for longest and is not leased or held; None without
         one."""
-        held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
+        held_back = None
+        if len(self.delayed) > self.leased:  # else all of them are leased
+            held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
         far = next(iter(self.far_off), None)
         first = next(iter(self.first(1)), None)
         return min((entry for entry in (held_back, far, first) if entry is not None), key=_joined, default=None)
@@ -418,6 +434,13 @@ class QueueIndex:
     def in_order(self) -> Iterator[Entry]:
         """The READY messages in their order. Takes time in proportion to the queue."""
         return (self._entry(key) for key in sorted(self._ready))
+
+    def seen(self) -> Iterator[Entry]:
+        """As :meth:`entries`, as they are now. The index may change while they are looked at: what has gone by then is
+        left out."""
+        ready = list(self._ready)
+        others = [*self.held.values(), *self.claimed.values()]
+        return chain(others, (self._entry(key) for key in ready if key in self._ready), self.outside_folder())
 
     def entries(self) -> Iterator[Entry]:
         """All messages that are not being moved, in no order."""

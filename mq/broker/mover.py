@@ -15,6 +15,7 @@ from typing import Final
 
 import trio
 
+from mq import turns
 from mq.broker.commit import BatchChannel
 from mq.broker.config import RETRY_SECONDS
 from mq.lifecycle import State
@@ -96,7 +97,7 @@ class Mover:
         """Move for ever."""
         while True:
             await self._wait()
-            entries = [entry for entry in self._take_due() if self._begin(entry)]
+            entries = await self._begin_due()
             if entries:
                 await self._move(entries)
             self._moving_now = math.inf
@@ -130,10 +131,21 @@ class Mover:
             heapq.heappop(self._heap)
         return math.inf
 
-    def _take_due(self) -> list[Entry]:
+    async def _begin_due(self) -> list[Entry]:
+        """Begin to move what is due, up to one round."""
+        begun: list[Entry] = []
+        taken = 0
+        # What is taken begins in the same step: after that, a timer that is cancelled has to be there.
+        while taken < LARGEST_ROUND and (some := self._take_due(min(LARGEST_ROUND - taken, turns.FRAMES_A_TURN))):
+            begun += [entry for entry in some if self._begin(entry)]
+            taken += len(some)
+            await turns.spend(frames=len(some))
+        return begun
+
+    def _take_due(self, most: int) -> list[Entry]:
         now = trio.current_time()
         taken: list[Entry] = []
-        while self._next_due() <= now and len(taken) < LARGEST_ROUND:
+        while self._next_due() <= now and len(taken) < most:
             due, count, id = heapq.heappop(self._heap)
             taken.append(self._due.pop(id)[2])
             if due == AT_ONCE:
@@ -148,7 +160,7 @@ class Mover:
 
     async def _move(self, entries: list[Entry]) -> None:
         outcomes = await self._commit([self._aim(entry) for entry in entries])
-        for entry, outcome in zip(entries, outcomes, strict=True):
+        async for entry, outcome in turns.in_turns(zip(entries, outcomes, strict=True), turns.FRAME):
             self._end(entry, outcome)
             if outcome.result in (Result.FULL, Result.UNKNOWN):
                 logger.warning("cannot move %s of %s now: %s", entry.id, entry.queue, outcome.reason)
@@ -184,7 +196,7 @@ class Reaper:
             entries = await self._removed.drain(MOST_UNLINKED)
             outcomes = await self._commit([Unlink(entry) for entry in entries])
             later = []
-            for entry, outcome in zip(entries, outcomes, strict=True):
+            async for entry, outcome in turns.in_turns(zip(entries, outcomes, strict=True), turns.FRAME):
                 self._end(entry, outcome)
                 if outcome.result is Result.MORE:
                     self.add(entry)

@@ -17,9 +17,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import trio
 
+from mq import turns
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import BatchTimes, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -57,6 +58,8 @@ from mq.storage.interface import (
     Write,
 )
 
+LARGEST_GROUP: Final = 512
+"""Messages with keys that are written in one group, and so are answered in one step of the event loop."""
 _BYTES_OF_KEY: Final = 200
 """More than a ledger keeps of a key, besides the key itself."""
 _OF_ONE: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE})
@@ -172,10 +175,46 @@ class Publisher:
         Raises:
             StorageError: the queue's bodies cannot be read; nothing was published.
         """
+        if len(drafts) <= LARGEST_BATCH:
+            return await self._publish(index, drafts, has_place)
+        outcomes: list[Published | MQError] = []
+        for some in turns.parts(drafts, LARGEST_BATCH):  # each is stored before the next: others' batches come between
+            is_last = len(outcomes) + len(some) == len(drafts)
+            try:
+                outcomes += await self._publish(index, some, has_place if is_last else None)
+            except MQError as error:
+                if not outcomes:
+                    raise
+                outcomes += [error] * len(some)
+        return outcomes
+
+    def check(self, index: QueueIndex, draft: Draft) -> None:
+        """Refuse a draft that the queue would not take now, but for what others know to be there.
+
+        Raises:
+            MQError: as :meth:`publish` would answer.
+        """
+        self._check(index, draft)
+        self._meta(index, draft)
+
+    async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
+        """The message of a unique queue whose body has this digest; None without one."""
+        await self._loader.load(index)
+        return index.bodies.find(digest) if index.bodies is not None else None
+
+    # Implementation
+
+    async def _publish(
+        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
+    ) -> list[Published | MQError]:
+        """As :meth:`publish`, for as many as one batch takes."""
         if index.settings.knows_bodies:
             await self._loader.load(index)
-        prepared = [self._prepare(index, draft) for draft in drafts]
         has_keys = any(draft.key is not None for draft in drafts)
+        if len(drafts) <= turns.FRAMES_A_TURN:
+            prepared = [self._prepare(index, draft) for draft in drafts]
+        else:
+            prepared = [self._prepare(index, draft) async for draft in turns.in_turns(drafts, turns.FRAME)]
         if not (has_keys and self._put_with_keys(drafts, prepared)):
             if has_keys:
                 await self._note_keys(index, drafts, prepared)
@@ -194,24 +233,8 @@ class Publisher:
             if entry.job is None or entry.is_new or not isinstance(outcome, MQError) or outcome.is_unsure:
                 continue  # of what is unsure a second try would be another message
             # The earlier draft that it waited for failed, perhaps for a reason of its own.
-            [outcomes[number]] = await self.publish(index, [drafts[number]])
+            [outcomes[number]] = await self._publish(index, [drafts[number]], None)
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
-
-    def check(self, index: QueueIndex, draft: Draft) -> None:
-        """Refuse a draft that the queue would not take now, but for what others know to be there.
-
-        Raises:
-            MQError: as :meth:`publish` would answer.
-        """
-        self._check(index, draft)
-        self._meta(index, draft)
-
-    async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
-        """The message of a unique queue whose body has this digest; None without one."""
-        await self._loader.load(index)
-        return index.bodies.find(digest) if index.bodies is not None else None
-
-    # Implementation
 
     def _prepare(self, index: QueueIndex, draft: Draft) -> _Prepared:
         """A job for the draft, or its answer without one."""
@@ -828,7 +851,7 @@ class KeyedJobs:
         taken, size, key_bytes = [first], first.bytes, first.key_bytes
         most, most_bytes = self._storage.description.groups, self._most_bytes
         is_alone = self._one_by_one or first.is_noted
-        limit = self._committer.pace.limit
+        limit = min(self._committer.pace.limit, LARGEST_GROUP)
         while self._waiting and not is_alone and not self._waiting[0].is_noted and len(taken) < limit:
             size += self._waiting[0].bytes
             key_bytes += self._waiting[0].key_bytes

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker.body_loader import BodyLoader
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
@@ -237,15 +238,15 @@ class Queues:
             try:
                 with self._committer.noting_failure():
                     dropped = await self._storage.drop_record(QUEUE, queue)
-                left = [*index.new.values(), *index.all_delayed()]
+                left = index.outside_folder()
                 if before is not None:  # a later one may belong to a queue that a peer has made anew
-                    left = [entry for entry in left if entry in before]
+                    left = iter([entry for entry in left if entry in before])
                 self._upkeep.forget(index, left, is_ours=dropped)
             finally:
                 index.is_going = False
-            if not dropped:
-                raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
-            await self._reap_deleted(queue)
+        if not dropped:
+            raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
+        await self._reap_deleted(queue)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
         """Change settings of a queue: all of `patch` or nothing. Durable on return.
@@ -294,9 +295,7 @@ class Queues:
         if self._others_move:
             await self._watcher.load_queues()
         found: list[QueueStatus] = []
-        for place, name in enumerate(sorted(self._catalog.queues)):
-            if place % LARGEST_SLICE == LARGEST_SLICE - 1:  # 10,000 queues at once would stop all else for 50 ms
-                await trio.lowlevel.checkpoint()
+        async for name in turns.in_turns(sorted(self._catalog.queues), turns.LIGHT):
             index = self._catalog.queues.get(name)
             if index is not None:
                 found.append(self.status(index))
@@ -317,7 +316,9 @@ class Queues:
         """
         index = await self.get(queue)
         await self._upkeep.caught_up(index)
-        entries = [entry for entry in index.entries() if entry.meta.receipt is None]
+        entries = [
+            entry async for entry in turns.in_turns(index.seen(), turns.LIGHT // 4) if entry.meta.receipt is None
+        ]
         neighbours = await self._neighbours(index, entries) if self._second_names.may_exist else set()
         purged: set[MessageId] = set()
         try:
@@ -355,9 +356,9 @@ class Queues:
         if to is not None and (await self.get(to)) is index:
             raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
         await self._upkeep.caught_up(index)
-        wanted = None if ids is None else [index.find(MessageId(id)) for id in ids]
+        wanted = index.in_order() if ids is None else (index.find(MessageId(id)) for id in ids)
         moves: list[Move] = []
-        for entry in index.in_order() if wanted is None else wanted:
+        async for entry in turns.in_turns(wanted, turns.LIGHT):
             target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
             if entry is not None and target is not None:
                 meta = arriving(target, entry, self._ids, self._upkeep.clock_ns)
@@ -377,7 +378,7 @@ class Queues:
             StorageFull: some cannot be removed for now.
         """
         if not await self._catalog.has_left(name):
-            self._upkeep.retry_orphans(name)  # the medium may have room by now
+            await self._upkeep.retry_orphans(name)  # the medium may have room by now
         if not await self._catalog.has_left(name):
             raise StorageFull(
                 f"queue {name} cannot be made now: some messages of the one that was deleted cannot be removed yet. "
@@ -418,6 +419,16 @@ class Queues:
     async def _do(self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str, done: set[MessageId]) -> None:
         """Make those moves whose messages are still where they were, in one batch; their ids go to `done`."""
         await self._secure_keys([move.entry.id for move in moves])
+        failed: MQError | None = None
+        async for some in turns.slices(moves, turns.FRAME):
+            failed = await self._do_some(index, some, kind, what, done) or failed
+        if failed is not None:
+            raise failed
+
+    async def _do_some(
+        self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str, done: set[MessageId]
+    ) -> MQError | None:
+        """The last error, if there was one."""
         jobs = []
         for move in moves:
             id = move.entry.id
@@ -435,8 +446,7 @@ class Queues:
                 pass  # another move was faster
             except MQError as error:
                 failed = error
-        if failed is not None:
-            raise failed
+        return failed
 
     async def _regroup(self, index: QueueIndex) -> None:
         """Begin or end message groups. A long queue hands out nothing meanwhile; all else goes on."""
@@ -477,7 +487,7 @@ class Queues:
         """Have the messages unlinked that the deletion of a queue has brought to REMOVED."""
         try:
             with trio.CancelScope(shield=True):
-                for entry in await self._storage.scan(State.REMOVED, queue):
+                async for entry in turns.in_turns(await self._storage.scan(State.REMOVED, queue), turns.LIGHT):
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)

@@ -6,12 +6,13 @@ lease that the broker renews until the message is settled; when the broker dies,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker.commit import Future
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -118,15 +119,7 @@ class Unacked:
         Raises:
             StorageError: some could not be removed; they are READY again.
         """
-        await self._secure_keys([each.entry.id for each in held])
-        in_memory, leased = _split(held)
-        entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
-        future = self._remover.remove(entries, durable=durable)
-        if self._remover.second_names.may_exist:
-            await self._remove_all_names(leased)
-        else:
-            await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
-        await future.get()
+        await _in_parts(held, partial(self._acknowledge, durable=durable))
 
     async def put_back(
         self,
@@ -143,14 +136,9 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        counted: list[UnackedMessage] = []
-        others: list[UnackedMessage] = []
-        for each in held:  # all at once: the settings may change while one is put back
-            (counted if failed and (most is not None or self._counts(each)) else others).append(each)
-        try:
-            await self._change(counted, partial(self._fail, to_back=to_back, most=most))
-        finally:
-            await self._make_ready(others, redelivered=redelivered, to_back=to_back)
+        await _in_parts(
+            held, partial(self._put_back, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
+        )
 
     async def reject(self, held: Sequence[UnackedMessage]) -> None:
         """Move held messages to their queue's dead-letter queue; remove them where there is none.
@@ -158,7 +146,10 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        await self._change(held, lambda entry: self._dead_letters.dead_letter(entry, REJECTED))
+        await _in_parts(
+            held,
+            lambda some: self._change(some, lambda entry: self._dead_letters.dead_letter(entry, REJECTED)),
+        )
 
     async def run(self) -> None:
         """Renew the leases of held messages, for ever."""
@@ -169,6 +160,29 @@ class Unacked:
                     nursery.start_soon(self._renew, each)
 
     # Implementation
+
+    async def _acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool) -> None:
+        await self._secure_keys([each.entry.id for each in held])
+        in_memory, leased = _split(held)
+        entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
+        future = self._remover.remove(entries, durable=durable)
+        if self._remover.second_names.may_exist:
+            await self._remove_all_names(leased)
+        else:
+            await self._change(leased, lambda entry: self._remover.remove([entry], durable=durable))
+        await future.get()
+
+    async def _put_back(
+        self, held: Sequence[UnackedMessage], *, redelivered: bool, to_back: bool, failed: bool, most: int | None
+    ) -> None:
+        counted: list[UnackedMessage] = []
+        others: list[UnackedMessage] = []
+        for each in held:  # all at once: the settings may change while one is put back
+            (counted if failed and (most is not None or self._counts(each)) else others).append(each)
+        try:
+            await self._change(counted, partial(self._fail, to_back=to_back, most=most))
+        finally:
+            await self._make_ready(others, redelivered=redelivered, to_back=to_back)
 
     async def _remove_all_names(self, leased: Sequence[UnackedMessage]) -> None:
         """Remove leased messages, durably and each under all its names."""
@@ -315,6 +329,25 @@ class Unacked:
 
     def _forget(self, held: UnackedMessage) -> None:
         self._renewed.pop((held.entry.queue, held.entry.id), None)
+
+
+async def _in_parts(
+    held: Sequence[UnackedMessage], change: Callable[[Sequence[UnackedMessage]], Awaitable[None]]
+) -> None:
+    """Change messages part by part: others' operations come in between, and what fails for one part is tried for the
+    next.
+
+    Raises:
+        MQError: the last error.
+    """
+    failed: MQError | None = None
+    async for some in turns.slices(held, turns.LIGHT):
+        try:
+            await change(some)
+        except MQError as error:
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _split(held: Sequence[UnackedMessage]) -> tuple[list[UnackedMessage], list[UnackedMessage]]:

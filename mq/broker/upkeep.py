@@ -9,13 +9,15 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
+from mq import turns
 from mq.broker.calendar import LOOK_SECONDS, Calendar, DoubtedClock
 from mq.broker.catalog import CatalogEvents
 from mq.broker.commit import Future
@@ -27,11 +29,18 @@ from mq.broker.jobs import MoveJob, OrphanJob
 from mq.broker.mover import LARGEST_ROUND, Mover, Reaper, to_ready
 from mq.broker.settings import DROP_HEAD
 from mq.broker.waiters import Waiters
+from mq.errors import MQError
 from mq.lifecycle import Kind, State
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Entry, Move, Outcome, Result
 
-_LARGEST_ROUND: Final = 512
+T = TypeVar("T")
+
+_LARGEST_ROUND: Final = turns.FRAMES_A_TURN
+"""Messages that expire in one step of the event loop."""
+_DROPPED_AT_ONCE: Final = 16
+"""Messages over a queue's limits that are dropped in the step that brings another one. A limit that was lowered leaves
+more to a task."""
 _SHORTEST_SECONDS: Final = 0.001
 """The shortest wait: expiry is noted in milliseconds."""
 
@@ -43,10 +52,18 @@ class Expiry:
         expire: called with the queue and id of each expired message, which may be gone.
         clock_ns: wall clock, nanoseconds since 1970.
         ids: tells how late it was when the youngest message came.
+        has_room: waits until few expired messages are left to be moved.
     """
 
-    def __init__(self, expire: Callable[[str, MessageId], None], clock_ns: Callable[[], int], ids: MessageIds) -> None:
+    def __init__(
+        self,
+        expire: Callable[[str, MessageId], None],
+        clock_ns: Callable[[], int],
+        ids: MessageIds,
+        has_room: Callable[[], Awaitable[None]],
+    ) -> None:
         self._expire = expire
+        self._has_room = has_room
         self._clock_ns = clock_ns
         self._ids = ids
         self._clock: DoubtedClock | None = None
@@ -89,6 +106,7 @@ class Expiry:
                 if self._due.get(timer[1]) == timer:
                     del self._due[timer[1]]
                     self._expire(timer[2], timer[1])
+            await self._has_room()
 
     def _seconds_left(self) -> float:
         if not self._heap:
@@ -128,7 +146,12 @@ class Upkeep(CatalogEvents):
         self.clock_ns = core.clock_ns
         self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, self._aim)
         self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
-        self._expiry = Expiry(self._expire, core.clock_ns, core.ids)
+        self._expiry = Expiry(self._expire, core.clock_ns, core.ids, dead_letters.has_room)
+        self._trimming: set[QueueIndex] = set()
+        self._doing: set[Callable[[], Awaitable[None]]] = set()
+        self._done = trio.lowlevel.ParkingLot()
+        self._nursery: trio.Nursery | None = None
+        self._jobs_before: list[Callable[[], Awaitable[None]]] = []
         self._reaper = Reaper(core.committer.commit, self._end_reap)
         self._being_read: set[Entry] = set()
         self._stuck: dict[MessageId, tuple[Entry, QueueIndex | None]] = {}
@@ -141,11 +164,14 @@ class Upkeep(CatalogEvents):
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks. Leases that were in the store get their grace from now on."""
         self._has_started = True
+        self._nursery = nursery
         self._mover.postpone(self._leased_before, trio.current_time() + GRACE_SECONDS)
         self._leased_before = []
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
+        for job in self._jobs_before:
+            nursery.start_soon(job)
         self._calendar.start(nursery if self._config.mover else None)
         if self._config.mover:
             nursery.start_soon(self._mover.run)
@@ -174,6 +200,7 @@ class Upkeep(CatalogEvents):
 
     async def returned(self) -> None:
         """Wait until what :meth:`return_claimed` was given is READY, or was refused."""
+        await self.jobs_done()
         await self._mover.caught_up()
 
     def give_back(self, entry: Entry) -> None:
@@ -193,20 +220,65 @@ class Upkeep(CatalogEvents):
         return False
 
     def trim(self, index: QueueIndex) -> None:
-        """Drop the oldest messages of a queue that is over its limits, where its settings say so."""
-        if index.settings.overflow == DROP_HEAD and not self._committer.failure:
-            while _holds_too_much(index) and (oldest := index.oldest()) is not None:
-                if oldest.id in self._catalog.locks:
-                    break  # a peer has brought it here, while this broker moves it from elsewhere
-                self._dead_letters.dead_letter(oldest, DROPPED)
+        """Drop the oldest messages of a queue that is over its limits, where its settings say so: a few at once, very
+        many by and by."""
+        if index.settings.overflow == DROP_HEAD and index not in self._trimming and self._drop(index):
+            self._trimming.add(index)
+            self._begin_job(partial(self._trim_rest, index))
+
+    def _drop(self, index: QueueIndex) -> bool:
+        """Drop a few messages. Whether there are more to drop."""
+        if self._committer.failure or index.deleted:
+            return False
+        for _ in range(_DROPPED_AT_ONCE):
+            if not _holds_too_much(index) or (oldest := index.oldest()) is None:
+                return False
+            if oldest.id in self._catalog.locks:
+                return False  # a peer has brought it here, while this broker moves it from elsewhere
+            self._dead_letters.dead_letter(oldest, DROPPED)
+        return _holds_too_much(index)
+
+    async def _trim_rest(self, index: QueueIndex) -> None:
+        """Drop in turns what is over a queue's limits."""
+        while index.settings.overflow == DROP_HEAD and self._drop(index):
+            await turns.spend(messages=_DROPPED_AT_ONCE)
+            await self._dead_letters.has_room()
+        self._trimming.discard(index)
+
+    def in_turns(self, items: Sequence[T], do: Callable[[Sequence[T]], None]) -> None:
+        """Do something for items: at once if they are few, else in turns, in a task. :meth:`jobs_done` waits for it."""
+        if len(items) <= turns.FRAMES_A_TURN:
+            do(items)
+            return
+
+        async def job() -> None:
+            async for some in turns.slices(items, turns.LIGHT):
+                do(some)
+            self._doing.discard(job)
+            self._done.unpark_all()
+
+        self._doing.add(job)
+        self._begin_job(job)
+
+    async def jobs_done(self) -> None:
+        """Wait until all that :meth:`in_turns` has begun is done."""
+        while self._doing:
+            await self._done.park()
+
+    def _begin_job(self, job: Callable[[], Awaitable[None]]) -> None:
+        """Do a long job in a task of its own, once tasks run."""
+        if self._nursery is None:
+            self._jobs_before.append(job)
+        else:
+            self._nursery.start_soon(job)
 
     def settings_changed(self, index: QueueIndex) -> None:
         """Apply changed settings: drop what is over the limits, and call the waiters' worker."""
         self.trim(index)
         self._waiters.call(index)
 
-    def forget(self, index: QueueIndex, leftovers: Iterable[Entry] = (), *, is_ours: bool = False) -> None:
-        """Forget a queue that was deleted.
+    def forget(self, index: QueueIndex, leftovers: Iterator[Entry] | None = None, *, is_ours: bool = False) -> None:
+        """Forget a queue that was deleted. Its timers, and what it leaves, go by and by.
 
         Args:
             index: the queue.
@@ -217,17 +289,45 @@ class Upkeep(CatalogEvents):
         self._catalog.queues.pop(index.name, None)
         self._waiters.call(index)
         self._catalog.closed(index.name)
-        for id in index.expiring():
-            self._expiry.forget(id)
-        for entry in [*index.new.values(), *index.delayed.values(), *index.claimed.values()]:
-            self._mover.cancel(entry.id)
         if is_ours:
             self._catalog.leave(index)
-            for entry in leftovers:
-                self.orphaned(entry)
-            self._catalog.let_go(index)
         else:
             self._catalog.strangers.add(index.name)
+        if index.total > turns.MESSAGES_A_TURN:
+            index.under_way += is_ours  # until the last of its leftovers is begun, it has not left
+            self._begin_job(partial(self._clear, index, leftovers if is_ours else None))
+            return
+        self._forget_timers(index)
+        if is_ours:
+            for entry in leftovers or ():
+                self.orphaned(entry)
+            self._catalog.let_go(index)
+
+    def _forget_timers(self, index: QueueIndex) -> None:
+        for id in index.expiring():
+            self._expiry.forget(id)
+        for id in [*index.new, *index.delayed, *index.claimed]:
+            self._mover.cancel(id)
+
+    async def _clear(self, index: QueueIndex, leftovers: Iterator[Entry] | None) -> None:
+        """Remove in turns what a deleted queue has left, and its timers."""
+        if leftovers is not None:
+            await self._remove_leftovers(leftovers)
+            index.under_way -= 1
+            self._catalog.let_go(index)
+        # Timers would find nothing, but take memory until they are due.
+        async for id in turns.in_turns([*index.new, *index.delayed, *index.claimed], turns.LIGHT):
+            self._mover.cancel(id)
+        async for id in turns.in_turns(index.expiring(), turns.LIGHT):
+            self._expiry.forget(id)
+
+    async def _remove_leftovers(self, leftovers: Iterator[Entry]) -> None:
+        while some := list(islice(leftovers, turns.FRAMES_A_TURN)):
+            await turns.spend(frames=len(some))
+            futures = [self.orphaned(entry) for entry in some if entry.id not in self._catalog.locks]
+            with suppress(MQError):  # what cannot be removed now is tried again
+                for future in futures[-1:]:  # others' operations come in between
+                    await future.get()
 
     def orphaned(self, entry: Entry) -> Future[Entry]:
         """Remove a message of a deleted queue. A queue of that name is made only after its removal
@@ -244,10 +344,12 @@ class Upkeep(CatalogEvents):
         self._stuck[entry.id] = entry, leaving
         self._is_stuck.set()
 
-    def retry_orphans(self, queue: str | None = None, most: int | None = None) -> None:
+    async def retry_orphans(self, queue: str | None = None, most: int | None = None) -> None:
         """Try to remove what the medium refused to remove: of deleted queues of one name, or of all."""
         tried = (id for id, (entry, _) in self._stuck.items() if queue in (None, entry.queue))
-        for id in list(islice(tried, most)):
+        async for id in turns.in_turns(list(islice(tried, most)), turns.FRAME):
+            if id not in self._stuck:
+                continue
             entry, leaving = self._stuck.pop(id)
             if id not in self._catalog.locks:
                 self.orphaned(entry)
@@ -259,7 +361,7 @@ class Upkeep(CatalogEvents):
         while True:
             await self._is_stuck.wait()
             await trio.sleep(RETRY_SECONDS)
-            self.retry_orphans(most=LARGEST_ROUND)
+            await self.retry_orphans(most=LARGEST_ROUND)
             if not self._stuck:
                 self._is_stuck = trio.Event()
 

@@ -30,6 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker.commit import Future, InFlight, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
@@ -514,6 +515,7 @@ class WriteJobs:
                 body = await stored.body.read()
             finally:
                 await stored.body.aclose()
+            await turns.spend(frames=chunk.rows // 2)
             drafts += _decoded(body, f"{job.name}/{chunk.part}/{chunk.number}/{chunk.place}")
         for outcome in await self._publisher.publish(index, drafts):
             if isinstance(outcome, NoSuchQueue):

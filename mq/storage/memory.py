@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, MessageId, Properties, checksum
@@ -39,6 +40,8 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 
+_OF_A_PIECE: Final = 256
+"""Items of a long list that are written as JSON at a time."""
 MOST_TOGETHER: Final = 10_000
 """Operations of a group at the most."""
 
@@ -139,12 +142,20 @@ class MemoryStorage:
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do all of them, in order."""
         await trio.lowlevel.checkpoint()  # first: a commit that is cancelled has done nothing
-        return [self._do(operation) for operation in operations]
+        outcomes: list[Outcome] = []
+        async for some in turns.slices(operations, turns.LIGHT):
+            outcomes += [
+                await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in some
+            ]
+        return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """The messages at these places."""
         await trio.lowlevel.checkpoint()
-        return [_stored(self._at(entry)) for entry in entries]
+        found: list[Stored | None] = []
+        async for some in turns.slices(entries, turns.LIGHT):
+            found += [_stored(self._at(entry)) for entry in some]
+        return found
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""
@@ -167,7 +178,11 @@ class MemoryStorage:
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state."""
         await trio.lowlevel.checkpoint()
-        return list(itertools.islice(self._entries(state, queue), limit))
+        there = list(itertools.islice(self._there(state, queue), limit))
+        entries: list[Entry] = []
+        async for some in turns.slices(there, turns.LIGHT // 4):
+            entries += [Entry(name, id, state, kept.meta) for name, id, kept in some]
+        return entries
 
     def changes(self) -> None:
         """No other process can reach it."""
@@ -181,11 +196,10 @@ class MemoryStorage:
         """Whether that message is at this place now."""
         return self._at(entry) is not None
 
-    def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
+    def _there(self, state: State, queue: str | None) -> Iterator[tuple[str, MessageId, _KeptMessage]]:
         for (place, name), messages in self._places.items():
             if place is state and queue in (None, name):
-                for id, kept in messages.items():
-                    yield Entry(name, id, state, kept.meta)
+                yield from zip(itertools.repeat(name), messages, messages.values())
 
     def _set_record(self, kind: str, key: str, text: str | None) -> str | None:
         """Keep or forget a record; what it was before."""
@@ -195,12 +209,18 @@ class MemoryStorage:
             records[key] = text
         return before
 
-    def _do_group(self, group: Group) -> Outcome:
+    async def _do_long(self, operation: Group | Put) -> Outcome:
+        if isinstance(operation, Group):
+            return await self._do_group(operation)
+        self._set_record(operation.kind, operation.key, await _text(operation.value))
+        return Outcome(Result.DONE)
+
+    async def _do_group(self, group: Group) -> Outcome:
         """Do all of it, or take back what was done."""
         undo: list[Callable[[], object]] = []
-        for operation in group.operations:
+        async for operation in turns.in_turns(group.operations, turns.LIGHT):
             if isinstance(operation, Put | Drop):
-                text = json.dumps(operation.value) if isinstance(operation, Put) else None
+                text = await _text(operation.value) if isinstance(operation, Put) else None
                 before = self._set_record(operation.kind, operation.key, text)
                 undo.append(partial(self._set_record, operation.kind, operation.key, before))
                 continue
@@ -214,11 +234,8 @@ class MemoryStorage:
 
     def _do(self, operation: AnyOperation) -> Outcome:
         match operation:
-            case Group():
-                return self._do_group(operation)
-            case Put(kind, key, value):
-                self._set_record(kind, key, json.dumps(value))
-                return Outcome(Result.DONE)
+            case Group() | Put():
+                raise AssertionError("it may take several turns")
             case Drop(kind, key):
                 return Outcome(Result.GONE if self._set_record(kind, key, None) is None else Result.DONE)
             case Write():
@@ -278,6 +295,35 @@ class MemoryStorage:
             if not place:  # queues come and go: an empty place is not kept
                 del self._places[entry.state, entry.queue]
         return kept
+
+
+async def _text(value: Mapping[str, Any]) -> str:
+    """A record as JSON. One of a claim has up to 100,000 ids."""
+    if not any(isinstance(item, list | tuple) for item in value.values()):  # nearly always
+        return json.dumps(value)
+    return "".join([piece async for piece in turns.in_turns(_pieces(value), turns.LIGHT)])
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """JSON in pieces, of which each takes little time."""
+    if isinstance(value, Mapping):
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{', ' if number else ''}{json.dumps(key)}: "
+            yield from _pieces(item)
+        yield "}"
+    elif isinstance(value, list | tuple) and (len(value) <= _OF_A_PIECE or isinstance(value[0], list | tuple)):
+        yield "["
+        for number, item in enumerate(value):
+            yield ", " if number else ""
+            yield from _pieces(item)
+        yield "]"
+    elif isinstance(value, list | tuple):
+        for at in range(0, len(value), _OF_A_PIECE):
+            yield (", " if at else "[") + json.dumps(value[at : at + _OF_A_PIECE])[1:-1]
+        yield "]"
+    else:
+        yield json.dumps(value)
 
 
 def _stored(kept: _KeptMessage | None) -> Stored | None:

@@ -21,19 +21,21 @@ BUGS: Final = {
     "what is refused is lost with what is stored": Bug(
         "PublishPump._store_portion", "await self._store(portion.messages, portion.has_place.set)", "_ALL_STORED"
     ),
-    "a connection that ends gives nothing back": Bug("Handlers._release", "await self._broker.put_back(held)", "pass"),
+    "a connection that ends gives nothing back": Bug(
+        "Handlers._release", "await self._broker.put_back(_held(some))", "pass"
+    ),
     "what comes back has no mark": Bug(
         "Handlers._release",
-        "self._broker.put_back(held)",
-        "self._broker.put_back(held, redelivered=False)",
+        "self._broker.put_back(_held(some))",
+        "self._broker.put_back(_held(some), redelivered=False)",
     ),
     "a nack loses the message": Bug(
-        "settle",
+        "_settle",
         "state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)",
         "state.broker.reject(_held(its))",
     ),
     "an acknowledgement puts back": Bug(
-        "settle",
+        "_settle",
         "state.broker.acknowledge(_held(deliveries), durable=durable)",
         "state.broker.put_back(_held(deliveries))",
     ),

@@ -12,7 +12,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from mq.broker import commit
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, SaveWorker, Together
+from mq.broker.commit import LARGEST_BATCH, MOST_OF_A_CALL, BatchTimes, Committer, SaveWorker, Together
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Hear, Operation, Outcome, Result, Write
@@ -163,7 +163,7 @@ async def test_what_is_more_than_a_batch_begins_another(autojump_clock: MockCloc
         together.put([3], messages=LARGEST_BATCH - 1)
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
-    assert kind.begun == kind.answered == [[1], [2, 3]]
+    assert kind.begun == kind.answered == [[1], [2], [3]]
     assert disk.sizes == [1, 2]
 
 
@@ -257,6 +257,21 @@ async def test_what_belongs_together_is_not_parted(autojump_clock: MockClock) ->
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
     assert disk.sizes[3:] == [3, 2000, 5]
+
+
+async def test_call_with_many_items_is_split(autojump_clock: MockClock, kind: type[Items]) -> None:
+    """Those of one submission are answered in one step of the event loop."""
+    disk, items = Disk(), list(range(2 * MOST_OF_A_CALL + 1))
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together: Together[int] = Together(committer)
+        together.begin = kind
+        together.put(items)
+        await trio.sleep(300)
+        nursery.cancel_scope.cancel()
+    assert [len(begun) for begun in kind.begun] == [MOST_OF_A_CALL, MOST_OF_A_CALL, 1]
+    assert [item for begun in kind.answered for item in begun] == items
+    assert disk.sizes == [len(items)]
 
 
 @pytest.mark.parametrize("_", range(8))

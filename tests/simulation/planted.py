@@ -320,6 +320,8 @@ OF_THE_LOG: Final = {
         "_tell", "early.is_over or outcome.result is not Result.DONE", "False"
     ),
     "what was told is told again at the end": Bug("commit_in_parts", "del outcomes[:heard]", "pass"),
-    "an outcome that was heard is given to the next submission, too": Bug("hear", "del heard[:size]", "pass"),
+    "an outcome that was heard is given to the next submission, too": Bug(
+        "_answer_next", "self._outcomes[at : self._at]", "self._outcomes[: self._at - at]"
+    ),
 }
 """Found where stores have a log (``--log``)."""

@@ -88,13 +88,13 @@ class UnsettledDelivery(NamedTuple):
         tag: what it is called on its channel.
         token: of its :class:`Arrival`.
         queue: where it came from.
-        consumer: the tag of its consumer; None after a get.
+        consumer: counts it while it is unsettled; None after a get.
     """
 
     tag: int
     token: Any
     queue: QueueName
-    consumer: str | None
+    consumer: Any
 
 
 # Answered with Authenticated, or None for "no such user, or the wrong secret"

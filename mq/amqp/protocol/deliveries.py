@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import takewhile
+from itertools import islice, takewhile
+from operator import attrgetter
 from typing import Final
 
 from pamqp import commands as methods
@@ -17,6 +20,10 @@ from mq.message import QueueName
 
 MOST_AT_ONCE: Final = 256
 """The most credit that a consumer has, its prefetch allowing: the most messages that it is sent at once."""
+_FEW: Final = 256
+"""Deliveries that are looked at one by one."""
+_HOLDER: Final = attrgetter("consumer")
+_TAG: Final = attrgetter("tag")
 
 
 class ConsumerCredit:
@@ -55,7 +62,6 @@ class Deliveries:
         self._session = session
         self._last_tag = 0
         self._unsettled: dict[int, UnsettledDelivery] = {}  # in the order of their tags
-        self._holders: dict[int, ConsumerCredit] = {}  # by delivery tag: a consumer tag may be used again meanwhile
         self._uncommitted: list[Settle] = []
         self._prefetch = 0  # of consumers to come
         self._channel_prefetch = 0
@@ -184,16 +190,14 @@ class Deliveries:
     def _keep(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
         if consumer is None:
             return self._take_tag()
-        tag = self._hold(arrival, queue, consumer.tag)
-        self._holders[tag] = consumer
         consumer.unsettled += 1
-        return tag
+        return self._hold(arrival, queue, consumer)
 
     def _take_tag(self) -> int:
         self._last_tag += 1
         return self._last_tag
 
-    def _hold(self, arrival: Arrival, queue: QueueName, consumer: str | None) -> int:
+    def _hold(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
         tag = self._take_tag()
         self._unsettled[tag] = UnsettledDelivery(tag, arrival.token, queue, consumer)
         self._session.unsettled += 1
@@ -221,30 +225,39 @@ class Deliveries:
 
     def _take(self, tag: int, *, multiple: bool) -> list[UnsettledDelivery]:
         if multiple and not tag:
-            tags = list(self._unsettled)
-        elif tag not in self._unsettled:
+            return self._take_all()
+        if tag not in self._unsettled:
             raise Refusal(Code.PRECONDITION_FAILED, f"unknown delivery tag {tag}")
-        elif multiple:
-            tags = list(takewhile(lambda earlier: earlier <= tag, self._unsettled))
-        else:
-            tags = [tag]
-        return [self._unsettled.pop(one) for one in tags]
+        if not multiple:
+            return [self._unsettled.pop(tag)]
+        tags = list(islice(takewhile(lambda earlier: earlier <= tag, self._unsettled), _FEW))
+        if len(tags) < _FEW:
+            return [self._unsettled.pop(one) for one in tags]
+        # Without a Python step for each: this holds up all other connections.
+        count = bisect_right(list(self._unsettled), tag)
+        left = dict(islice(self._unsettled.items(), count, None))
+        taken = list(islice(self._unsettled.values(), count))
+        self._unsettled = left
+        return taken
+
+    def _take_all(self) -> list[UnsettledDelivery]:
+        taken = list(self._unsettled.values())
+        self._unsettled.clear()
+        return taken
 
     def recover(self) -> None:
         """Put back all unsettled deliveries."""
-        deliveries = list(self._unsettled.values())
-        self._unsettled.clear()
+        deliveries = self._take_all()
         if deliveries:
             self._session.outbox.settle(Settlement.REQUEUED, deliveries)
             self._freed(deliveries)
 
-    def _freed(self, deliveries: Iterable[UnsettledDelivery]) -> None:
-        for delivery in deliveries:
-            self._count -= 1
-            self._session.unsettled -= 1
-            consumer = self._holders.pop(delivery.tag, None)
+    def _freed(self, deliveries: Sequence[UnsettledDelivery]) -> None:
+        self._count -= len(deliveries)
+        self._session.unsettled -= len(deliveries)
+        for consumer, count in Counter(map(_HOLDER, deliveries)).items():
             if consumer is not None:
-                consumer.unsettled -= 1
+                consumer.unsettled -= count
         self.feed()
 
     def uncommitted(self) -> tuple[Settle, ...]:
@@ -256,8 +269,10 @@ class Deliveries:
 
     def rollback(self) -> None:
         """Undo all settlements since the last commit."""
+        if not self._uncommitted:
+            return
         for settle in self._uncommitted:
-            self._unsettled |= {delivery.tag: delivery for delivery in settle.deliveries}
+            self._unsettled |= zip(map(_TAG, settle.deliveries), settle.deliveries, strict=True)
         self._unsettled = dict(sorted(self._unsettled.items()))
         self._uncommitted = []
 

@@ -9,21 +9,25 @@ from __future__ import annotations
 
 import datetime
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.message_codec import Publishable, arrival_of, hidden_keys_of
+from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
 from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
-from mq.message import Message, QueueName
+from mq.message import Body, BytesBody, Message, QueueName
 
 logger = logging.getLogger("mq.amqp")
 
@@ -31,6 +35,8 @@ DEATHS: Final = "x-death"
 FIRST: Final = ("queue", "reason", "exchange")
 """What is kept of the first death, each as ``x-first-death-...``."""
 
+_MOST_BYTES_TOGETHER: Final = 4 << 20
+"""Bytes of bodies after which the messages are sent on before others are read."""
 _NEVER: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXPIRATION: Final = "original-expiration"
 
@@ -96,30 +102,46 @@ class DeadLetterRouter:
         Raises:
             StorageError: not now. The messages must stay where they are.
         """
-        copies: list[Copy] = []
-        for message, reason in dead:
-            copies += await self._copies(message, REASONS.get(reason))
-        await self._store(copies)
-
-    async def _copies(self, message: Message, reason: Reason | None) -> list[Copy]:
-        queue = self._queue_of(QueueName(message.queue))
+        left = deque(dead)
         try:
-            if queue is None or reason is None:
-                return []
-            attributes = message.properties.attributes
-            try:
-                body = await message.body.read()
-                came = arrival_of(None, message.id, queue.name, attributes, body, redelivered=False)
-            except CorruptMessage as error:
-                logger.error("dead letter %s of %s is lost: %s", message.id, queue.name, error)
-                return []
-            properties, hidden = BasicProperties(came.properties), hidden_keys_of(attributes)
-            publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
-            await self._settle(queue)
-            return self._sent_on(queue, publication, reason)
+            while left:
+                await self._store(await self._first_copies(left))
         finally:
-            with trio.CancelScope(shield=True):
-                await message.body.aclose()
+            for message, _ in left:
+                await _close(message.body)
+
+    async def _first_copies(self, left: deque[tuple[Message, str]]) -> list[Copy]:
+        """The copies of the first messages, which are taken out: as many as fit in memory."""
+        copies: list[Copy] = []
+        settled: dict[str, Queue | None] = {}
+        size, turn = 0, turns.of_run()
+        while left and size < _MOST_BYTES_TOGETHER:
+            if turn.spend(turns.MESSAGE // 2):
+                await turn.end()
+            message, reason = left[0]
+            if message.queue not in settled:
+                queue = settled[message.queue] = self._queue_of(QueueName(message.queue))
+                if queue is not None:
+                    await self._settle(queue)
+            copies += await self._copies(message, settled[message.queue], REASONS.get(reason))
+            size += message.body.size
+            left.popleft()
+            await _close(message.body)
+        return copies
+
+    async def _copies(self, message: Message, queue: Queue | None, reason: Reason | None) -> list[Copy]:
+        if queue is None or reason is None:
+            return []
+        attributes = message.properties.attributes
+        try:
+            body = message.body.data if isinstance(message.body, BytesBody) else await message.body.read()
+            came = arrival_of(None, message.id, queue.name, attributes, body, redelivered=False)
+        except CorruptMessage as error:
+            logger.error("dead letter %s of %s is lost: %s", message.id, queue.name, error)
+            return []
+        properties, hidden = _parsed(came.properties), hidden_keys_of(attributes)
+        publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
+        return self._sent_on(queue, publication, reason)
 
     async def send(self, queue: Queue, publication: Publishable, reason: Reason) -> None:
         """Send one message on. Without a target, or where it would go in circles, it is dropped.
@@ -143,8 +165,8 @@ class DeadLetterRouter:
         keys = [key, *shown]
         if DEAD_LETTER_ROUTING_KEY in queue.arguments:  # it stands for all of them
             key, shown, hidden = queue.arguments[DEAD_LETTER_ROUTING_KEY], (), ()
-        time = datetime.datetime.fromtimestamp(self._clock_ns() // 1_000_000_000, datetime.UTC)
-        properties = died(publication.properties, queue.name, reason, publication.exchange, keys, time)
+        seconds = self._clock_ns() // 1_000_000_000
+        properties = _died(publication.properties, queue.name, reason, publication.exchange, tuple(keys), seconds)
         if len(keys) > 1 and not shown:
             properties = properties.changed({"CC": None})
         try:
@@ -163,6 +185,17 @@ class DeadLetterRouter:
         for _, error in await self._into.store(copies) if copies else ():
             if error is not None and not isinstance(error, QueueFull | NoSuchQueue):
                 raise error
+
+
+async def _close(body: Body) -> None:
+    if not isinstance(body, BytesBody):  # bytes in memory have nothing to close
+        with trio.CancelScope(shield=True):
+            await body.aclose()
+
+
+@lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
+def _parsed(raw: bytes) -> BasicProperties:
+    return BasicProperties(raw)
 
 
 def _shown_keys(properties: BasicProperties) -> tuple[str, ...]:
@@ -219,12 +252,13 @@ def died(
         known = properties.headers()
     except Refusal:
         return properties.changed({}, expires_no_more)
+    if DEATHS not in known and not any(f"x-first-death-{key}" in known for key in FIRST):
+        first = _first_death(queue, reason, exchange, tuple(routing_keys), time, properties.text("expiration"))
+        return properties.with_more(*first, expires_no_more)
     deaths = deaths_of(properties)
     same = next((death for death in deaths if (death["queue"], death["reason"]) == (queue, reason)), None)
     if same is None:
-        death: dict[str, Any] = {"queue": queue, "reason": reason.value, "exchange": exchange, "count": 1, "time": time}
-        expiration = properties.text("expiration")
-        death |= {"routing-keys": list(routing_keys)} | ({_EXPIRATION: expiration} if expiration else {})
+        death = _new_death(queue, reason, exchange, routing_keys, time, properties.text("expiration"))
     else:
         death = {**same, "count": same["count"] + 1}
     headers: dict[str, Any] = {DEATHS: [death, *(one for one in deaths if one is not same)]}
@@ -232,12 +266,54 @@ def died(
     return properties.changed(headers, expires_no_more)
 
 
+def _new_death(
+    queue: str,
+    reason: Reason,
+    exchange: str,
+    routing_keys: Sequence[str],
+    time: datetime.datetime,
+    expiration: str,
+) -> dict[str, Any]:
+    death: dict[str, Any] = {"queue": queue, "reason": reason.value, "exchange": exchange, "count": 1, "time": time}
+    return death | {"routing-keys": list(routing_keys)} | ({_EXPIRATION: expiration} if expiration else {})
+
+
+@lru_cache(maxsize=64)  # messages that die in one second and one queue mostly share it
+def _first_death(
+    queue: str, reason: Reason, exchange: str, routing_keys: tuple[str, ...], time: datetime.datetime, expiration: str
+) -> tuple[bytes, Mapping[str, Any]]:
+    """The headers of a message that dies for the first time: as entries of a table, and decoded."""
+    death = _new_death(queue, reason, exchange, routing_keys, time, expiration)
+    headers: dict[str, Any] = {DEATHS: [death]} | {f"x-first-death-{key}": death[key] for key in FIRST}
+    return tables.encoded(headers), headers
+
+
+@lru_cache(maxsize=64)
+def _died(
+    properties: BasicProperties,
+    queue: str,
+    reason: Reason,
+    exchange: str,
+    routing_keys: tuple[str, ...],
+    seconds: int,
+) -> BasicProperties:
+    """As :func:`died`, in a second since 1970."""
+    time = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return died(properties, queue, reason, exchange, routing_keys, time)
+
+
 def goes_in_circles(properties: BasicProperties, queue: str) -> bool:
     """Whether a dead letter comes back to a queue that it died in, without a rejection on the way. Sent on, it would
     go round for ever."""
+    try:
+        deaths = properties.headers().get(DEATHS)
+    except Refusal:
+        return False
+    # A client may have written them: nothing in them need be of the right type.
     reasons = []
-    for death in deaths_of(properties):
-        reasons.append(death["reason"])
-        if death["queue"] == queue:
-            return Reason.REJECTED not in reasons
+    for death in deaths if isinstance(deaths, list) else ():
+        if isinstance(death, dict):
+            reasons.append(death.get("reason"))
+            if death.get("queue", "") == queue:
+                return Reason.REJECTED not in reasons
     return False

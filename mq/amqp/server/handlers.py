@@ -51,8 +51,12 @@ from mq.errors import (
     StorageFull,
 )
 from mq.message import QueueName
+from mq.turns import parts
 
 logger = logging.getLogger("mq.amqp")
+
+_SETTLED_TOGETHER: Final = 512
+"""Deliveries of one command that are settled before the next ones are."""
 
 
 class Handlers:
@@ -107,8 +111,7 @@ class Handlers:
         if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
             await self._acknowledge(_held(command.deliveries))
         elif isinstance(command, Settle):
-            with shielded():
-                await settle(self._state, command.outcome, command.deliveries)
+            await settle(self._state, command.outcome, command.deliveries)
         elif isinstance(command, Credit):
             consumer = self._consumers.get((command.channel, command.tag))
             if consumer is not None:
@@ -377,16 +380,15 @@ class Handlers:
         refused = len(stored.full) + len(stored.unserved) + len(stored.unfit)
         if refused:
             raise Refusal(Code.PRECONDITION_FAILED, f"partial tx completion: queues refused {refused} messages")
-        with shielded():
-            for settled in command.settled:
-                await settle(self._state, settled.outcome, settled.deliveries, durable=True)
+        for settled in command.settled:
+            await settle(self._state, settled.outcome, settled.deliveries, durable=True)
         return Done()
 
     async def _release(self, command: commands.Release) -> Result:
+        for some in parts(command.deliveries, _SETTLED_TOGETHER):
+            with shielded():
+                await self._broker.put_back(_held(some))
         with shielded():
-            held = [delivery.token for delivery in command.deliveries]
-            if held:
-                await self._broker.put_back(held)
             await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
         return Done()
 
@@ -467,6 +469,20 @@ async def settle(
     Raises:
         StorageError: the store cannot do that now. What it could not do is as it was.
     """
+    failed: MQError | None = None
+    for some in parts(deliveries, _SETTLED_TOGETHER):
+        try:
+            with shielded():  # each part for itself: very many take longer than a store may for one
+                await _settle(state, outcome, some, durable=durable)
+        except MQError as error:
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+async def _settle(
+    state: AmqpState, outcome: Settlement, deliveries: Sequence[UnsettledDelivery], *, durable: bool
+) -> None:
     if outcome is Settlement.ACKNOWLEDGED:
         await state.broker.acknowledge(_held(deliveries), durable=durable)
         return

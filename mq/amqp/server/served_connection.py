@@ -31,7 +31,7 @@ from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed, QueueHeld
-from mq.turns import FRAME, FRAMES_A_TURN
+from mq.turns import FRAME, FRAMES_A_TURN, parts
 
 logger = logging.getLogger("mq.amqp")
 
@@ -135,7 +135,7 @@ class ServedConnection:
                 nursery.cancel_scope.cancel()
         finally:
             self._arrivals.close()
-            await self._release(self._handlers.give_back)
+            await self._give_back()
             await self._release(self._handlers.disconnect)
             self._state.connections.discard(self)
             await self._close()
@@ -145,7 +145,7 @@ class ServedConnection:
         """Give back at once what the client held, and store what it published; the socket is kept for
         :data:`LINGER_SECONDS`."""
         self._publish_pump.leave()
-        await self._release(self._handlers.give_back)
+        await self._give_back()
         await self._acknowledged(0)
         with trio.move_on_after(LINGER_SECONDS):
             await self._store_all()
@@ -454,14 +454,19 @@ class ServedConnection:
 
     async def _remove(self, held: Sequence[UnackedMessage]) -> None:
         try:
+            for some in parts(held, MOST_ACKNOWLEDGING):
+                await self._remove_some(some)
+        finally:
+            self._acknowledging.value -= len(held)
+
+    async def _remove_some(self, held: Sequence[UnackedMessage]) -> None:
+        try:
             with shielded():
                 await self._state.broker.acknowledge(held)
         except MQError as error:
             if self._connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
-        finally:
-            self._acknowledging.value -= len(held)
 
     async def _acknowledged(self, most: int) -> None:
         """Wait until no more than so many messages are being removed."""
@@ -495,8 +500,16 @@ class ServedConnection:
 
     # The end
 
+    async def _give_back(self) -> None:
+        """Give back what the client held. Each part of it has the patience of :func:`shielded` for itself."""
+        with trio.CancelScope(shield=True):
+            try:
+                await self._handlers.give_back()
+            except MQError as error:
+                self._log_left(error)
+
     async def _release(self, part: Callable[[], Awaitable[None]]) -> None:
-        """Give back what the client held, or delete what was exclusive to it."""
+        """Delete what was exclusive to the client."""
         try:
             with shielded():
                 await part()

@@ -56,11 +56,12 @@ class BasicProperties:
         Refusal: 502; the lengths do not add up, or unknown flags are set.
     """
 
-    __slots__ = ("_spans", "raw")
+    __slots__ = ("_decoded", "_spans", "raw")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
         self._spans = _spans(raw)
+        self._decoded: dict[str, Any] | None = None
 
     @property
     def is_persistent(self) -> bool:
@@ -96,13 +97,15 @@ class BasicProperties:
         """Whether there is a table of headers, which may be empty."""
         return "headers" in self._spans
 
-    def headers(self) -> dict[str, Any]:
-        """The table of headers.
+    def headers(self) -> Mapping[str, Any]:
+        """The table of headers. It is decoded once: do not change it.
 
         Raises:
             Refusal: 502; it is malformed.
         """
-        return tables.decoded(self._headers)
+        if self._decoded is None:
+            self._decoded = tables.decoded(self._headers)
+        return self._decoded
 
     def copied_to(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """More routing keys of the message: those in the header ``CC``, and those in ``BCC``, which no consumer may
@@ -127,9 +130,35 @@ class BasicProperties:
             Refusal: 502; the table of headers is malformed.
         """
         parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items() if name not in without}
-        if headers:
-            parts["headers"] = tables.changed(self._headers, headers)
-        return _joined(parts)
+        if not headers:
+            return _joined(parts)
+        parts["headers"] = tables.changed(self._headers, headers)
+        joined = _joined(parts)
+        if self._decoded is not None:
+            kept = {name: value for name, value in self._decoded.items() if name not in headers}
+            joined._decoded = kept | {name: value for name, value in headers.items() if value is not None}
+        return joined
+
+    def with_more(
+        self, entries: bytes, values: Mapping[str, Any], without: frozenset[str] = frozenset()
+    ) -> BasicProperties:
+        """These properties with more headers, and without some properties.
+
+        Args:
+            entries: the headers as a table has them, without its length. None of them is there yet.
+            values: the same, decoded.
+            without: names of properties.
+
+        Raises:
+            Refusal: 502; the table of headers is malformed.
+        """
+        known = self.headers()
+        parts = {name: self.raw[start:end] for name, (start, end) in self._spans.items() if name not in without}
+        headers = self._headers[4:] + entries
+        parts["headers"] = struct.pack(">I", len(headers)) + headers
+        joined = _joined(parts)
+        joined._decoded = {**known, **values}
+        return joined
 
     def replying_to(self, queue: str) -> BasicProperties:
         """These properties with another ``reply-to``."""

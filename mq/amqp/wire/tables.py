@@ -106,8 +106,13 @@ def changed(table: bytes, values: Mapping[str, Any]) -> bytes:
     """
     names = {name.encode() for name in values}
     kept = b"".join(table[entry.start : entry.end] for entry in entries(table) if entry.key not in names)
-    added = encode.field_table({name: value for name, value in values.items() if value is not None})
-    return struct.pack(">I", len(kept) + len(added) - 4) + kept + added[4:]
+    added = encoded({name: value for name, value in values.items() if value is not None})
+    return struct.pack(">I", len(kept) + len(added)) + kept + added
+
+
+def encoded(values: Mapping[str, Any]) -> bytes:
+    """The entries of a table with these values, without its length."""
+    return encode.field_table(dict(values))[4:]
 
 
 def decoded(table: bytes) -> dict[str, Any]:

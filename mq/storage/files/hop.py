@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
+from mq import turns
 from mq.storage.files.calls import Native, Step
 
 _T = TypeVar("_T")
@@ -103,14 +104,16 @@ class _Parts:
         self._hear = hear
         self._heard = 0
 
-    def hear(self, count: int, late_seconds: float) -> None:
+    async def hear(self, count: int, late_seconds: float) -> None:
         """The first so many results are there."""
-        if self.error is None and count > self._heard:
+        while self.error is None and count > self._heard:
+            first = self._heard
+            self._heard = min(count, first + TOLD_TOGETHER)
+            await turns.spend(frames=self._heard - first)
             try:
-                self._hear(self._early.expected[self._heard : count], late_seconds)
+                self._hear(self._early.expected[first : self._heard], late_seconds)
             except Exception as error:  # noqa: BLE001 - it is raised when the call has ended
                 self.error = error
-            self._heard = count
 
 
 class OwnThread:
@@ -178,7 +181,7 @@ class OwnThread:
         with trio.CancelScope(shield=True):  # the call was begun, so the caller has to know its outcome
             while not await self._has_ended():
                 if parts is not None:
-                    parts.hear(self._told, self.heard_late)
+                    await parts.hear(self._told, self.heard_late)
         if self._worker is None:  # it was ended meanwhile
             self._close_pipe()
         else:

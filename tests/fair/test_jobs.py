@@ -1,0 +1,97 @@
+"""No job stops the others: no step of the event loop grows with the number of messages that a client's job has.
+
+A sample of the jobs runs with each commit, and counts the work of each step. Before a release each job runs with
+100,000 messages in memory, and with 20,000 on disk, and each step is bounded by its processor time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.fair.jobs import JOBS, Prepare
+from tests.fair.steps import Steps, measured
+from tests.fair.world import open_world
+
+SAMPLE: Final = (
+    "acknowledge_with_multiple",
+    "requeue_with_multiple",
+    "reject_with_multiple",
+    "disconnect_a_consumer",
+    "expire",
+    "purge",
+    "delete_a_queue_of_delayed_messages",
+    "claim_and_acknowledge",
+)
+FEW, MANY = 3000, 12_000
+"""Both are more than a step does: so the steps of a job of MANY are as long as those of a job of FEW."""
+MOST_SECONDS: Final = 0.020
+"""Processor time of a step, at the most, whatever a client asks for."""
+
+each_job = pytest.mark.parametrize("prepare", JOBS.values(), ids=JOBS)
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """A test that measures does not want the lines about long steps of its own preparations."""
+    logger = logging.getLogger("mq.turns")
+    logger.disabled = True
+    yield
+    logger.disabled = False
+
+
+async def run(prepare: Prepare, count: int, store: str = "layered:memory:", *, counts: bool = False) -> Steps:
+    """The steps of a job."""
+    async with open_world(store, is_durable="posix" in store) as world:
+        job = await prepare(world, count)
+        await trio.sleep(0.5)
+        with measured(counts=counts) as steps:
+            await job()
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
+async def test_steps_do_not_grow_with_the_job(name: str, autojump_clock: MockClock) -> None:
+    few = await run(JOBS[name], FEW, counts=True)
+    many = await run(JOBS[name], MANY, counts=True)
+    for task, calls in many.calls_of.items():
+        # A loop without turns makes four times as many calls. Less than a turn's worth says nothing.
+        assert calls <= max(1.3 * few.calls_of[task], 3000), task
+
+
+async def test_a_loop_that_forgot_its_turns_is_found(autojump_clock: MockClock) -> None:
+    async def prepare(count: int) -> Steps:
+        async def forgetful() -> None:
+            for number in range(count):
+                abs(number)
+
+        with measured(counts=True) as steps:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(forgetful, name="job")
+        return steps
+
+    few, many = await prepare(FEW), await prepare(MANY)
+    assert many.calls_of["job"] > max(1.3 * few.calls_of["job"], 3000)
+
+
+@pytest.mark.proof
+@each_job
+async def test_steps_with_100_000_messages_in_memory(prepare: Prepare, autojump_clock: MockClock) -> None:
+    steps = await run(prepare, 100_000)
+    assert steps.longest <= MOST_SECONDS, steps.task
+
+
+@pytest.mark.proof
+@each_job
+async def test_steps_with_20_000_durable_messages(prepare: Prepare, tmp_path: Path) -> None:
+    clock = trio.lowlevel.current_clock()
+    assert isinstance(clock, MockClock)
+    steps = await run(prepare, 20_000, f"layered:posix:{tmp_path}")
+    assert steps.longest <= MOST_SECONDS, steps.task
