@@ -23,7 +23,7 @@ from mq.amqp.protocol.commands import Arrival, ChannelCommand, ChannelKey, Publi
 from mq.amqp.protocol.declare_methods import DeclareMethods
 from mq.amqp.protocol.deliveries import ConsumerCredit, Deliveries
 from mq.amqp.protocol.publishes import Mode, Publishes
-from mq.amqp.protocol.session import Session
+from mq.amqp.protocol.session import MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import AckFrames, BodyFrame, HeaderFrame, MethodFrame, PublishFrames, Together
 
@@ -140,7 +140,11 @@ class Channel:
         self._publishes.flush()
         self._publishes.end()
         consumers, deliveries = self._deliveries.end()
-        self._session.outbox.put(commands.Release(self.key, consumers, deliveries))
+        # In parts, of which each is freed once it is put back. The last one is of those that are left.
+        last = max(0, len(deliveries) - 1) // MOST_TOGETHER * MOST_TOGETHER
+        for at in range(0, last, MOST_TOGETHER):
+            self._session.outbox.put(commands.Release(self.key, (), deliveries[at : at + MOST_TOGETHER]))
+        self._session.outbox.put(commands.Release(self.key, consumers, deliveries[last:]))
 
     def leave(self) -> None:
         """Begin a close by the client: give back everything, but store what it has published."""

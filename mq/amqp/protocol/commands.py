@@ -178,11 +178,11 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Store and settle all of it, in this order, with one barrier if possible."""
+    """Store and settle all of it, in this order. Take out what is settled: it is freed part by part."""
 
     channel: ChannelKey
     messages: tuple[PublishedMessage, ...]
-    settled: tuple[Settle, ...]
+    settled: list[Settle]
 
 
 @dataclass(frozen=True, slots=True)

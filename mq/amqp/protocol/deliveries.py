@@ -13,7 +13,7 @@ from typing import Final
 from pamqp import commands as methods
 
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Credit, Got, Settle, Settlement, UnsettledDelivery
-from mq.amqp.protocol.session import CONSUMER_BYTES, Session
+from mq.amqp.protocol.session import CONSUMER_BYTES, MOST_TOGETHER, Session
 from mq.amqp.wire import frames
 from mq.amqp.wire.errors import Code, Refusal
 from mq.message import QueueName
@@ -218,7 +218,8 @@ class Deliveries:
                 deliveries += self._take(tag, multiple=multiple)
         finally:
             if in_transaction:
-                self._uncommitted.append(Settle(outcome, tuple(deliveries)))
+                for at in range(0, max(1, len(deliveries)), MOST_TOGETHER):
+                    self._uncommitted.append(Settle(outcome, tuple(deliveries[at : at + MOST_TOGETHER])))
             elif deliveries:
                 self._session.outbox.settle(outcome, deliveries)
                 self._freed(deliveries)
@@ -260,12 +261,12 @@ class Deliveries:
                 consumer.unsettled -= count
         self.feed()
 
-    def uncommitted(self) -> tuple[Settle, ...]:
+    def uncommitted(self) -> list[Settle]:
         """Take the settlements for a commit."""
         settled, self._uncommitted = self._uncommitted, []
         for settle in settled:
             self._freed(settle.deliveries)
-        return tuple(settle for settle in settled if settle.deliveries)
+        return [settle for settle in settled if settle.deliveries]
 
     def rollback(self) -> None:
         """Undo all settlements since the last commit."""

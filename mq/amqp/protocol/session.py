@@ -132,8 +132,9 @@ class Outbox:
     def _close(self) -> None:
         if self._messages:
             self.whole.append(PublishMessages(tuple(self._messages)))
-        elif self._deliveries:
-            self.whole.append(Settle(self._outcome, tuple(self._deliveries)))
+        else:  # in parts, of which each is freed once it is settled
+            for at in range(0, len(self._deliveries), MOST_TOGETHER):
+                self.whole.append(Settle(self._outcome, tuple(self._deliveries[at : at + MOST_TOGETHER])))
         self._messages, self._deliveries, self._bytes = [], [], 0
 
 

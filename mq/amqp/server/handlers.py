@@ -380,7 +380,8 @@ class Handlers:
         refused = len(stored.full) + len(stored.unserved) + len(stored.unfit)
         if refused:
             raise Refusal(Code.PRECONDITION_FAILED, f"partial tx completion: queues refused {refused} messages")
-        for settled in command.settled:
+        while command.settled:
+            settled = command.settled.pop(0)
             await settle(self._state, settled.outcome, settled.deliveries, durable=True)
         return Done()
 
