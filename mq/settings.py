@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import ipaddress
 import pwd
 import re
 import tomllib
@@ -31,6 +32,7 @@ LONGEST_VHOST: Final = 255
 
 _UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
+_PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]{1,100}){1,10}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
@@ -145,6 +147,26 @@ def _parse_names(value: object) -> tuple[str, ...]:
     return found
 
 
+def _parse_path(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError
+    path = value.rstrip("/")
+    path = f"/{path}" if path and not path.startswith("/") else path
+    if path and (_PATH.fullmatch(path) is None or {".", "..", "-"} & set(path.split("/"))):
+        raise ValueError
+    return path
+
+
+def _parse_networks(value: object) -> tuple[str, ...]:
+    networks = _parse_names(value)
+    for each in networks:
+        if each != "unix":
+            ipaddress.ip_network(each, strict=False)
+    return networks
+
+
+_BASE_PATH: Final = ValueKind(_parse_path, "a path of letters, digits and . _ ~ -, such as /mq")
+_NETWORKS: Final = ValueKind(_parse_networks, "addresses or networks with commas between, such as 10.0.0.0/8, or unix")
 _TEXT: Final = ValueKind(_parse_text, "some text")
 _NAMES: Final = ValueKind(_parse_names, "names with commas between, each of at most 255 bytes")
 _USER: Final = ValueKind(_parse_user, "the name of a user of this machine, or a user's number")
@@ -167,7 +189,17 @@ class Settings:
     hosts: tuple[str, ...] = _line(
         (), _NAMES, "more names by which clients may call it over HTTP, with commas between; * is any", "none"
     )
+    base_path: str = _line("", _BASE_PATH, "path under which a proxy serves it over HTTP, such as /mq", "none")
+    trusted_proxies: tuple[str, ...] = _line(
+        (),
+        _NETWORKS,
+        "networks of proxies that report a client's address, scheme and host, with commas between; unix is the socket",
+        "none",
+    )
     reuse_port: bool = _line(False, _SWITCHED, "share the ports with other daemons on this root that say so, too", "")
+    keep_alive: float = _line(
+        75.0, _seconds(1, 120), "seconds for which an HTTP connection waits for its next request", "75"
+    )
     socket: str = _line("", _TEXT, "Unix socket to serve HTTP on as well, for users of this machine", "none")
     socket_mode: int = _line(0o600, _OCTAL, "mode of that socket: who may write there may connect", "0600")
     amqp_port: int | None = _line(

@@ -31,6 +31,9 @@ packages=(
     default-jdk-headless
     librabbitmq-client-java
     golang-go   # runs what the page for Go shows (tests/test_readme.py)
+    nginx-light # proxies before mq (tests/proxies)
+    haproxy
+    caddy
     beanstalkd  # peers that the benchmarks start (tests/benchmarks)
     redis-server
     nats-server

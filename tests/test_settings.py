@@ -114,6 +114,8 @@ def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> 
         "log_format": "json",
         "socket_mode": "0660",
         "default_store": "cluster",
+        "base_path": "/mq",
+        "trusted_proxies": "10.0.0.0/8,unix",
     }.get(line.name, "1")
     expected = load_settings({line.name: value}, {})
     assert expected != Settings()
@@ -121,6 +123,25 @@ def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> 
     assert load_settings({}, in_file(tmp_path, f'{line.name} = "{value}"')) == expected
     assert line.flag.removeprefix("--").replace("-", "_") == line.name
     assert line.help
+
+
+@pytest.mark.parametrize(
+    ("given", "path"), [("/mq", "/mq"), ("/mq/", "/mq"), ("mq", "/mq"), ("/tools/mq", "/tools/mq"), ("/", ""), ("", "")]
+)
+def test_a_base_path_has_a_slash_before_it_and_none_behind(given: str, path: str) -> None:
+    assert load_settings({"base_path": given}, {}).base_path == path
+
+
+@pytest.mark.parametrize("wrong", ["/m q", "/../mq", "/./mq", "/-/mq", "//mq", "/mq?x", "/%6dq", "/mq;x"])
+def test_a_base_path_that_is_none_is_refused(wrong: str) -> None:
+    assert "base_path must be a path" in refusal({"base_path": wrong}, {})
+
+
+def test_trusted_proxies_are_networks() -> None:
+    networks = ("127.0.0.1", "10.0.0.0/8", "fd00::/8", "unix")
+    assert load_settings({"trusted_proxies": ", ".join(networks)}, {}).trusted_proxies == networks
+    for wrong in ("proxy.example", "10.0.0.0/33", "10.0.0.0/8,,::1", "*"):
+        assert "trusted_proxies must be addresses or networks" in refusal({"trusted_proxies": wrong}, {})
 
 
 def test_a_file_may_hold_values_of_toml(tmp_path: Path) -> None:

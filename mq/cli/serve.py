@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -53,6 +53,7 @@ from mq.web.authorizer import Auditor, Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler
 from mq.web.front import ANY_HOST, BrowserGuard, RequestLog
+from mq.web.proxies import BasePath, BasePathGuard, ProxyGuard, TrustedProxies
 from mq.web.serve import serve, serve_socket
 
 logger = logging.getLogger("mq")
@@ -175,7 +176,7 @@ async def _serve_root(
             broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict_seeds=settings.strict_seeds
         )
         logins = guards.logins
-        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins)
+        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins, settings.base_path)
         sqs = SqsDoor(
             handler,
             broker,
@@ -183,10 +184,13 @@ async def _serve_root(
             nursery,
             guards.logins,
             lease_seconds=settings.delay,
+            base_path=settings.base_path,
         )
         handler = handler if settings.strict_seeds else sqs
-        guarded = partial(BrowserGuard, browsers_lease=settings.strict_seeds)
-        app = WebApp(RequestLog(guarded(handler, settings.address, settings.hosts)), needs_login=logins is not None)
+        proxies = TrustedProxies(settings.trusted_proxies)
+        crowd = Crowd(settings.connections_per_address, is_proxy=proxies.trusts)
+        guarded = partial(_guarded, settings, proxies=proxies, crowd=crowd, needs_login=logins is not None)
+        app = guarded(handler, settings.hosts)
 
         async def until_stop() -> None:
             await stop.wait()
@@ -197,7 +201,6 @@ async def _serve_root(
 
         nursery.start_soon(scheduler.run)
         DOOR.set("http")
-        crowd = Crowd(settings.connections_per_address)
         serve_web = partial(
             serve,
             certificates=guards.certificates,
@@ -207,11 +210,11 @@ async def _serve_root(
             fast_lane=not settings.no_fast_lane,
             shares_port=settings.reuse_port,
             doorway=doorways.http,
+            keep_alive_seconds=settings.keep_alive,
         )
         urls = await nursery.start(partial(serve_web, app, settings.address, settings.port, stop=until_stop))
         if settings.sqs_port:
-            sqs_alone = RequestLog(guarded(sqs.alone, settings.address, settings.hosts))
-            alone = WebApp(sqs_alone, needs_login=logins is not None)
+            alone = guarded(sqs.alone, settings.hosts)
             urls += await nursery.start(partial(serve_web, alone, settings.address, settings.sqs_port, stop=until_stop))
         if settings.serves_amqp:
             body_max = min(settings.max_body, ConnectionLimits().body_max)
@@ -226,7 +229,10 @@ async def _serve_root(
         if doorways.owner is not None:
             await nursery.start(_take_until, stop, doorways.owner)
         if settings.socket:
-            urls += await _open_socket(nursery, settings, handler, seen, budget, until_stop)
+            # No browser gets there by itself, so any name will do. Behind a proxy it may: where a page comes from still
+            # counts.
+            by_socket = guarded(handler, [ANY_HOST], needs_login=False)
+            urls += await _open_socket(nursery, settings, by_socket, seen, budget, until_stop)
         collect_seldom()
         what = store.description
         durable = "durable" if what.durable else "not durable"
@@ -292,20 +298,37 @@ def _check_strict(settings: Settings) -> None:
         )
 
 
+def _guarded(
+    settings: Settings,
+    handler: Handler,
+    hosts: Iterable[str],
+    *,
+    proxies: TrustedProxies,
+    crowd: Crowd,
+    needs_login: bool,
+) -> WebApp:
+    """The handler behind the guards of every HTTP port, as an app."""
+    guarded: Handler = BrowserGuard(handler, settings.address, hosts, browsers_lease=settings.strict_seeds)
+    guarded = RequestLog(guarded)
+    if settings.trusted_proxies:
+        guarded = ProxyGuard(guarded, proxies, crowd)
+    if settings.base_path:
+        guarded = BasePathGuard(guarded, settings.base_path)
+    return WebApp(guarded, BasePath(settings.base_path), needs_login=needs_login)
+
+
 async def _open_socket(
     nursery: trio.Nursery,
     settings: Settings,
-    handler: Handler,
+    app: WebApp,
     seen: OpenConnections,
     budget: Budget,
     until_stop: Callable[[], Awaitable[None]],
 ) -> list[str]:
     """The URLs."""
     DOOR.set("http")
-    # No browser gets there by itself, so any name will do. Behind a proxy it may: where a page comes from still counts.
-    guarded = BrowserGuard(handler, settings.address, [ANY_HOST], browsers_lease=settings.strict_seeds)
-    app = WebApp(RequestLog(guarded))
     serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=not settings.no_fast_lane)
+    serving = partial(serving, keep_alive_seconds=settings.keep_alive)
     urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen, budget=budget))
     return urls
 

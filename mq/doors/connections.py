@@ -10,8 +10,8 @@ import resource
 import socket as sockets
 import struct
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Final, NamedTuple
 
 import trio
@@ -116,10 +116,12 @@ class Crowd:
 
     Args:
         most: of one address, of IPv6 of one network of 64 bits; 0 for as many as come.
+        is_proxy: whether an address is that of a proxy, which has the connections of many clients.
     """
 
-    def __init__(self, most: int = MOST_CONNECTIONS) -> None:
+    def __init__(self, most: int = MOST_CONNECTIONS, *, is_proxy: Callable[[str], bool] = lambda _: False) -> None:
         self._most = most
+        self._is_proxy = is_proxy
         self._counts: Counter[str] = Counter()
         self._too_many = Refusals(
             "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
@@ -144,6 +146,23 @@ class Crowd:
             self._no_handles.add(address, most_handles, reserved)
             yield False
             return
+        if self._is_proxy(address):
+            yield True
+            return
+        with self._counted(address) as has_room:
+            yield has_room
+
+    def request(self, address: str) -> AbstractContextManager[bool]:
+        """Whether there is room for a request that came by a proxy. It counts as a connection of its client's for as
+        long as the block runs.
+
+        Args:
+            address: of the client.
+        """
+        return self._counted(address)
+
+    @contextmanager
+    def _counted(self, address: str) -> Iterator[bool]:
         source = source_of(address)
         if not self._most or not address or is_loopback(source):
             yield True

@@ -10,7 +10,7 @@ import copy
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from time import time
 from typing import Final
 
@@ -61,6 +61,7 @@ class SqsDoor(Handler):
         nursery: runs message move tasks; :meth:`end` ends them.
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
+        base_path: the path under which a proxy serves the daemon; queues' URLs have it.
     """
 
     def __init__(
@@ -72,9 +73,11 @@ class SqsDoor(Handler):
         logins: Logins | None = None,
         *,
         lease_seconds: float = 30.0,
+        base_path: str = "",
     ) -> None:
         self._handler = handler
         self._logins = logins
+        self._base_path = base_path
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
         self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
@@ -166,7 +169,7 @@ class SqsDoor(Handler):
             room.cover(_READ * len(body))
         asked = speech.read(ACTIONS)
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
-        names = QueueNames(f"{request.scheme}://{_authority(request)}", region)
+        names = QueueNames(f"{request.scheme}://{_authority(request)}{self._base_path}", region)
         call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], user)
         try:
             members = await asked.action.handle(call)
@@ -209,6 +212,15 @@ class SqsDoor(Handler):
             self._logins.note_failure("sqs", request.address, "", error.name)
             raise
 
+    def _as_sent(self, request: Request) -> Iterator[Request]:
+        """The request with the paths that its client may have signed: a proxy may have taken the base path away, as the
+        daemon does."""
+        yield request
+        if self._base_path:
+            path = self._base_path.encode() + request.path
+            yield request._replace(path=path)
+            yield request._replace(path=path.rstrip(b"/"))
+
     def _signer(self, request: Request, body: bytes) -> tuple[User | None, str]:
         """The user who signed a request, None where there are no users; and the region of the signature.
 
@@ -219,7 +231,7 @@ class SqsDoor(Handler):
             return None, _region(request)
         signature = signature_of(request)
         found = self._logins.access.by_aws_key(signature.key_id)
-        if found is None or not is_signed_by(found[1], signature, request, body):
+        if found is None or not any(is_signed_by(found[1], signature, each, body) for each in self._as_sent(request)):
             name = "" if found is None else found[0].name
             self._logins.note_failure("sqs", request.address, name, "SignatureDoesNotMatch")
             raise SqsError(

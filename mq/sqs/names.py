@@ -16,6 +16,7 @@ REGION: Final = "us-east-1"
 """The region of clients that name none."""
 
 _PATH: Final = re.compile(r"/(?:[0-9]{12}|queue)/([^/?#]+)/?")
+_BELOW: Final = re.compile(r"/[^/]+/[^/]+/?$")
 _URL: Final = re.compile(r"[a-z]{1,10}://[^/?#]*(/[^?#]*)")
 _ARN: Final = re.compile(r"arn:[a-z-]{1,20}:sqs:[a-z0-9-]{0,40}:[0-9]{0,12}:(.+)", re.DOTALL)
 _NEW_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
@@ -54,7 +55,8 @@ def queue_of_url(url: str) -> QueueName:
     matched = _URL.fullmatch(url)
     if matched is None:
         return known_name(url)
-    queue = queue_of_path(matched[1])
+    path = _BELOW.search(matched[1])  # a proxy may have put the daemon under a path
+    queue = None if path is None else queue_of_path(path[0])
     if queue is None:
         raise SqsError("InvalidAddress", f"not the URL of a queue: {shorten(url)}. Ask for it with GetQueueUrl")
     return known_name(queue)

@@ -16,7 +16,8 @@
   ``json_answer``: long lists, for which memory is reserved part by part.
 * ``refusals``: the status of each error, and the refusals of malformed requests.
 * ``front``: stands before every handler: a line for each request, where that is wanted; refuses what other web pages
-  ask for. ``authorizer``: stands before the endpoints: users, rights, audit log.
+  ask for. ``authorizer``: stands before the endpoints: users, rights, audit log. ``proxies``: stands before all
+  guards: the base path, and what trusted proxies report of a client.
 * ``http_connection``: a connection: its stream, which ends once its client is silent for too long, its user, its
   waiting requests, and when its client hangs up.
 * ``fast_http1``: plain HTTP/1.1 requests, served straight on the stream.

@@ -37,6 +37,7 @@ from mq.web.columns import cut
 from mq.web.endpoints import NO_WEBSOCKET
 from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, OutgoingBody, Reply, Request
 from mq.web.http_connection import REQUEST_MEMORY
+from mq.web.proxies import NO_BASE_PATH, BasePath
 from mq.web.request_body import ArrivingBody
 
 logger = logging.getLogger(__name__)
@@ -144,8 +145,13 @@ class _NoWebsocket(TrioASGIWebsocketConnection):
 class WebApp(QuartTrio):
     """The app that serves `handler`: the endpoints, or a guard before them.
 
+    Args:
+        handler: answers.
+        base_path: the path under which a proxy serves it.
+
     Attributes:
         handler: as given.
+        base_path: as given.
         needs_login: whether most requests need one. Before it, a connection gets little.
         is_stopping: each answer from now on is the last one of its connection, and says so.
     """
@@ -155,9 +161,10 @@ class WebApp(QuartTrio):
     request_class = _QuartRequest
     response_class = _QuartResponse
 
-    def __init__(self, handler: Handler, *, needs_login: bool = False) -> None:
+    def __init__(self, handler: Handler, base_path: BasePath = NO_BASE_PATH, *, needs_login: bool = False) -> None:
         super().__init__("mq", static_folder=None, template_folder=None)
         self.handler = handler
+        self.base_path = base_path
         self.needs_login = needs_login
         self.is_stopping = False
 
@@ -168,7 +175,7 @@ class WebApp(QuartTrio):
         """Hand any request to the handler."""
         assert request_context is not None
         request = cast(_QuartRequest, request_context.request)
-        return _to_quart(await self.handler.handle(_from_quart(request)))
+        return _to_quart(await self.handler.handle(_from_quart(request, self.base_path)))
 
     async def handle_exception(self, error: Exception) -> Response:
         """Answer 500 to an error that no endpoint foresaw."""
@@ -176,7 +183,7 @@ class WebApp(QuartTrio):
         return _to_quart(BUG)
 
 
-def _from_quart(request: _QuartRequest) -> Request:
+def _from_quart(request: _QuartRequest, base_path: BasePath) -> Request:
     scope = cast(HTTPScope, request.scope)
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
@@ -185,7 +192,7 @@ def _from_quart(request: _QuartRequest) -> Request:
     length = headers.get("content-length")  # Hypercorn has refused all but one number
     return Request(
         method=scope["method"],
-        path=scope["raw_path"],
+        path=base_path.strip(scope["method"], scope["raw_path"]),
         query=scope["query_string"],
         headers=headers,
         body=request.arriving,

@@ -62,10 +62,12 @@ class Authorizer(Handler):
     Args:
         handler: gets what is allowed.
         logins: knows the users.
+        base_path: the path under which a proxy serves the daemon.
     """
 
-    def __init__(self, handler: Handler, logins: Logins) -> None:
+    def __init__(self, handler: Handler, logins: Logins, base_path: str = "") -> None:
         self._handler = handler
+        self._base_path = base_path
         self._logins = logins
         self._sessions = Sessions(logins.access)
 
@@ -106,7 +108,7 @@ class Authorizer(Handler):
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
             note("logout", door="http", address=request.address, user=session.user.name)
-            return empty(200, NOT_CACHED, set_cookie(request, ""))
+            return empty(200, NOT_CACHED, set_cookie(request, "", self._base_path))
         if rule.operation is not None and rule.operation.handle is show_session:
             return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
         return await self._judge_user(rule, request._replace(user=session.user), session.user)
@@ -129,7 +131,7 @@ class Authorizer(Handler):
             return self._stranger(request.address, name, "unknown", wrong)
         self._logins.note_success("http", request.address, user)
         cookie, session = self._sessions.begin(user, secret)
-        given_out = set_cookie(request, cookie)
+        given_out = set_cookie(request, cookie, self._base_path)
         return document(200, shown_user(user, session.csrf), NOT_CACHED, given_out)
 
     async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:

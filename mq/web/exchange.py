@@ -85,6 +85,7 @@ class Request(NamedTuple):
         scheme: the client's: "https" where it speaks TLS, else "http".
         user: set by the authorizer; None where there are no users.
         memory: what its client may reserve; None for a request of no connection.
+        proxied_host: the Host that a trusted proxy sent, where one did; the headers have the client's then.
     """
 
     method: str
@@ -98,6 +99,7 @@ class Request(NamedTuple):
     scheme: str = "http"
     user: User | None = None
     memory: ClientMemory | None = None
+    proxied_host: str | None = None
 
 
 class OutgoingBody(Protocol):

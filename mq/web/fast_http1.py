@@ -39,6 +39,7 @@ from mq.web.exchange import (
     SharedHeaders,
 )
 from mq.web.http_connection import HangUps, WatchedStream
+from mq.web.proxies import NO_BASE_PATH, BasePath
 from mq.web.refusals import AMBIGUOUS_LINE, MOST_LINES, refusal_of, refusal_of_head
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody
@@ -58,7 +59,7 @@ _PARSED: Final = 4
 _END: Final = b"\r\n\r\n"
 _ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
 _LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
-_OF_A_MESSAGE: Final = re.compile(rf"[A-Z]+ /[^ ?/]+/messages/({MESSAGE_ID_PATTERN})[ ?]".encode())
+_OF_A_MESSAGE: Final = re.compile(rf"[A-Z]+ /[^ ?]+/messages/({MESSAGE_ID_PATTERN})[ ?]".encode())
 _ANY_ID: Final = b"00000000-0000-1000-8000-000000000000"
 """Stands for the id of a message in heads that are remembered."""
 _NO_CONTENT: Final = int(HTTPStatus.NO_CONTENT)
@@ -97,10 +98,12 @@ class Heads:
 
     Args:
         handler: answers all requests, if through others.
+        base_path: the path under which a proxy serves them.
     """
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, base_path: BasePath = NO_BASE_PATH) -> None:
         self._handler = handler
+        self._base_path = base_path
         self._recall = lru_cache(_REMEMBERED)(self._find)
 
     def find(self, head: bytes) -> tuple[RequestHead, Handler] | None:
@@ -129,7 +132,8 @@ class Heads:
         parsed = parse_head(head)
         if parsed is None:
             return None
-        parsed = parsed._replace(headers=SharedHeaders(parsed.headers))
+        path = self._base_path.strip(parsed.method, parsed.path)
+        parsed = parsed._replace(path=path, headers=SharedHeaders(parsed.headers))
         try:
             return parsed, self._handler.for_head(parsed)
         except Exception:  # noqa: BLE001 - a bug of ours, which is met again, logged and answered where requests are
@@ -156,6 +160,8 @@ class FastHttp1:
         self._reader = reader
         self._memory = memory
         self._input = memory.reserve(Use.INPUT)
+        self._patience = stream.patience
+        self._has_served = False
         self._received = bytearray()
         self._has_ended = False
         self._is_stopping = False
@@ -193,6 +199,7 @@ class FastHttp1:
                 if size > UNCOUNTED_BYTES:
                     self._input.cover(len(self._received) + _PARSED * size)
                 del self._received[:size]
+                self._has_served = True
                 goes_on = await self._serve(*found)
                 if self._memory.has_reserved:
                     self._give_back()
@@ -218,19 +225,21 @@ class FastHttp1:
 
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
-        looked_at = 0
+        looked_at, waits_for_first_byte = 0, False
         while (end := self._received.find(_END, max(0, looked_at - 3))) < 0:
             if self._is_stopping or (self._has_ended and not self._received):
                 return None
             if self._received and (self._has_ended or self._cannot_be_plain(looked_at)):
                 return len(self._received)
             looked_at = len(self._received)
-            if self._stream.idle_since is None:
-                self._stream.idle_since = self._stream.last_used
+            if self._stream.idle_until is None or (self._received and waits_for_first_byte):
+                waits_for_first_byte = self._has_served and not self._received
+                seconds = self._patience.keep_alive if waits_for_first_byte else self._patience.head
+                self._stream.idle_until = self._stream.last_used + seconds
             await self._read()
             if self._idle.cancel_called:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
-        self._stream.idle_since = None  # from now on silence does not cancel the scope
+        self._stream.idle_until = None  # from now on silence does not cancel the scope
         return end + len(_END)
 
     def _cannot_be_plain(self, looked_at: int) -> bool:

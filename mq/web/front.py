@@ -24,6 +24,7 @@ from mq.web.endpoints import ROUTER, split_path
 from mq.web.exchange import Handler, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.login_sessions import CSRF_HEADER
+from mq.web.page_files import FOLDER
 
 LONGEST_PATH: Final = 300
 """Bytes of a path that are written down."""
@@ -68,6 +69,10 @@ ANY_HOST: Final = "*"
 _SAME_ORIGIN: Final = "same-origin"
 _OWN_SITES: Final = (_SAME_ORIGIN, "none")
 """Values of ``Sec-Fetch-Site`` in a request of our own page, and of an address that a user typed."""
+_RUN: Final = ("script", "style", "worker", "sharedworker", "serviceworker", "audioworklet", "paintworklet", "xslt")
+"""Values of ``Sec-Fetch-Dest``: a page is about to run what it asks for."""
+_PAGE: Final = FOLDER.encode()
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _BROWSER: Final = "Mozilla/"
 """How every browser begins its name."""
 _REMEMBERED: Final = 64
@@ -118,17 +123,21 @@ class BrowserGuard(Handler):
         headers = head.headers
         host = headers.get("host", "")  # HTTP/1.0 need not have one, and no browser leaves it out
         target = _ABSOLUTE.match(head.path)  # it goes before Host (RFC 9112, section 3.2.2)
-        for name in (host, target[1].decode("latin-1") or "-" if target else ""):
+        proxied = head.proxied_host if isinstance(head, Request) else None
+        for name in (host, proxied, target[1].decode("latin-1") or "-" if target else ""):
             if name and not self._is_ours(name):
                 return problem(
                     421,
                     f"this daemon is not known as {shorten(name)}: ask by its address, or start it with --hosts NAME",
                 )
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        is_own = headers.get("sec-fetch-site") == _SAME_ORIGIN
+        if origin is not None and not _is_origin_of(origin, host, may_lack_port=is_own or proxied is not None):
             return problem(403, f"pages from {shorten(origin)} may not use this daemon")
         if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
             return problem(403, "pages from elsewhere may not use this daemon")
+        if headers.get("sec-fetch-dest") in _RUN and not head.path.startswith(_PAGE):
+            return problem(403, "what was published here is no part of a page")
         if not self._browsers_lease and _is_lease_by_a_browser(head):
             return problem(403, _NO_LEASE)
         return None
@@ -156,6 +165,21 @@ def _is_lease_by_a_browser(head: RequestHead | Request) -> bool:
         return False
     found = ROUTER.find(split_path(head.path), head.method)
     return found is not None and found[0].methods[head.method].leases
+
+
+def _is_origin_of(origin: str, host: str, *, may_lack_port: bool) -> bool:
+    """Whether a page comes from the host that was asked.
+
+    Args:
+        origin: that of the page: scheme, name and port.
+        host: as the daemon got it.
+        may_lack_port: a proxy may have left the port out, as nginx's ``$host`` does.
+    """
+    scheme, _, authority = origin.lower().partition("://")
+    host = host.lower()
+    if authority == host or f"{authority}:{_DEFAULT_PORTS.get(scheme)}" == host:
+        return True
+    return may_lack_port and _name_of(authority) == _name_of(host) == _folded(host)
 
 
 def _name_of(host: str) -> str:

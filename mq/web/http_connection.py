@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from functools import partial
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import trio
 
@@ -44,6 +44,22 @@ _UNREAD_SECONDS: Final = 0.1
 """How long bytes are read before TLS's goodbye, which OpenSSL would else take back."""
 
 
+class HeadPatience(NamedTuple):
+    """How long a connection waits for requests.
+
+    Attributes:
+        head: seconds for a request's line and headers, from their first byte on; for the first request from the
+            beginning of the connection on.
+        keep_alive: seconds from the end of an answer to the first byte of the next request.
+    """
+
+    head: float
+    keep_alive: float
+
+
+UNLIMITED: Final = HeadPatience(math.inf, math.inf)
+
+
 class WatchedStream:
     """A stream that notes when bytes last passed. It has the methods that a server of streams uses.
 
@@ -52,33 +68,38 @@ class WatchedStream:
     Args:
         stream: what carries the bytes, its handshake done where it has one.
         address: the client's, as :class:`mq.doors.connections.Peer` has it.
+        patience: for its requests.
 
     Attributes:
         socket: that of the stream.
         address: as given.
+        patience: as given.
         scheme: "https" over TLS, else "http".
         last_used: when bytes last passed in or out, on Trio's clock.
         at_work: how many whole requests wait for their answers.
-        idle_since: when it began to wait for a request, on Trio's clock; None while it does not wait.
+        idle_until: until when it waits for the head of a request, on Trio's clock; None while it does not wait.
         idle: the scope that is cancelled when it waits for a request for too long.
     """
 
-    def __init__(self, stream: trio.SocketStream | TLSStream, address: str = "") -> None:
+    def __init__(
+        self, stream: trio.SocketStream | TLSStream, address: str = "", patience: HeadPatience = UNLIMITED
+    ) -> None:
         self._stream = stream
         self.socket = stream.transport_stream.socket if isinstance(stream, trio.SSLStream) else stream.socket
         self.address = address
+        self.patience = patience
         self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self.last_used = trio.current_time()
         self.at_work = 0
-        self.idle_since: float | None = None
+        self.idle_until: float | None = None
         self.idle = trio.CancelScope()
         self._put_back = b""
         self._arrived: int | None = None  # bytes that had arrived at the last look, while some are being sent
 
     def leave_if_idle(self) -> None:
         """Cancel the scope if the connection waits for a request."""
-        if self.idle_since is not None:
+        if self.idle_until is not None:
             self.idle.cancel()
 
     def put_back(self, data: bytes) -> None:
@@ -217,7 +238,7 @@ class IdleWatch:
 
     Args:
         seconds: how long no bytes may pass.
-        idle_seconds: seconds from the end of an answer to the next request.
+        idle_seconds: the shortest time for which a connection waits for a head.
     """
 
     def __init__(self, seconds: float, idle_seconds: float = math.inf) -> None:
@@ -265,12 +286,11 @@ class IdleWatch:
                 scope.cancel()
                 continue
             next_time = min(next_time, end)
-            if stream.idle_since is not None:
-                end = stream.idle_since + self._idle_seconds
-                if end <= now:
+            if stream.idle_until is not None:
+                if stream.idle_until <= now:
                     stream.leave_if_idle()
                 else:
-                    next_time = min(next_time, end)
+                    next_time = min(next_time, stream.idle_until)
         return max(next_time, now + self._seconds / _LOOKS)
 
 

@@ -303,6 +303,9 @@ class GuardedServer(TCPServer):
         self._watched = stream
         self._reader = reader
         self._login = login
+        self._patience = stream.patience
+        self._waits_for_first_byte = False
+        self._has_served = False
         watched = self._app_for()
         super().__init__(watched, config, context, LifespanState(), stream)  # type: ignore[arg-type]
 
@@ -349,6 +352,9 @@ class GuardedServer(TCPServer):
             await self._reader.begin()
             await self.protocol.handle(RawData(piece))
             self._reader.spend(units)
+        if self._waits_for_first_byte and self._has_begun():
+            self._waits_for_first_byte = False
+            await self.idle_task.restart(self._task_group, self._idle_timeout)
 
     def _log_in(self) -> None:
         """Give more to a client that has logged in."""
@@ -356,6 +362,24 @@ class GuardedServer(TCPServer):
         if isinstance(self.protocol.protocol, H2Protocol):
             connection = self.protocol.protocol.connection
             connection.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS})  # goes with the next answer
+
+    async def _idle_timeout(self) -> None:
+        """Wait as Hypercorn does, for the time that a head or its first byte may take."""
+        seconds = self._patience.keep_alive if self._waits_for_first_byte else self._patience.head
+        with trio.move_on_after(seconds):
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
+
+    def _has_begun(self) -> bool:
+        """Whether a part of a request's head has come."""
+        protocol = self.protocol.protocol
+        connection = protocol.connection if isinstance(protocol, H11Protocol) else None
+        return (
+            isinstance(connection, h11.Connection)
+            and connection.our_state is h11.IDLE
+            and connection.trailing_data[0] != b""
+        )
 
     async def _continue(self) -> None:
         """Send 100 to a client that waits for it, if it has no response yet."""
@@ -366,7 +390,7 @@ class GuardedServer(TCPServer):
     async def _initiate_server_close(self) -> None:
         """End a connection that has been idle for too long, or is idle when mq stops."""
         protocol = self.protocol.protocol
-        if isinstance(protocol, H11Protocol) and not self.context.terminated.is_set() and _has_begun(protocol):
+        if isinstance(protocol, H11Protocol) and not self.context.terminated.is_set() and self._has_begun():
             await protocol._send_error_response(408)
         await super()._initiate_server_close()
 
@@ -377,6 +401,9 @@ class GuardedServer(TCPServer):
             await self.protocol.handle(event)
             self._hearing.cancel()
             return
+        if isinstance(event, Updated):
+            self._waits_for_first_byte = event.idle and self._has_served
+            self._has_served = self._has_served or not event.idle
         if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
             self._is_http2 = True  # it sends its preface before it reads any frame: in time for the guard
             protocol = self.protocol.protocol
@@ -473,16 +500,6 @@ class _Strangers:
 def _expects_continue(scope: HTTPScope) -> bool:
     return scope["http_version"] == "1.1" and any(
         name == b"expect" and b"100-continue" in value.lower() for name, value in scope["headers"]
-    )
-
-
-def _has_begun(protocol: H11Protocol) -> bool:
-    """A part of a request's head has come."""
-    connection = protocol.connection
-    return (
-        isinstance(connection, h11.Connection)
-        and connection.our_state is h11.IDLE
-        and connection.trailing_data[0] != b""
     )
 
 

@@ -156,15 +156,16 @@ def cookie_of(request: Request) -> str | None:
     return None
 
 
-def set_cookie(request: Request, secret: str) -> tuple[str, str]:
+def set_cookie(request: Request, secret: str, base_path: str = "") -> tuple[str, str]:
     """The header that gives a browser the secret; an empty one takes it away.
 
     Args:
         request: the one that is answered.
         secret: of the session.
+        base_path: the path under which a proxy serves the daemon: what else is on that host does not get the secret.
     """
     lasts = LASTS_SECONDS if secret else 0
-    guards = "Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if request.scheme == "https" else "")
+    guards = f"Path={base_path or '/'}; HttpOnly; SameSite=Strict" + ("; Secure" if request.scheme == "https" else "")
     return "set-cookie", f"{cookie_name(request)}={secret}; Max-Age={lasts}; {guards}"
 
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import Final, NamedTuple
 
-from mq.errors import InvalidRequest
 from mq.web.exchange import NOT_CACHED, Reply, problem
 
 INDEX: Final = "index.html"
@@ -27,8 +26,14 @@ _TYPES: Final = {
     "svg": "image/svg+xml",
 }
 _VERSION_DIGITS: Final = 16
-_HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
 _GZIP: Final = re.compile(r"(?:^|,)\s*gzip\s*(?:;\s*q=(?!0(?:\.0*)?\s*(?:,|$))|,|$)", re.IGNORECASE)
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""The page loads its own files and nothing else. Not even a body that a client has published here as a script: the
+browser guard refuses to serve one as a part of a page."""
 _CACHED_FOREVER: Final = ("cache-control", "public, max-age=31536000, immutable")
 _GUARDS: Final = (("x-content-type-options", "nosniff"), ("referrer-policy", "no-referrer"))
 
@@ -71,7 +76,7 @@ def index_reply(headers: Mapping[str, str]) -> Reply:
     Args:
         headers: of the request.
     """
-    policy = ("content-security-policy", _policy(headers.get("host", "")))
+    policy = ("content-security-policy", _POLICY)
     return _reply(page_files().files[INDEX], headers, NOT_CACHED, policy, ("x-frame-options", "DENY"))
 
 
@@ -96,19 +101,3 @@ def _reply(file: PageFile, headers: Mapping[str, str], *more: tuple[str, str]) -
     coding = (("content-encoding", "gzip"),) if is_packed else ()
     size = ("content-length", str(len(body)))
     return Reply(200, (("content-type", file.type), size, *coding, ("vary", "accept-encoding"), *_GUARDS, *more), body)
-
-
-def _policy(host: str) -> str:
-    """The page loads its own files and nothing else, not even a body that a client has published here as a script.
-
-    Raises:
-        InvalidRequest: the host has what no host has, and would be part of the policy.
-    """
-    if host and _HOST.fullmatch(host) is None:
-        raise InvalidRequest("the Host is none: ask by a name or an address")
-    own = f"{host}{FOLDER}" if host else "'self'"
-    return (
-        f"default-src 'none'; script-src {own}; style-src {own}; img-src {own}; connect-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )

@@ -31,7 +31,15 @@ from mq.doors.standby import Doorway
 from mq.errors import first_of
 from mq.web.app import WebApp
 from mq.web.fast_http1 import FastHttp1, Heads
-from mq.web.http_connection import CONNECTION, ConnectionLogin, HangUps, HttpConnection, IdleWatch, WatchedStream
+from mq.web.http_connection import (
+    CONNECTION,
+    ConnectionLogin,
+    HangUps,
+    HeadPatience,
+    HttpConnection,
+    IdleWatch,
+    WatchedStream,
+)
 from mq.web.hypercorn_server import STREAMS, STREAMS_BEFORE_LOGIN, GuardedServer
 
 logger = logging.getLogger(__name__)
@@ -39,7 +47,11 @@ logger = logging.getLogger(__name__)
 GRACE_SECONDS: Final = 10
 """How long requests may run on after a stop."""
 HEAD_SECONDS: Final = 30
-"""How long the next request's line and headers may take, from the end of the last response on."""
+"""How long a request's line and headers may take, from their first byte on; those of the first request from the
+beginning of the connection on."""
+KEEP_ALIVE_SECONDS: Final = 75
+"""How long a connection waits for its next request: longer than nginx and load balancers keep an idle one, 60 seconds.
+Else they send a request into a connection that is being closed, and their client gets 502."""
 SILENT_SECONDS: Final = 120
 """How long a connection may stay open without a byte in either direction, but for the time in which a request waits
 for its answer; up to twice as long while an answer is being sent."""
@@ -62,6 +74,7 @@ async def serve(
     fast_lane: bool = True,
     shares_port: bool = False,
     doorway: Doorway | None = None,
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -81,6 +94,7 @@ async def serve(
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
         doorway: where connections come, in place of the address and the port. None listens there.
+        keep_alive_seconds: how long a connection waits for its next request.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
@@ -89,7 +103,13 @@ async def serve(
     """
     doorway = doorway or Doorway("http", await listen(address, port, shares_port=shares_port))
     connections = _HttpConnections(
-        app, certificates, crowd or Crowd(), seen or OpenConnections(), fast_lane, budget or Budget()
+        app,
+        certificates,
+        crowd or Crowd(),
+        seen or OpenConnections(),
+        fast_lane,
+        budget or Budget(),
+        keep_alive_seconds,
     )
     scheme = "https" if certificates else "http"
     urls = [url(scheme, listener) for listener in doorway.listeners]
@@ -105,6 +125,7 @@ async def serve_socket(
     seen: OpenConnections | None = None,
     budget: Budget | None = None,
     fast_lane: bool = True,
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -121,13 +142,16 @@ async def serve_socket(
         seen: has the connections of all doors; None where they are not looked at.
         budget: the memory that clients of all protocols share; None makes one for this server.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
+        keep_alive_seconds: how long a connection waits for its next request.
         grace_seconds: what still runs that long after the stop is cut off.
         task_status: of :meth:`trio.Nursery.start`.
 
     Raises:
         CannotListen: the path is not to be had.
     """
-    connections = _HttpConnections(app, None, Crowd(0), seen or OpenConnections(), fast_lane, budget or Budget())
+    connections = _HttpConnections(
+        app, None, Crowd(0), seen or OpenConnections(), fast_lane, budget or Budget(), keep_alive_seconds
+    )
     async with listen_unix(path, mode) as listener:
         begun = partial(task_status.started, [f"unix:{path}"])
         await _serve_until(stop, connections, [PromptListener(listener)], grace_seconds, begun)
@@ -172,18 +196,20 @@ class _HttpConnections:
         seen: OpenConnections,
         fast_lane: bool,
         budget: Budget,
+        keep_alive_seconds: float,
     ) -> None:
         self._app = app
         self._budget = budget
+        self._patience = HeadPatience(HEAD_SECONDS, keep_alive_seconds)
         self._crowd = crowd
         self._seen = seen
         self._certificates = certificates
         self._has_fast_lane = fast_lane
-        self._heads = Heads(app.handler)
+        self._heads = Heads(app.handler, app.base_path)
         self._config = _hypercorn_config(STREAMS_BEFORE_LOGIN if app.needs_login else STREAMS)
         self._context = WorkerContext(None)
         self._lanes: set[FastHttp1] = set()
-        self.watch = IdleWatch(SILENT_SECONDS, HEAD_SECONDS)
+        self.watch = IdleWatch(SILENT_SECONDS, min(self._patience))
         self.hang_ups = HangUps()
 
     async def serve(self, stream: trio.SocketStream) -> None:
@@ -195,11 +221,11 @@ class _HttpConnections:
 
     async def _serve_from(self, peer: Peer, stream: trio.SocketStream) -> None:
         if self._certificates is None:
-            await self._serve(peer, WatchedStream(stream, peer.address))
+            await self._serve(peer, WatchedStream(stream, peer.address, self._patience))
             return
         tls = await shake_hands(stream, self._certificates.context, self._context.terminated.wait)
         if tls is not None:
-            await self._serve(peer, WatchedStream(tls, peer.address))
+            await self._serve(peer, WatchedStream(tls, peer.address, self._patience))
 
     async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
         connection = HttpConnection(watched, peer, self._budget)
@@ -266,7 +292,6 @@ def _hypercorn_config(streams: int) -> Config:
     config.h11_max_incomplete_size = 32 * 1024  # the request line and the headers, else 431
     config.h2_max_header_list_size = 32 * 1024
     config.h2_max_concurrent_streams = streams
-    config.keep_alive_timeout = HEAD_SECONDS  # also for the first request
     config.keep_alive_max_requests = sys.maxsize  # over HTTP/2 the limit would cut off answers that are under way
     config.max_app_queue_size = 4  # pieces of a body, of at most 64 KiB, that wait to be asked for
     return config

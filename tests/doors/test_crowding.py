@@ -17,6 +17,7 @@ from mq.amqp.server import listener as amqp_server
 from mq.broker import open_broker
 from mq.doors.connections import QUIET_SECONDS, Crowd, Peer
 from mq.web import serve as web_server
+from mq.web.proxies import NO_BASE_PATH
 
 
 def enter(stack: ExitStack, crowd: Crowd, address: str, count: int = 1) -> list[bool]:
@@ -97,6 +98,7 @@ async def test_each_door_closes_what_is_too_much(
             async def app(scope: Scope, receive: Any, send: Any) -> None: ...
 
             app.handler, app.needs_login = None, False  # type: ignore[attr-defined]
+            app.base_path = NO_BASE_PATH  # type: ignore[attr-defined]
             serve = partial(web_server.serve, app, crowd=crowd)  # type: ignore[arg-type]
         else:
             serve = partial(amqp_server.serve, amqp_server.AmqpState(broker), crowd=crowd, version="0")

@@ -17,7 +17,7 @@ from mq.storage.interface import QUEUE, Storage
 from mq.web.app import WebApp
 from mq.web.exchange import Handler, Reply, Request
 from mq.web.replies import StreamedPage
-from mq.web.serve import GRACE_SECONDS, serve
+from mq.web.serve import GRACE_SECONDS, KEEP_ALIVE_SECONDS, serve
 
 MAX_BODY = 1 << 20
 
@@ -160,6 +160,7 @@ async def start_server(
     seen: OpenConnections | None = None,
     budget: Budget | None = None,
     needs_login: bool = False,
+    keep_alive_seconds: float = KEEP_ALIVE_SECONDS,
 ) -> Server:
     """A server on a port of its own."""
     stop, stopped = trio.Event(), trio.Event()
@@ -175,6 +176,7 @@ async def start_server(
             grace_seconds=grace_seconds,
             seen=seen,
             budget=budget,
+            keep_alive_seconds=keep_alive_seconds,
             task_status=task_status,
         )
         stopped.set()

@@ -27,9 +27,9 @@ async def test_the_page_is_there_and_names_files_that_are(endpoints: Endpoints) 
     assert reply.status == 200
     assert isinstance(reply.body, bytes)
     html = reply.body.decode()
-    named = re.findall(rf'"({FOLDER}[^"]+)"', html)
+    named = re.findall(rf'"({FOLDER[1:]}[^"]+)"', html)
     for address in named:
-        there = await ask(endpoints, "GET", address)
+        there = await ask(endpoints, "GET", f"/{address}")
         assert there.status == 200
         assert dict(there.headers)["cache-control"] == "public, max-age=31536000, immutable"
     assert {address.rpartition("/")[2] for address in named} == page_files().files.keys() - {INDEX}
@@ -67,15 +67,28 @@ async def test_it_may_load_its_own_files_and_nothing_else(endpoints: Endpoints) 
     reply = await ask(endpoints, "GET", "/", headers={"host": "localhost:8080"})
     policy = dict(part.strip().split(" ", 1) for part in dict(reply.headers)["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
-    assert policy["script-src"] == policy["style-src"] == "localhost:8080/-/page/"
+    assert policy["script-src"] == policy["style-src"] == policy["img-src"] == policy["connect-src"] == "'self'"
     assert policy["frame-ancestors"] == policy["base-uri"] == policy["form-action"] == "'none'"
     assert policy["require-trusted-types-for"] == "'script'"
     assert "unsafe" not in str(policy)
 
 
-@pytest.mark.parametrize("host", ["a; script-src *", "a b", "a,b", "http://a", "a/b", "'self'", "*"])
-async def test_a_host_cannot_become_part_of_the_policy(endpoints: Endpoints, host: str) -> None:
-    assert (await ask(endpoints, "GET", "/", headers={"host": host})).status == 400
+@pytest.mark.parametrize("host", ["a; script-src *", "a b", "mq.example:8443", "*"])
+async def test_the_policy_is_the_same_whatever_the_host_is(endpoints: Endpoints, host: str) -> None:
+    """A proxy may hand on another one than the browser used."""
+    plain, named = await ask(endpoints, "GET", "/"), await ask(endpoints, "GET", "/", headers={"host": host})
+    assert named == plain
+
+
+@pytest.mark.parametrize("name", modules())
+def test_every_address_is_relative(name: str) -> None:
+    """A proxy may have put mq under a path."""
+    assert re.findall(r"""["'`]/(?:-/|\$\{)""", modules()[name]) == []
+
+
+def test_the_index_names_relative_addresses_alone() -> None:
+    html = page_files().files[INDEX].body.decode()
+    assert re.findall(r'(?:href|src)="/[^"]*"', html) == []
 
 
 @pytest.mark.parametrize("name", modules())

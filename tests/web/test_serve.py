@@ -20,7 +20,7 @@ from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
 from mq.web.request_body import IN_MEMORY_BYTES
-from mq.web.serve import serve
+from mq.web.serve import KEEP_ALIVE_SECONDS, serve
 from tests.web.talking import (
     BAD_NAMES,
     MAX_BODY,
@@ -208,6 +208,43 @@ async def test_a_connection_without_a_request_is_closed_without_a_word(
     server = await start_server(nursery, endpoints, fast_lane=fast_lane)
     with trio.fail_after(10):
         assert await server.exchange(b"") == b""
+
+
+def test_an_idle_connection_outlives_those_of_proxies() -> None:
+    assert KEEP_ALIVE_SECONDS > 60  # what nginx and most load balancers keep open
+
+
+async def test_a_connection_waits_longer_for_its_next_request_than_for_a_head(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
+) -> None:
+    """Real time: a short one."""
+    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
+    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
+    async with await server.connect() as stream:
+        with trio.fail_after(10):
+            for _ in range(2):
+                await stream.send_all(http1("GET", "/-/live"))
+                received = b""
+                while not received.endswith(b"}\n"):
+                    received += await stream.receive_some()
+                assert received.startswith(b"HTTP/1.1 200")
+                await trio.sleep(0.5)
+            await stream.send_all(b"G")  # from now on a head is awaited
+            received = await read_all(stream)
+    assert received.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_connection_without_a_next_request_is_closed_without_a_word(
+    endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool
+) -> None:
+    """Real time: a short one."""
+    server = await start_server(nursery, endpoints, fast_lane=fast_lane, keep_alive_seconds=0.2)
+    async with await server.connect() as stream:
+        await stream.send_all(http1("GET", "/-/live"))
+        with trio.fail_after(10):
+            received = await read_all(stream)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert received.count(b"HTTP/1.1") == 1
 
 
 async def test_a_chunked_body_that_grows_too_long_is_413(server: Server, queue: str, store: MemoryStorage) -> None:

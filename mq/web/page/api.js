@@ -20,9 +20,9 @@ export function whenStranger(act) {
   onStranger = act;
 }
 
-/** The path of a queue, a message, … */
+/** The address of a queue, a message, …: relative, as all are, for a proxy may have put mq under a path. */
 export function path(...segments) {
-  return `/${segments.map(encodeURIComponent).join("/")}`;
+  return `./${segments.map(encodeURIComponent).join("/")}`;
 }
 
 /** The response. Throws Refused. */
@@ -35,7 +35,7 @@ export async function ask(method, target, { body, headers = {} } = {}) {
     throw new Refused(0, "mq cannot be reached");
   }
   if (response.ok) return response;
-  if (response.status === 401 && target !== "/-/session") onStranger();
+  if (response.status === 401 && target !== "-/session") onStranger();
   let detail = `${response.status} ${response.statusText}`;
   try {
     detail = (await response.json()).detail;
@@ -53,17 +53,17 @@ export async function askJson(method, target, value) {
 
 /** Finds out who asks. */
 export async function enter() {
-  Object.assign(session, await askJson("GET", "/-/session"));
+  Object.assign(session, await askJson("GET", "-/session"));
 }
 
 /** Logs in. */
 export async function logIn(name, secret) {
-  Object.assign(session, await askJson("POST", "/-/session", { name, secret }));
+  Object.assign(session, await askJson("POST", "-/session", { name, secret }));
 }
 
 /** Logs out. */
 export async function logOut() {
-  await ask("DELETE", "/-/session");
+  await ask("DELETE", "-/session");
   Object.assign(session, { user: null, rights: {}, csrf: null });
 }
 

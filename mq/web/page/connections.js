@@ -22,7 +22,7 @@ export function connectionsView({ onState }) {
   const mayClose = may("administer", null);
   return listView({
     title: "Connections",
-    target: "/-/connections",
+    target: "-/connections",
     name: "connections",
     what: "connection",
     empty: "Nobody is connected, but for this page.",
@@ -48,7 +48,7 @@ export function connectionsView({ onState }) {
 export function consumersView({ onState }) {
   return listView({
     title: "Consumers",
-    target: "/-/consumers",
+    target: "-/consumers",
     name: "consumers",
     what: "consumer",
     empty: "Nobody consumes over AMQP, and no request waits for messages.",

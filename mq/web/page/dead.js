@@ -39,7 +39,7 @@ export function deadView({ onState, onDead }) {
     try {
       do {
         isStale = false;
-        found = (await askJson("GET", `/-/dead-letters?max=${SHOWN}`)).queues;
+        found = (await askJson("GET", `-/dead-letters?max=${SHOWN}`)).queues;
         fill(found);
       } while (isStale);
     } catch (error) {

@@ -44,7 +44,7 @@ export function exchangesView({ onState }) {
     table.fill(ways);
   }
 
-  const end = poll(() => askJson("GET", "/-/exchanges"), tell, onState, EVERY_MS);
+  const end = poll(() => askJson("GET", "-/exchanges"), tell, onState, EVERY_MS);
   const element = h(
     "section", {}, h("h1", {}, "Exchanges"), summary, h("div", { class: "bar" }, field("Filter", filter)),
     note, picture, h("h2", {}, "Bindings"), table.element,

@@ -19,7 +19,7 @@ export function watch(query, tell, onState = () => {}) {
     known = {};
     told = false;
     const asked = new URLSearchParams({ ...query, seconds: SECONDS });
-    source = new EventSource(`/-/events?${asked}`);
+    source = new EventSource(`-/events?${asked}`);
     source.onmessage = (event) => {
       failures = 0;
       onState(true);
@@ -45,7 +45,7 @@ export function watch(query, tell, onState = () => {}) {
   // A browser does not tell why a stream was refused, so the same is asked once more by hand.
   async function again() {
     try {
-      await ask("GET", `/-/events?${new URLSearchParams(query)}`);
+      await ask("GET", `-/events?${new URLSearchParams(query)}`);
       begin();
     } catch (error) {
       onState(false, error);

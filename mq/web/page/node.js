@@ -41,7 +41,7 @@ export function nodeView({ onState }) {
 
   async function look() {
     const [membership, metrics, ready] = await Promise.all([
-      askJson("GET", "/-/cluster"), ask("GET", "/-/metrics").then((answer) => answer.text()), isReady(),
+      askJson("GET", "-/cluster"), ask("GET", "-/metrics").then((answer) => answer.text()), isReady(),
     ]);
     return { membership, values: gauges(metrics), histograms: HISTOGRAMS.map(([name]) => bucketsOf(metrics, name)), ready };
   }
@@ -82,7 +82,7 @@ function tile(title, text, isBad = false) {
 
 async function isReady() {
   try {
-    return (await askJson("GET", "/-/ready")).ready;
+    return (await askJson("GET", "-/ready")).ready;
   } catch (error) {
     if (error instanceof Refused && error.status === 503) return false;
     throw error;

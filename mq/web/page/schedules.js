@@ -10,7 +10,7 @@ import { duration, time } from "./format.js";
 export function schedulesView({ onState }) {
   return listView({
     title: "Schedules",
-    target: "/-/schedules",
+    target: "-/schedules",
     name: "schedules",
     what: "schedule",
     empty: "Nothing is published regularly, or nothing that you may configure.",
