@@ -20,6 +20,7 @@ from click.testing import CliRunner
 import mq
 from mq import cli
 from mq.broker import BrokerConfig
+from mq.broker.clock import Clock
 from mq.cli import build, serve
 from mq.errors import StorageUnusable
 from mq.lifecycle import Observer
@@ -183,7 +184,7 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         given.append(options)
         yield address
 
-    def open_broker(*args: object, observers: Sequence[Observer]) -> None:
+    def open_broker(*args: object, observers: Sequence[Observer], clock: Clock) -> None:
         given.extend(args)
         raise StorageUnusable("that will do")
 

@@ -4,7 +4,8 @@ Its files, in reading order:
 
 * ``broker``: the API, and the wiring of its parts; ``lifetime``: opens a broker; ``api``: the same as doors see it,
   in a cluster, too; ``verbs``: what holds for each verb.
-* ``core``: what each part has; ``config``: how a broker works.
+* ``core``: what each part has; ``config``: how a broker works; ``clock``: steady time, wall time and dates, of which
+  no step of the wall clock changes the first; ``kernel_clock``: what the kernel knows of time.
 * ``index``: one queue's messages in memory, those of next year, too; ``message_groups``: which of its groups comes
   next; ``catalog``: all queues, and the messages that are being moved.
 * ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
@@ -17,9 +18,10 @@ Its files, in reading order:
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
   queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``write_jobs``: rows that
   come together, as Spark writes them; ``peek``: reading only; ``columns``: likewise, very many messages at a time.
-* ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: what is due in more than
-  half a day; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both keep, small;
-  ``shared``: the watcher of a store that others change, too; ``second_names``: what a killed one leaves of messages.
+* ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: messages that are far off,
+  or due at a given instant; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both
+  keep, small; ``shared``: the watcher of a store that others change, too; ``second_names``: what a killed one leaves of
+  messages.
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol
 
 from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
+from mq.broker.clock import Clock
 from mq.broker.columns import BrowsedColumns
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
@@ -346,6 +347,12 @@ class ColumnsAPI(Protocol):
 
 class BrokerAPI(Protocol):
     """As :class:`~mq.broker.broker.Broker`."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    @property
+    def clocks(self) -> Sequence[Clock]: ...
 
     @property
     def declarations(self) -> DeclarationsAPI: ...

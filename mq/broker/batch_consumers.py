@@ -284,7 +284,7 @@ class BatchConsumers:
         self._claimed = claimed
         self._upkeep = upkeep
         self._ends = LeaseEnds(self._end)
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._secure_keys = core.secure_keys
         self._ids = core.ids
         self._others_move = core.config.others_move
@@ -315,7 +315,7 @@ class BatchConsumers:
         self._ends.start(nursery)
         for index, consumer in self._consumers.latest_first(queues):
             if consumer.is_held:
-                left = consumer.seconds_left(self._clock_ns())
+                left = consumer.seconds_left(self._clock.steady_ns())
                 consumer.lease_ends = trio.current_time() + max(GRACE_SECONDS, left)
                 self._ends.add(index, consumer)
             elif consumer.state.open is not None:
@@ -1267,7 +1267,7 @@ class _Keeping:
         """The record. To be called just before it is written, for it has the lease's deadline."""
         claim = self._state.claim
         if self._seconds is not None and claim is not None:
-            leased = claim._replace(deadline_ms=leases.deadline_ms(self._seconds), stamp=ids.new().time)
+            leased = claim._replace(deadline_ms=leases.claim_deadline_ms(self._seconds), stamp=ids.new().time)
             self._state = self._state._replace(claim=leased)
         return [Put(KIND, self._key, _record(self._consumer, self._state))]
 

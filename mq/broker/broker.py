@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from random import Random
 from typing import Any
@@ -15,6 +16,9 @@ from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, C
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
+from mq.broker.clock import KEY as CLOCK_KEY
+from mq.broker.clock import KIND as CLOCK_KIND
+from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
 from mq.broker.commit import Committer, InFlight, SaveWorker, Together
 from mq.broker.config import BrokerConfig
@@ -38,7 +42,16 @@ from mq.broker.unacked import Unacked, UnackedMessage
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
 from mq.broker.write_jobs import WriteJobs, Writes
-from mq.errors import Conflict, MQError, NoSuchMessage, StorageFailed, StorageFull, StorageUnsure, StorageUnusable
+from mq.errors import (
+    Conflict,
+    MQError,
+    NoSuchMessage,
+    StorageError,
+    StorageFailed,
+    StorageFull,
+    StorageUnsure,
+    StorageUnusable,
+)
 from mq.lifecycle import Observer, Span
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
 from mq.storage.interface import Description, Sharing, Storage
@@ -57,13 +70,14 @@ class Broker:
         storage: Storage,
         config: BrokerConfig,
         observers: Sequence[Observer],
-        clock_ns: Callable[[], int],
+        clock: Clock,
         random: Random,
     ) -> None:
         self.config = config
         self._others_move = config.others_move
         self._storage = storage
-        self._wiring = wiring = Wiring(storage, config, observers, clock_ns, random)
+        self._wiring = wiring = Wiring(storage, config, observers, clock, random)
+        self.clock = clock
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
         self._known = wiring.catalog.queues
         self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
@@ -95,8 +109,14 @@ class Broker:
         self._in_flight.close()
         self._waiters.close()
         await self._in_flight.finished()
+        await self._wiring.record_time()
 
     # The store
+
+    @property
+    def clocks(self) -> Sequence[Clock]:
+        """The clocks by which this process serves messages: this broker's alone."""
+        return (self.clock,)
 
     @property
     def description(self) -> Description:
@@ -505,7 +525,7 @@ class Wiring:
         storage: the store.
         config: how the broker works.
         observers: see every transition.
-        clock_ns: wall clock, nanoseconds since 1970.
+        clock: of this broker alone.
         random: chooses.
     """
 
@@ -514,16 +534,16 @@ class Wiring:
         storage: Storage,
         config: BrokerConfig,
         observers: Sequence[Observer],
-        clock_ns: Callable[[], int],
+        clock: Clock,
         random: Random,
     ) -> None:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
-        ids = MessageIds(clock_ns, int(writer, 16))
-        self._leases = leases = Leases(config.delay_seconds, clock_ns, random)
-        self.catalog = Catalog(observers, clock_ns)
-        self.committer = Committer(storage, self.catalog.tellers_of(Span.BARRIER))
+        ids = MessageIds(clock.date_ns, int(writer, 16))
+        self._leases = leases = Leases(config.delay_seconds, clock, random)
+        self.catalog = Catalog(observers, clock.date_ns)
+        self.committer = Committer(storage, [*self.catalog.tellers_of(Span.BARRIER), clock.note_work])
         jobs: Together[Job] = Together(self.committer)
-        self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock_ns, random, writer)
+        self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
         self.waiters = waiters = Waiters(config.workers)
         second_names = SecondNames(core, leases)
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
@@ -565,7 +585,9 @@ class Wiring:
         try:
             if self._keys is not None:
                 await self.committer.end_groups()
+            record = None if self._core.config.others_move else await self._recorded_time()
             await self.watcher.load()
+            self._begin_clock(record)
             self._check_groups()
             await self._dead_letters.load()
             await self.writes.load()
@@ -588,6 +610,7 @@ class Wiring:
             nursery.start_soon(worker.run)
         nursery.start_soon(self._deliverers[0].run)
         self.upkeep.start(nursery)
+        nursery.start_soon(self._core.clock.run, self.record_time)
         if config.others_move:
             nursery.start_soon(self.watcher.run)
         if config.sharing is Sharing.PEERS:
@@ -596,6 +619,24 @@ class Wiring:
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)
+
+    async def _recorded_time(self) -> ClockRecord | None:
+        value = (await self._core.storage.records(CLOCK_KIND)).get(CLOCK_KEY)
+        return None if value is None else ClockRecord.stored(value)
+
+    def _begin_clock(self, record: ClockRecord | None) -> None:
+        self._core.clock.begin(record, self._core.ids.last, is_shared=self._core.config.others_move)
+
+    async def record_time(self, record: ClockRecord | None = None) -> None:
+        """Record which steady time belongs to which wall time, if the store can keep it now.
+
+        Nothing is recorded where others move messages: each of them begins with its own wall clock.
+        """
+        if self._core.config.others_move or self.committer.failure:
+            return
+        value = (record or self._core.clock.record())._asdict()
+        with suppress(StorageError):
+            await self.declarations.put(CLOCK_KIND, CLOCK_KEY, value)
 
     async def _get_caught_up(self, queue: str) -> QueueIndex:
         """A queue's index, with all messages that were published before, and those of committed write jobs."""

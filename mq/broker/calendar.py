@@ -1,161 +1,116 @@
-"""The calendar: delayed messages whose time is more than twelve hours away, and the clock by which they wait.
+"""The calendar: delayed messages that have no timer yet.
 
-A deadline is an instant of the wall clock, and the wall clock is set now and then. So a message that is far off has no
-timer: the calendar compares its deadline with the clock every minute. Once the message is due within twelve hours the
-mover has it, and its delay runs by the steady clock, as a lease does.
+A delay of more than twelve hours gets its timer once it is due within them, so that a million far-off messages take
+little memory. An instant that a user gave (``X-Message-At``) follows the wall clock, which may be set: its message gets
+a timer shortly before, and waits here until then.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Final
 
 import trio
 
 from mq.broker.catalog import Catalog
+from mq.broker.clock import Clock
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
-from mq.broker.index import QueueIndex
-from mq.message import MessageId, MessageIds
-from mq.storage.interface import Entry
+from mq.broker.index import QueueIndex, without_rank
+from mq.message import MessageId
+from mq.storage.interface import GIVEN_MS, Entry
 
-LOOK_SECONDS: Final = 60.0
-"""How often the calendar is compared with the clock. A clock that was set is noticed as late as that."""
-JUMP_SECONDS: Final = 7 * 86_400.0
-"""A clock that is further ahead of all that is known may be wrong."""
-DOUBT_SECONDS: Final = 300.0
-"""How long such a clock is doubted. A machine that starts with a wrong clock has set it by then."""
+LOOK_SECONDS: Final = 30.0
+"""How often the calendar looks for messages that are due soon; besides, it does when the wall clock was set."""
 NEAR_SECONDS: Final = LONGEST_LEASE_SECONDS + MARGIN_SECONDS
-"""What falls due sooner has a timer."""
+"""A delay that ends sooner has a timer."""
+GIVEN_SECONDS: Final = 1.5 * LOOK_SECONDS
+"""Likewise for an instant that a user gave."""
 _MOST_TAKEN: Final = 1000
 """Messages that get their timers before other tasks run."""
 
-logger = logging.getLogger("mq.broker")
-
 
 class Calendar:
-    """Keeps what is far off in the indexes of the queues, until it is near. Has a task only as long as something is.
+    """Keeps far-off messages in the indexes of the queues until they are near. Has a task only while there are some.
 
     Args:
         catalog: has the queues.
-        ids: tells how late it was when the youngest message came.
-        clock_ns: wall clock, nanoseconds since 1970.
-        is_near: called with each message that falls due within :data:`NEAR_SECONDS`, and the seconds until then.
+        clock: of the broker.
+        is_near: called with each message that falls due soon.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        ids: MessageIds,
-        clock_ns: Callable[[], int],
-        is_near: Callable[[QueueIndex, Entry, float], None],
-    ) -> None:
+    def __init__(self, catalog: Catalog, clock: Clock, is_near: Callable[[QueueIndex, Entry], None]) -> None:
         self._catalog = catalog
-        self._ids = ids
-        self._clock_ns = clock_ns
+        self._clock = clock
         self._is_near = is_near
-        self._is_loading = True
         self._is_watching = False
+        self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
 
     def start(self, nursery: trio.Nursery | None) -> None:
-        """Note that all messages of the store are there: what comes from now on has its deadline by today's clock.
+        """Start watching.
 
         Args:
             nursery: gets the task; None where others move what is due.
         """
-        self._is_loading, self._nursery = False, nursery
+        self._nursery = nursery
+        self._clock.on_change(self._look_soon)
         if any(index.far_off for index in self._catalog.queues.values()):
             self._watch()
 
-    def add(self, index: QueueIndex, entry: Entry, *, is_new: bool = False) -> bool:
-        """Take a delayed message that stands in the index, if it is far off; else False.
-
-        Args:
-            index: its queue.
-            entry: the message.
-            is_new: whether its deadline is from its publishing, perhaps in an earlier life.
-        """
+    def add(self, index: QueueIndex, entry: Entry) -> bool:
+        """Take a delayed message of the index that is far off; False for any other."""
         deadline_ms, _, receipt, _, _ = entry.meta
         if receipt is not None or deadline_ms is None:
             return False  # a lease: no clock makes one longer than the longest
-        # At a start the clock may be years off: only a delay that was short from the beginning is taken for short.
-        key = entry.id.key
-        is_dated = self._is_loading or is_new
-        since_ns = MessageId.time_ns(MessageId.time_in(key)) if is_dated else self._clock_ns()
-        if deadline_ms / 1e3 - since_ns / 1e9 <= NEAR_SECONDS:
+        if self._clock.is_anew and deadline_ms < GIVEN_MS:
+            # A delay that was short from the beginning lasts no longer than a lease, whatever a clock did meanwhile.
+            joined = MessageId.time_ns(without_rank(entry)) / 1e9
+            if deadline_ms / 1e3 - joined <= NEAR_SECONDS:
+                return False
+        near = NEAR_SECONDS if deadline_ms < GIVEN_MS else GIVEN_SECONDS
+        if self._clock.seconds_until_due(entry) <= near:
             return False
-        index.put_off(entry, key)
+        index.put_off(entry, entry.id.key, self._clock.age_ms(entry))
         self._watch()
+        if deadline_ms >= GIVEN_MS:
+            self._clock.set_waiting("calendar", is_waiting=True)
         return True
 
     def _watch(self) -> None:
         if self._nursery is not None and not self._is_watching:
             self._is_watching = True
-            clock = DoubtedClock(self._clock_ns, MessageId.time_ns(self._ids.last), "delayed messages", "come")
-            self._nursery.start_soon(self._run, clock)
+            self._nursery.start_soon(self._run)
 
-    async def _run(self, clock: DoubtedClock) -> None:
+    async def _run(self) -> None:
         """Watch until nothing is far off any more."""
-        # Without an await between the look at the queues and the end: what comes then begins anew.
+        # Without an await between the look at the queues and the end: a message that comes then begins anew.
         while any(index.far_off for index in self._catalog.queues.values()):
-            await self._look(clock.now_ns())
-            await trio.sleep(LOOK_SECONDS)
+            self._changed = trio.Event()
+            await self._look()
+            has_given = any(index.far_off.has_given for index in self._catalog.queues.values())
+            self._clock.set_waiting("calendar", is_waiting=has_given)
+            with trio.move_on_after(LOOK_SECONDS):
+                await self._changed.wait()
         self._is_watching = False
+        self._clock.set_waiting("calendar", is_waiting=False)
 
-    async def _look(self, now_ns: int) -> None:
+    def set_ages(self) -> None:
+        """Go by the ages of messages anew: a doubt of the clock has ended."""
+        for index in self._catalog.queues.values():
+            index.far_off.set_ages(self._clock.age_ms)
+
+    def _look_soon(self) -> None:
+        self._changed.set()
+
+    async def _look(self) -> None:
         """Hand over what is near by now."""
-        up_to_ms = now_ns // 1_000_000 + round(NEAR_SECONDS * 1000)
         for index in list(self._catalog.queues.values()):
-            while not index.deleted and (taken := index.far_off.take(up_to_ms, _MOST_TAKEN)):
-                for entry in taken:
-                    index.add(entry)
-                    self._is_near(index, entry, max(0.0, (entry.meta.deadline_ms or 0) / 1e3 - now_ns / 1e9))
-                await trio.lowlevel.checkpoint()
+            await self._take(index, self._clock.steady_ms() + round(NEAR_SECONDS * 1000))
+            await self._take(index, GIVEN_MS + self._clock.wall_ms() + round(GIVEN_SECONDS * 1000))
 
-
-class DoubtedClock:
-    """A wall clock that is doubted for a while when it is far ahead of everything known.
-
-    A machine may start with a clock that is years ahead, and set it soon. Without the doubt every delayed message would
-    come at once, for good, and what has a time to live would go. A clock that is behind does no harm: all that waits
-    for an instant goes on waiting until it is set.
-
-    Args:
-        clock_ns: wall clock, nanoseconds since 1970.
-        youngest_ns: when the youngest message came. It is later than that.
-        what: waits for an instant, for the log.
-        does: what it does then.
-    """
-
-    def __init__(self, clock_ns: Callable[[], int], youngest_ns: int, what: str, does: str) -> None:
-        self._what, self._does = what, does
-        self._clock_ns = clock_ns
-        self._youngest_ns = youngest_ns
-        self._believed_ns = youngest_ns
-        self._looked = trio.current_time()
-        self._doubted_since: float | None = None
-
-    def now_ns(self) -> int:
-        """How late it is, in nanoseconds since 1970."""
-        now, shown_ns = trio.current_time(), self._clock_ns()
-        expected_ns = self._believed_ns + round((now - self._looked) * 1e9)
-        ahead = (shown_ns - max(expected_ns, self._youngest_ns)) / 1e9
-        if ahead <= JUMP_SECONDS:
-            self._doubted_since = None
-        elif self._doubted_since is None:
-            self._doubted_since = now
-            logger.warning(
-                "the clock is %.0f days ahead of what this store knows: %s that would be due by it wait "
-                "for %.0f seconds more, in which it may be set. Set it if it is wrong",
-                ahead / 86_400,
-                self._what,
-                DOUBT_SECONDS,
-            )
-        elif now - self._doubted_since >= DOUBT_SECONDS:
-            logger.warning("the clock has not been set: %s that are due by it %s now", self._what, self._does)
-            self._doubted_since = None
-            self._believed_ns, self._looked = shown_ns, now
-            return shown_ns
-        self._believed_ns, self._looked = (shown_ns if self._doubted_since is None else expected_ns), now
-        return self._believed_ns
+    async def _take(self, index: QueueIndex, up_to_ms: int) -> None:
+        while not index.deleted and (taken := index.far_off.take(up_to_ms, _MOST_TAKEN)):
+            for entry in taken:
+                index.add(entry)
+                self._is_near(index, entry)
+            await trio.lowlevel.checkpoint()

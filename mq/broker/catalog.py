@@ -26,7 +26,7 @@ class Catalog:
 
     Args:
         observers: told of every transition.
-        clock_ns: wall clock, nanoseconds since 1970.
+        date_ns: the date for transitions, nanoseconds since 1970.
 
     Attributes:
         queues: every queue's index, by name.
@@ -37,7 +37,7 @@ class Catalog:
         closed: called with the name of each queue that is no more.
     """
 
-    def __init__(self, observers: Sequence[Observer], clock_ns: Callable[[], int]) -> None:
+    def __init__(self, observers: Sequence[Observer], date_ns: Callable[[], int]) -> None:
         self.queues: dict[str, QueueIndex] = {}
         self.leaving: dict[str, QueueIndex] = {}
         self.strangers: set[str] = set()
@@ -48,7 +48,7 @@ class Catalog:
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
         self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
-        self._clock_ns = clock_ns
+        self._date_ns = date_ns
 
     def begin(self, entry: Entry, *, is_leaving: bool = False, is_out: bool = False) -> None:
         """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more.
@@ -86,7 +86,7 @@ class Catalog:
         if now is not None:
             if now.state is State.REMOVED:
                 self.events.departed(left.id)
-            self.place(now, due, is_new=left.state is State.NEW)
+            self.place(now, due)
             if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
         if has_left and begun is not None and begun.queue.groups is not None and begun.queue.groups.release(left.id):
@@ -114,20 +114,19 @@ class Catalog:
             is_there: whether it is to be found there: it was dispatched to no request, and others have not moved it.
         """
         if is_there:
-            self.place(entry, is_new=True)
+            self.place(entry)
         self.tell(Kind.PUBLISH, None, entry, size, door)
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
         return [id for id, begun in self._begun.items() if begun.queue is index]
 
-    def place(self, entry: Entry, due: float | None = None, *, is_new: bool = False) -> None:
+    def place(self, entry: Entry, due: float | None = None) -> None:
         """Add an entry to the index of its queue, and tell :attr:`events` of it.
 
         Args:
             entry: where a message is now.
             due: when its lease ends (Trio's clock), if known.
-            is_new: whether it was just published.
         """
         if entry.state is State.REMOVED:
             self.events.removed(entry)
@@ -140,7 +139,7 @@ class Catalog:
         index.add(entry)
         if index.bodies is not None:
             index.bodies.arrived(entry.id)
-        self.events.arrived(index, entry, due, is_new=is_new)
+        self.events.arrived(index, entry, due)
 
     def leave(self, index: QueueIndex) -> None:
         """Note that a queue was deleted here. Messages being moved are removed where they arrive."""
@@ -170,7 +169,7 @@ class Catalog:
             entry.id,
             left.state if left else None,
             now.state if now else None,
-            self._clock_ns(),
+            self._date_ns(),
             size,
             entry.meta.receives,
             entry.queue if left and left.queue != entry.queue else None,
@@ -192,7 +191,7 @@ class Catalog:
 class CatalogEvents:
     """What a catalog tells of messages that have arrived somewhere. The methods do nothing unless a subclass does."""
 
-    def arrived(self, index: QueueIndex, entry: Entry, due: float | None, *, is_new: bool) -> None:
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         """`entry` is in NEW, READY or DELAYED of that queue, with what :meth:`Catalog.place` was told of it."""
 
     def freed(self, index: QueueIndex) -> None:

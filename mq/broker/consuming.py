@@ -74,7 +74,7 @@ class Consumption:
     ) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._waiters = waiters
         self._jobs = core.jobs
         self._upkeep = upkeep
@@ -279,8 +279,7 @@ class Consumption:
             StorageFull: the store has refused to move it for now.
         """
         on_its_way: Entry | None = None
-        now_ms = self._clock_ns() // 1_000_000
-        if at_ms is not None and check_time(at_ms, now_ms) <= now_ms:
+        if at_ms is not None and self._clock.is_over(check_time(at_ms, self._clock.wall_ms())):
             seconds, at_ms = 0.0, None
         while True:
             entry = await self._locate(index, MessageId(id), receipt)
@@ -314,10 +313,10 @@ class Consumption:
         """
         while True:
             entry = await self._leased(index, id, receipt)
-            meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
+            meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(entry, seconds))
             if meta == entry.meta:
                 # A move to the very same name is none: it ends a millisecond later.
-                meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
+                meta = meta._replace(deadline_ms=self._leases.deadline_ms(entry, seconds) + 1)
             job = self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
             try:
                 await job.future.get()

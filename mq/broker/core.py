@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from random import Random
 
 from mq.broker.catalog import Catalog
+from mq.broker.clock import Clock
 from mq.broker.commit import Committer, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.jobs import Job
@@ -31,7 +32,7 @@ class Core:
         committer: commits operations in batches.
         jobs: has jobs done by the save workers.
         ids: makes message ids.
-        clock_ns: wall clock, nanoseconds since 1970.
+        clock: steady time for deadlines, wall time for instants that users gave, dates.
         random: makes random choices.
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
@@ -44,7 +45,7 @@ class Core:
     committer: Committer
     jobs: Together[Job]
     ids: MessageIds
-    clock_ns: Callable[[], int]
+    clock: Clock
     random: Random
     writer: str
     secure_keys: SecureKeys = secure_no_keys

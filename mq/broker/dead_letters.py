@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
@@ -17,6 +18,7 @@ import trio
 from trio_util import AsyncBool
 
 from mq import turns
+from mq.broker.clock import Clock
 from mq.broker.commit import BatchChannel, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
@@ -43,6 +45,11 @@ _FAILURE: Final = 0
 """In place of an order, in the ledger: why the work on a message failed last."""
 _LARGEST_GROUP: Final = 256
 """Dead messages that are moved together: others' operations join the batches in between."""
+_MANY_EXPIRED: Final = 10
+"""So many messages of a queue that expire within :data:`_REPORT_SECONDS` are worth a warning."""
+_REPORT_SECONDS: Final = 60.0
+"""How often expired messages are logged."""
+_FIRST_REPORT_SECONDS: Final = 5.0
 _LONGEST_HISTORY: Final = 16
 _FEWEST_HISTORIES: Final = 512
 """Histories from which on missing messages are looked for."""
@@ -77,7 +84,7 @@ class DeadLetters:
         self._sinks = sinks
         self._second_names = second_names
         self._look_again = look_again
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._is_shared = core.config.sharing is Sharing.PEERS
         self._dead: BatchChannel[_Dead] = BatchChannel()
         self._moved = trio.lowlevel.ParkingLot()
@@ -85,6 +92,8 @@ class DeadLetters:
         self._failed: set[MessageId] = set()
         self._missing: set[MessageId] = set()
         self._many = _FEWEST_HISTORIES
+        self._expired: Counter[str] = Counter()  # by queue, since they were logged
+        self._has_expired = trio.Event()
 
     async def load(self) -> None:
         """Load the histories, and forget those whose message is in no queue any more."""
@@ -147,7 +156,7 @@ class DeadLetters:
 
     def is_expired(self, entry: Entry) -> bool:
         """Whether a message's time to live is over."""
-        return entry.meta.expires_ms is not None and entry.meta.expires_ms <= self._clock_ns() // 1_000_000
+        return self._clock.is_expired(entry)
 
     def dead_letter(self, entry: Entry, reason: str, *, is_lease_over: bool = False) -> Future[None]:
         """Move a message of the index to where its queue's dead go, or remove it. Answered when that is durable."""
@@ -166,11 +175,23 @@ class DeadLetters:
         """Move dead messages for ever."""
         await self._sinks.wait_for_sink()
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._report_expired)
             while True:
                 await self._move_some(nursery)
                 self._moved.unpark_all()
 
     # Implementation
+
+    async def _report_expired(self) -> None:
+        """Log how many messages expired, by queue, once a minute at the most."""
+        while True:
+            await self._has_expired.wait()
+            await trio.sleep(_FIRST_REPORT_SECONDS)
+            expired, self._expired, self._has_expired = self._expired, Counter(), trio.Event()
+            for queue, count in expired.items():
+                level = logging.WARNING if count >= _MANY_EXPIRED else logging.INFO
+                logger.log(level, "queue %s: %d messages expired: their time to live is over", queue, count)
+            await trio.sleep(_REPORT_SECONDS - _FIRST_REPORT_SECONDS)
 
     async def _move_some(self, nursery: trio.Nursery) -> None:
         """Move the dead messages that wait. What else has to be done for one is left to the nursery."""
@@ -208,7 +229,7 @@ class DeadLetters:
             if target is None:
                 moves.append(Unlink(entry) if unlinks else self._second_names.removal(entry))
             else:
-                meta = arriving(target, entry, self._ids, self._clock_ns)
+                meta = arriving(target, entry, self._ids, self._clock)
                 histories[entry.id] = (meta.order or 0, self._longer_history(entry, reason))
                 moves.append(Move(entry, State.READY, meta, target.name))
         if histories:
@@ -239,6 +260,9 @@ class DeadLetters:
         """End the move of a dead message. False when it stays where it was, where it dies again and is tried again."""
         entry = each.entry
         if outcome.result is Result.DONE:
+            if each.reason == EXPIRED:
+                self._expired[entry.queue] += 1
+                self._has_expired.set()
             is_refused = each.reason in (REJECTED, LIMIT)
             removal = Kind.REMOVE if is_refused else Kind.EXPIRE
             if isinstance(move, Unlink):
@@ -295,7 +319,7 @@ class DeadLetters:
             "queue": entry.queue,
             "reason": reason,
             "receives": entry.meta.receives,
-            "time": self._clock_ns() // 1_000_000 / 1000,
+            "time": self._clock.date_ns() // 1_000_000 / 1000,
         }
         if entry.id in self._failed:
             death["error"] = self._ledger.get(_key(entry.id, _FAILURE)) or ""
@@ -397,12 +421,12 @@ class _Dead(NamedTuple):
     future: Future[None]
 
 
-def arriving(index: QueueIndex, entry: Entry, ids: MessageIds, clock_ns: Callable[[], int]) -> Meta:
+def arriving(index: QueueIndex, entry: Entry, ids: MessageIds, clock: Clock) -> Meta:
     """The meta with which `entry` joins `index` now, from another queue: at its end, with its time to live."""
     # A peer's ids may be ahead: a message that joins a queue later must have the later order.
     ids.observe(without_rank(entry))
     ttl = index.settings.ttl
-    expires_ms = None if ttl is None else clock_ns() // 1_000_000 + max(1, round(ttl * 1000))
+    expires_ms = None if ttl is None else clock.steady_ms() + max(1, round(ttl * 1000))
     return Meta(order=ids.new().time, expires_ms=expires_ms)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -17,10 +17,11 @@ from mq.broker.message_groups import GroupTurns, MessageGroups, heaps_of
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import OF_A_PROCESS, MessageId
-from mq.storage.interface import FRESH, NEEDS, WITH_GROUPS, Entry, Meta
+from mq.storage.interface import FRESH, GIVEN_MS, NEEDS, WITH_GROUPS, Entry, Meta
 
 _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
+_FIRST_GIVEN: Final = GIVEN_MS << _KEY_BITS
 _STALE_DEADLINES: Final = 64
 """Deadlines of messages that are gone may stay in the heap up to this number, and more in a long one."""
 
@@ -28,7 +29,8 @@ _STALE_DEADLINES: Final = 64
 class FarOff:
     """Delayed messages of one queue, by their deadlines.
 
-    One that was never leased, and has no time to live, costs a key, and its deadline and key as one integer in a heap.
+    Deadlines of steady time and instants that users gave are apart. One that was never leased, and has no time to live,
+    costs a key, and its deadline and key as one integer in a heap.
 
     Args:
         queue: the queue's name.
@@ -37,10 +39,17 @@ class FarOff:
     def __init__(self, queue: str) -> None:
         self._queue = queue
         self._there: dict[int, int | Entry] = {}
-        self._heap: list[int] = []
+        self._steady: list[int] = []
+        self._given: list[int] = []
+        self._ages: dict[int, int] = {}  # of those that have one
 
     def __len__(self) -> int:
         return len(self._there)
+
+    @property
+    def has_given(self) -> bool:
+        """Whether there may be messages with an instant that a user gave."""
+        return bool(self._there and self._given)
 
     def __iter__(self) -> Iterator[Entry]:
         for key in self._there:  # compiled, a generator expression would be a list, and no iterator
@@ -55,12 +64,13 @@ class FarOff:
         """Those that were leased before, have a time to live, or an order."""
         return (entry for entry in self._there.values() if not isinstance(entry, int))
 
-    def add(self, entry: Entry, key: int) -> None:
+    def add(self, entry: Entry, key: int, age_ms: int = 0) -> None:
         """Add a delayed message that no delivery holds, or replace its entry.
 
         Args:
             entry: the message.
             key: of its id.
+            age_ms: by so much its deadline is over sooner than steady time says.
         """
         deadline_ms, receives, _, order, expires_ms = entry.meta
         assert deadline_ms is not None, "what has no deadline is not delayed"
@@ -68,7 +78,11 @@ class FarOff:
         # One integer for both: the deadline's own came with the listing, all of whose memory it would keep.
         due = deadline_ms << _KEY_BITS | key
         self._there[key] = due if is_plain else entry
-        heapq.heappush(self._heap, due)
+        self._set_age(key, age_ms)
+        if deadline_ms < GIVEN_MS:
+            heapq.heappush(self._steady, due - (age_ms << _KEY_BITS))
+        else:
+            heapq.heappush(self._given, due)
 
     def find(self, id: MessageId) -> Entry | None:
         """The message of that id; None without it."""
@@ -82,18 +96,22 @@ class FarOff:
         entry = self.find(id)
         if entry is not None:
             del self._there[id.key]
+            self._ages.pop(id.key, None)
             self._compact()
         return entry
 
     def take(self, up_to_ms: int, most: int) -> list[Entry]:
-        """Take out up to `most` messages, those with the first deadlines, and none with one later than `up_to_ms`."""
+        """Take out up to `most` messages, those with the first deadlines, and none with one later than `up_to_ms`: of
+        steady time, or of instants that users gave where `up_to_ms` is such an instant."""
         taken: list[Entry] = []
-        while self._heap and len(taken) < most and self._heap[0] >> _KEY_BITS <= up_to_ms:
-            first = heapq.heappop(self._heap)
+        heap = self._steady if up_to_ms < GIVEN_MS else self._given
+        while heap and len(taken) < most and heap[0] >> _KEY_BITS <= up_to_ms:
+            first = heapq.heappop(heap)
             key = first & _KEY
-            if key in self._there and _deadline_ms(entry := self._entry(key)) == first >> _KEY_BITS:
+            if key in self._there and self._due(key) == first:
+                taken.append(self._entry(key))
                 del self._there[key]
-                taken.append(entry)
+                self._ages.pop(key, None)
         return taken
 
     def after(self, key: int, count: int) -> list[Entry]:
@@ -106,19 +124,36 @@ class FarOff:
             return Entry(self._queue, MessageId.from_key(key), State.DELAYED, Meta(there >> _KEY_BITS))
         return there
 
+    def set_ages(self, age_ms: Callable[[Entry], int]) -> None:
+        """Have other ages from now on: those that a function returns."""
+        for key in self._there:
+            self._set_age(key, age_ms(self._entry(key)))
+        self._rebuild()
+
+    def _set_age(self, key: int, age_ms: int) -> None:
+        if age_ms:
+            self._ages[key] = age_ms
+        elif self._ages:
+            self._ages.pop(key, None)
+
+    def _due(self, key: int) -> int:
+        """What the heap has for a message: its deadline, sooner by its age, and its key."""
+        deadline_ms = self._entry(key).meta.deadline_ms
+        assert deadline_ms is not None, "what has no deadline is not delayed"
+        age_ms = self._ages.get(key, 0) if self._ages and deadline_ms < GIVEN_MS else 0
+        return (deadline_ms - age_ms) << _KEY_BITS | key
+
     def _compact(self) -> None:
-        """Rebuild the heap when most of its deadlines are of messages that were taken out."""
-        if len(self._heap) > 2 * len(self._there) + _STALE_DEADLINES:
-            self._heap = [
-                there if isinstance(there, int) else _deadline_ms(there) << _KEY_BITS | key
-                for key, there in self._there.items()
-            ]
-            heapq.heapify(self._heap)
+        """Rebuild the heaps when most of their deadlines are of messages that were taken out."""
+        if len(self._steady) + len(self._given) > 2 * len(self._there) + _STALE_DEADLINES:
+            self._rebuild()
 
-
-def _deadline_ms(entry: Entry) -> int:
-    assert entry.meta.deadline_ms is not None, "what has no deadline is not delayed"
-    return entry.meta.deadline_ms
+    def _rebuild(self) -> None:
+        dues = [self._due(key) for key in self._there]
+        self._steady = [due for due in dues if due < _FIRST_GIVEN]
+        self._given = [due for due in dues if due >= _FIRST_GIVEN]
+        heapq.heapify(self._steady)
+        heapq.heapify(self._given)
 
 
 _TAIL_BITS: Final = 64
@@ -290,10 +325,16 @@ class QueueIndex:
         if self.groups is not None and entry.state is not State.READY:
             self._note_in_group(self.groups, entry)
 
-    def put_off(self, entry: Entry, key: int) -> None:
-        """Note that a delayed message, which was just added, is far off. `key` is that of its id."""
+    def put_off(self, entry: Entry, key: int, age_ms: int = 0) -> None:
+        """Note that a delayed message, which was just added, is far off.
+
+        Args:
+            entry: the message.
+            key: of its id.
+            age_ms: by so much its deadline is over sooner than steady time says.
+        """
         del self.delayed[entry.id]
-        self.far_off.add(entry, key)
+        self.far_off.add(entry, key, age_ms)
 
     def all_delayed(self) -> Iterator[Entry]:
         """The messages in DELAYED, in no order."""

@@ -77,7 +77,7 @@ class Keys:
             core.storage, core.committer, KIND, core.writer, self._codec, is_shared=False
         )
         self._catalog = core.catalog
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._noted: dict[MessageId, str] = {}
         self._unsecured: set[MessageId] = set()
 
@@ -171,7 +171,7 @@ class Keys:
         await self._flush()
 
     def _add(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
-        since, now_ms, mark = trio.current_time(), self._clock_ns() // 1_000_000, _SURE if is_sure else _UNSURE
+        since, now_ms, mark = trio.current_time(), self._clock.steady_ms(), _SURE if is_sure else _UNSURE
         self._forget_old(_LOOKS_PER_KEY * len(ids))
         self.ledger.put_later(
             {
@@ -229,7 +229,7 @@ class _KeyCodec:
 
     def __init__(self, core: Core) -> None:
         self._catalog = core.catalog
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=os.urandom(16))
         self._numbers: dict[QueueIndex, int] = {}
         self._indexes: dict[int, QueueIndex] = {}
@@ -248,10 +248,10 @@ class _KeyCodec:
                 del self._indexes[number], self._numbers[index]
 
     def noted_ms(self, record: KeyRecord) -> int:
-        """When a key was noted, by the wall clock as it is now where that was not kept: milliseconds since 1970."""
+        """When a key was noted, by steady time where that was not kept: milliseconds since 1970."""
         if record.kept is not None:
             return int(record.kept[1])
-        return self._clock_ns() // 1_000_000 - round((trio.current_time() - record.since) * 1000)
+        return self._clock.steady_ms() - round((trio.current_time() - record.since) * 1000)
 
     def name(self, key: str) -> bytes:
         """Its digest."""
@@ -274,14 +274,14 @@ class _KeyCodec:
         return value.kept
 
     def from_json(self, key: str, kept: Any) -> KeyRecord | None:
-        """The key of a queue that is there; None for another one. Its window begins when it was noted by the wall
-        clock, and not later than now."""
-        # So a wall clock that was ahead then keeps a key for no longer than one window from now.
+        """The key of a queue that is there; None for another one. Its window begins when it was noted, and not
+        later than now."""
+        # So a store whose record of the clock is lost keeps a key for no longer than one window from now.
         id, time_ms, mark, *incarnation = kept
         index = self._catalog.queues.get(_queue(key))
         if index is None or (incarnation and incarnation[0] != index.incarnation):
             return None
-        since = trio.current_time() - max(0.0, self._clock_ns() / 1e9 - time_ms / 1e3)
+        since = trio.current_time() - max(0.0, self._clock.steady_ns() / 1e9 - time_ms / 1e3)
         record = KeyRecord(_bytes_of(MessageId(id)), since, index, mark == _SURE, kept)
         if not record.is_sure or not incarnation:  # an earlier release kept no incarnation
             self._doubtful[key] = record

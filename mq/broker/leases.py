@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from random import Random
 from typing import Final
 
 import trio
 
+from mq.broker.clock import Clock
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.waiters import FetchRequest
 from mq.lifecycle import State
-from mq.storage.interface import Entry, Meta, Move
+from mq.storage.interface import GIVEN_MS, Entry, Meta, Move
 
 STEPS_TO_HAND_OUT: Final = 8
 """Steps of the event loop from the naming of a lease to the answer with its message, and a few more."""
@@ -24,7 +24,7 @@ class Leases:
 
     Args:
         seconds: the default length of a lease.
-        clock_ns: wall clock, nanoseconds since 1970.
+        clock: steady time, in which deadlines are named.
         random: seeds receipts that no other broker makes.
 
     Attributes:
@@ -33,9 +33,9 @@ class Leases:
         come_too_late: whether the event loop is too late to give leases.
     """
 
-    def __init__(self, seconds: float, clock_ns: Callable[[], int], random: Random) -> None:
+    def __init__(self, seconds: float, clock: Clock, random: Random) -> None:
         self._seconds = seconds
-        self._clock_ns = clock_ns
+        self._clock = clock
         self._receipts = random.getrandbits(64)
         self.allowance = 0.0
         self.come_too_late = False
@@ -60,7 +60,7 @@ class Leases:
         """The meta of `entry` once it is leased, with a receipt of its own."""
         self._receipts = (self._receipts + 1) % (1 << 64)
         _, receives, _, order, expires_ms = entry.meta
-        return Meta(self.deadline_ms(seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
+        return Meta(self.deadline_ms(entry, seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
 
     def move(self, request: FetchRequest, entry: Entry, allowance: float = 0.0, *, reads: bool = False) -> Move:
         """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
@@ -71,10 +71,14 @@ class Leases:
     def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
         """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until
         `at_ms`."""
-        deadline_ms = self._clock_ns() // 1_000_000 + max(1, round(seconds * 1000)) if at_ms is None else at_ms
+        deadline_ms = self._clock.named_ms(entry, seconds) if at_ms is None else GIVEN_MS + at_ms
         meta = entry.meta.at_rest()._replace(deadline_ms=deadline_ms, receives=receives)
         return Move(entry, State.DELAYED, meta)
 
-    def deadline_ms(self, seconds: float) -> int:
-        """The deadline, as the name has it, of a lease that ends so many seconds after its barrier."""
-        return self._clock_ns() // 1_000_000 + round((seconds + MARGIN_SECONDS) * 1000)
+    def deadline_ms(self, entry: Entry, seconds: float) -> int:
+        """The deadline, as the name has it, of a message's lease that ends so many seconds after its barrier."""
+        return self._clock.named_ms(entry, seconds + MARGIN_SECONDS)
+
+    def claim_deadline_ms(self, seconds: float) -> int:
+        """The deadline of a claim's lease, likewise."""
+        return self._clock.steady_ms() + round((seconds + MARGIN_SECONDS) * 1000)

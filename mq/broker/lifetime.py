@@ -10,6 +10,7 @@ from random import Random
 import trio
 
 from mq.broker.broker import Broker
+from mq.broker.clock import Clock
 from mq.broker.config import BrokerConfig
 from mq.lifecycle import Observer
 from mq.storage.interface import Storage
@@ -23,6 +24,7 @@ async def open_broker(
     *,
     observers: Sequence[Observer] = (),
     clock_ns: Callable[[], int] = time.time_ns,
+    clock: Clock | None = None,
     random: Random | None = None,
 ) -> AsyncIterator[Broker]:
     """A broker over a store, for the length of the block.
@@ -35,6 +37,7 @@ async def open_broker(
         config: how it works.
         observers: see every transition of every message.
         clock_ns: wall clock, nanoseconds since 1970.
+        clock: in place of `clock_ns`: one that also knows what the kernel does. No other broker may have it.
         random: chooses among candidates at peers > 0; seeded by the operating system when not given.
 
     Raises:
@@ -43,7 +46,7 @@ async def open_broker(
     async with AsyncExitStack() as stack:
         if isinstance(storage, str):
             storage = await stack.enter_async_context(open_storage(storage, sharing=config.sharing))
-        broker = Broker(storage, config, observers, clock_ns, random or Random())
+        broker = Broker(storage, config, observers, clock or Clock(clock_ns), random or Random())
         await broker.load()
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:

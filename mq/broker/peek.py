@@ -74,6 +74,7 @@ class Peek:
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
         self._storage = core.storage
+        self._clock = core.clock
         self._locks = core.catalog.locks
         self._dead_letters = dead_letters
 
@@ -117,7 +118,9 @@ class Peek:
                 state = LEASED if index.is_out(id) else READY if place is State.READY else state_of(entry)
                 receives = meta.receives + (id in index.claimed)  # which its name does not say yet
                 message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
-                seen.append(Seen(message, state, sequence, None if place is State.READY else meta.deadline_ms))
+                has_time = place is not State.READY and meta.deadline_ms is not None
+                at_ms = self._clock.shown_ms((meta.deadline_ms or 0) - self._clock.age_ms(entry)) if has_time else None
+                seen.append(Seen(message, state, sequence, at_ms))
         return seen
 
 

@@ -45,6 +45,7 @@ from mq.message import MessageId
 from mq.storage.groups import bytes_of_message
 from mq.storage.interface import (
     FRESH,
+    GIVEN_MS,
     Entry,
     Group,
     Meta,
@@ -149,7 +150,7 @@ class Publisher:
         self.others_move = core.config.others_move
         self.ids = core.ids
         self._config = core.config
-        self._clock_ns = core.clock_ns
+        self._clock = core.clock
         self._by_digest: dict[tuple[QueueIndex, bytes], PublishJob] = {}
         self._by_key: dict[tuple[QueueIndex, str], PublishJob] = {}
 
@@ -323,7 +324,7 @@ class Publisher:
         ttls = [ttl for ttl in (settings.ttl, draft.ttl) if ttl is not None]
         if draft.ttl is not None:
             check_value("ttl", draft.ttl, TTL)
-        now_ms = self._clock_ns() // 1_000_000
+        now_ms = self._clock.steady_ms()
         due_ms = self._due_ms(settings, draft, now_ms)
         if due_ms is None and not ttls:
             return FRESH
@@ -337,7 +338,8 @@ class Publisher:
         if draft.at_ms is not None:
             if draft.delay is not None:
                 raise InvalidSetting("say when the message can be fetched, or after which delay: not both")
-            return check_time(draft.at_ms, now_ms) if draft.at_ms > now_ms else None
+            is_over = self._clock.is_over(check_time(draft.at_ms, self._clock.wall_ms()))
+            return None if is_over else GIVEN_MS + draft.at_ms
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
         return now_ms + round(delay * 1000) if delay else None
 

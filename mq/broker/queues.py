@@ -361,7 +361,7 @@ class Queues:
         async for entry in turns.in_turns(wanted, turns.LIGHT):
             target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
             if entry is not None and target is not None:
-                meta = arriving(target, entry, self._ids, self._upkeep.clock_ns)
+                meta = arriving(target, entry, self._ids, self._upkeep.clock)
                 moves.append(Move(entry, State.READY, meta, target.name))
             if len(moves) >= most:
                 break

@@ -18,8 +18,9 @@ from typing import Final, TypeVar
 import trio
 
 from mq import turns
-from mq.broker.calendar import LOOK_SECONDS, Calendar, DoubtedClock
+from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
+from mq.broker.clock import Clock
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.core import Core
@@ -31,8 +32,8 @@ from mq.broker.settings import DROP_HEAD
 from mq.broker.waiters import Waiters
 from mq.errors import MQError
 from mq.lifecycle import Kind, State
-from mq.message import MessageId, MessageIds
-from mq.storage.interface import Entry, Move, Outcome, Result
+from mq.message import MessageId
+from mq.storage.interface import GIVEN_MS, Entry, Move, Outcome, Result
 
 T = TypeVar("T")
 
@@ -50,23 +51,16 @@ class Expiry:
 
     Args:
         expire: called with the queue and id of each expired message, which may be gone.
-        clock_ns: wall clock, nanoseconds since 1970.
-        ids: tells how late it was when the youngest message came.
+        clock: of the broker.
         has_room: waits until few expired messages are left to be moved.
     """
 
     def __init__(
-        self,
-        expire: Callable[[str, MessageId], None],
-        clock_ns: Callable[[], int],
-        ids: MessageIds,
-        has_room: Callable[[], Awaitable[None]],
+        self, expire: Callable[[str, MessageId], None], clock: Clock, has_room: Callable[[], Awaitable[None]]
     ) -> None:
         self._expire = expire
         self._has_room = has_room
-        self._clock_ns = clock_ns
-        self._ids = ids
-        self._clock: DoubtedClock | None = None
+        self._clock = clock
         self._due: dict[MessageId, tuple[int, MessageId, str]] = {}
         self._heap: list[tuple[int, MessageId, str]] = []
         self._changed = trio.Event()
@@ -76,7 +70,7 @@ class Expiry:
         if entry.meta.expires_ms is None:
             self.forget(entry.id)
             return
-        timer = (entry.meta.expires_ms, entry.id, entry.queue)
+        timer = (entry.meta.expires_ms - self._clock.age_ms(entry), entry.id, entry.queue)
         if self._due.get(entry.id) == timer:
             return  # the message was leased, and is back
         self._due[entry.id] = timer
@@ -92,13 +86,14 @@ class Expiry:
             heapq.heapify(self._heap)
 
     async def run(self) -> None:
-        """Call `expire` for expired messages for ever."""
+        """Call `expire` for expired messages for ever; for none while the wall clock is in doubt."""
         while True:
             await trio.lowlevel.checkpoint()
             self._changed = trio.Event()
             with trio.move_on_after(self._seconds_left()):
                 await self._changed.wait()
-            now_ms = self._now_ns() // 1_000_000
+            await self._clock.trusted()
+            now_ms = self._clock.steady_ms()
             for _ in range(_LARGEST_ROUND):
                 if not self._heap or self._heap[0][0] > now_ms:
                     break
@@ -110,17 +105,9 @@ class Expiry:
 
     def _seconds_left(self) -> float:
         if not self._heap:
-            self._clock = None  # what comes next is younger than all that the doubt was about
             return math.inf
-        left_ns = self._heap[0][0] * 1_000_000 - self._now_ns()
-        # The wall clock may be set, or go on while the machine sleeps and Trio's does not: it is asked again.
-        return min(max(_SHORTEST_SECONDS, left_ns / 1e9), LOOK_SECONDS) if left_ns > 0 else 0.0
-
-    def _now_ns(self) -> int:
-        if self._clock is None:
-            youngest_ns = MessageId.time_ns(self._ids.last)
-            self._clock = DoubtedClock(self._clock_ns, youngest_ns, "times to live", "end")
-        return self._clock.now_ns()
+        left_ns = self._heap[0][0] * 1_000_000 - self._clock.steady_ns()
+        return max(_SHORTEST_SECONDS, left_ns / 1e9) if left_ns > 0 else 0.0
 
 
 logger = logging.getLogger("mq.broker")
@@ -143,10 +130,10 @@ class Upkeep(CatalogEvents):
         self._waiters = waiters
         self._config = core.config
         self._random = core.random
-        self.clock_ns = core.clock_ns
+        self.clock = core.clock
         self._mover = Mover(core.committer.commit, self._begin_move, self._end_move, self._aim)
-        self._calendar = Calendar(core.catalog, core.ids, core.clock_ns, self._is_near)
-        self._expiry = Expiry(self._expire, core.clock_ns, core.ids, dead_letters.has_room)
+        self._calendar = Calendar(core.catalog, core.clock, self._is_near)
+        self._expiry = Expiry(self._expire, core.clock, dead_letters.has_room)
         self._trimming: set[QueueIndex] = set()
         self._doing: set[Callable[[], Awaitable[None]]] = set()
         self._done = trio.lowlevel.ParkingLot()
@@ -158,15 +145,22 @@ class Upkeep(CatalogEvents):
         self._is_stuck = trio.Event()
         self._delivering: dict[MessageId, QueueIndex] = {}
         self._has_started = False
-        self._leased_before: list[Entry] = []
+        self._found: list[tuple[QueueIndex, Entry]] = []  # DELAYED, and without timers until the start
         core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks. Leases that were in the store get their grace from now on."""
         self._has_started = True
         self._nursery = nursery
-        self._mover.postpone(self._leased_before, trio.current_time() + GRACE_SECONDS)
-        self._leased_before = []
+        found, self._found = self._found, []
+        for index, entry in found:
+            if index.find(entry.id) == entry:
+                self._set_timer(index, entry)
+        if not self._config.peers:  # among peers another one may end the lease anyway
+            leased = (entry for _, entry in found if entry.meta.receipt is not None)
+            self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
+        if self.clock.doubt:
+            nursery.start_soon(self._count_age, frozenset(entry for _, entry in found))
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
@@ -365,12 +359,12 @@ class Upkeep(CatalogEvents):
             if not self._stuck:
                 self._is_stuck = trio.Event()
 
-    def arrived(self, index: QueueIndex, entry: Entry, due: float | None, *, is_new: bool) -> None:
+    def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         """Have the mover, the timers and the waiters do their part."""
         if entry.state is State.READY:
             self._ready_add(index, entry)
         elif entry.state is State.DELAYED:
-            self._delayed_add(index, entry, due, is_new)
+            self._delayed_add(index, entry, due)
         elif self._config.mover:
             self._mover.add(entry)
 
@@ -419,19 +413,52 @@ class Upkeep(CatalogEvents):
         if self._dead_letters.is_expired(entry) and not self._committer.failure:
             self._dead_letters.dead_letter(entry, EXPIRED)
 
-    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None, is_new: bool) -> None:
-        if self._calendar.add(index, entry, is_new=is_new):
-            pass  # it has no timer yet
-        elif self._config.mover:
-            due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
-            self._mover.add(entry, due + self._retry_seconds(index, entry))
-            if not self._has_started and entry.meta.receipt is not None and not self._config.peers:
-                self._leased_before.append(entry)  # among peers another one may end it anyway
+    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
+        if self._has_started:
+            self._set_timer(index, entry, due)
+        else:
+            self._found.append((index, entry))  # the clock is not yet known
         if entry.meta.receipt is None:
             self.trim(index)
 
-    def _is_near(self, index: QueueIndex, entry: Entry, seconds: float) -> None:
-        self._mover.add(entry, trio.current_time() + seconds)
+    def _set_timer(self, index: QueueIndex, entry: Entry, due: float | None = None) -> None:
+        """Set the timer of a DELAYED message, unless it is far off. `due` is when its lease ends, if known."""
+        if self._calendar.add(index, entry):
+            self._mover.cancel(entry.id)
+        elif self._config.mover:
+            due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
+            self._mover.add(entry, due + self._retry_seconds(index, entry))
+
+    async def _count_age(self, found: frozenset[Entry]) -> None:
+        """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.
+
+        Args:
+            found: what was DELAYED at the start.
+        """
+        await self.clock.trusted()
+        self._calendar.set_ages()
+        for index in list(self._catalog.queues.values()):
+            async for id in turns.in_turns(list(index.expiring()), turns.LIGHT):
+                if (ready := index.find(id)) is not None:
+                    self._expiry.add(ready)
+            async for entry in turns.in_turns(list(index.all_delayed()), turns.FRAME):
+                if not self.clock.age_ms(entry) or entry.id in self._catalog.locks or index.find(entry.id) != entry:
+                    continue
+                if entry in found:
+                    if entry.id in index.delayed:  # else the calendar has it
+                        self._set_timer(index, entry)
+                elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
+                    self._name_anew(entry)
+
+    def _name_anew(self, entry: Entry) -> None:
+        """Let the deadline of a lease or delay that began while the clock was in doubt end no sooner by its age."""
+        meta = entry.meta._replace(deadline_ms=(entry.meta.deadline_ms or 0) + self.clock.age_ms(entry))
+        kind = Kind.DELAY if entry.meta.receipt is None else Kind.EXTEND
+        self._catalog.begin(entry)
+        self._jobs.put([MoveJob(self._catalog, Move(entry, State.DELAYED, meta), kind, "name its deadline anew")])
+
+    def _is_near(self, index: QueueIndex, entry: Entry) -> None:
+        self._set_timer(index, entry)
 
     def _retry_seconds(self, index: QueueIndex, entry: Entry) -> float:
         """How much longer than its lease a message is held back: a lease that ends by itself is a failure, too."""
@@ -441,11 +468,11 @@ class Upkeep(CatalogEvents):
         return index.settings.retry_seconds(entry.meta.receives, self._random)
 
     def _remaining_seconds(self, entry: Entry) -> float:
-        """How long a lease or a short delay still runs, by the wall clock and within the longest lease."""
+        """Seconds until a lease ends, within the longest lease, or a delay that is near."""
         if entry.meta.deadline_ms is None:
             return self._config.delay_seconds
-        remaining_ns = entry.meta.deadline_ms * 1_000_000 - self.clock_ns()
-        return min(max(remaining_ns / 1e9, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
+        remaining = self.clock.seconds_until_due(entry)
+        return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
 
     def _begin_move(self, entry: Entry) -> bool:
         index = self._catalog.queues.get(entry.queue)
@@ -455,6 +482,8 @@ class Upkeep(CatalogEvents):
             return False  # nothing moves any more, until a restart
         if entry.state is State.READY and entry.id not in index.claimed:
             return False  # its claim has let it go meanwhile
+        if entry.state is State.DELAYED and self._is_too_early(index, entry):
+            return False
         if entry.state is State.DELAYED and self._dead_letters.is_worn_out(entry):
             self._dead_letters.dead_letter(entry, RECEIVES, is_lease_over=True)
             return False
@@ -462,6 +491,20 @@ class Upkeep(CatalogEvents):
         if entry.state is State.NEW:
             index.delivering += 1
             self._delivering[entry.id] = index
+        return True
+
+    def _is_too_early(self, index: QueueIndex, entry: Entry) -> bool:
+        """Whether the wall clock was set back since the timer of a given instant was set. If so it is set anew."""
+        deadline_ms = entry.meta.deadline_ms or 0
+        if deadline_ms < GIVEN_MS:
+            return False
+        self.clock.look()
+        if self.clock.is_over(deadline_ms - GIVEN_MS):
+            return False
+        if not self._calendar.add(index, entry):
+            seconds = self.clock.seconds_until_due(entry)
+            # Where it is over already the step has to last first.
+            self._mover.add(entry, trio.current_time() + (seconds if seconds > 0 else RETRY_SECONDS))
         return True
 
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
@@ -504,8 +547,7 @@ class Upkeep(CatalogEvents):
         if index is not None and not self._dead_letters.is_worn_out(entry._replace(meta=meta)):
             seconds = index.settings.retry_seconds(meta.receives, self._random)
             if seconds:
-                deadline_ms = self.clock_ns() // 1_000_000 + max(1, round(seconds * 1000))
-                return Move(entry, State.DELAYED, meta._replace(deadline_ms=deadline_ms))
+                return Move(entry, State.DELAYED, meta._replace(deadline_ms=self.clock.named_ms(entry, seconds)))
         return Move(entry, State.READY, meta)
 
     def _end_reap(self, entry: Entry, outcome: Outcome) -> None:

@@ -213,7 +213,7 @@ class WriteJobs:
 
     def _loaded_since(self, record: Mapping[str, Any]) -> float:
         """When a job had its last sign of life, by Trio's clock; not later than now."""
-        age_seconds = (self._core.clock_ns() // 1_000_000 - int(record.get("at_ms", 0))) / 1e3
+        age_seconds = (self._core.clock.steady_ms() - int(record.get("at_ms", 0))) / 1e3
         return trio.current_time() - max(0.0, age_seconds if record["state"] != JobState.OPEN.value else 0.0)
 
     def _load_chunk(self, entry: Entry, attributes: Mapping[str, Any]) -> None:
@@ -558,7 +558,7 @@ class WriteJobs:
 
     async def _note(self, job: _Job, state: JobState, **more: Any) -> None:
         """Put the record of a job; durable on return, and only then is that its state."""
-        record = {"state": state.value, "at_ms": self._core.clock_ns() // 1_000_000, **more}
+        record = {"state": state.value, "at_ms": self._core.clock.steady_ms(), **more}
         if job.owner is not None:
             record["owner"] = job.owner
         with trio.CancelScope(shield=True), self._core.committer.noting_failure():

@@ -9,7 +9,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
 * ``terminal``: what all of them print, with control characters escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
-  ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging), ``bench``.
+  ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging,
+  clock), ``bench``.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root. ``pipeline``: programs over the journal.
@@ -68,6 +69,7 @@ VERBS: Final = {
     "logging": CliVerb(
         "mq.cli.daemon:logging_command", "Show how much a daemon logs, or change it until the daemon ends."
     ),
+    "clock": CliVerb("mq.cli.daemon:clock_command", "Show what a daemon makes of the wall clock, or end a doubt."),
     "certificate": CliVerb("mq.cli.certificate:certificate_command", "Make a certificate for TLS, and its key."),
     "doctor": CliVerb(
         "mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."

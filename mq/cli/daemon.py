@@ -1,4 +1,5 @@
-"""Verbs for operators of a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change)."""
+"""Verbs for operators of a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change),
+``clock`` (to see, and to end a doubt)."""
 
 from __future__ import annotations
 
@@ -107,3 +108,22 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
         say_json(found)
     else:
         say(f"{found['level']}{', and every request' if found['requests'] else ''}")
+
+
+@click.command("clock")
+@click.option("--trust", is_flag=True, help="End a doubt: the wall clock is right.")
+@json_option
+@remote
+def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
+    """Show what a daemon makes of the wall clock, or end a doubt.
+
+    While the clock is in doubt after a start, nothing expires and no schedule fires.
+    """
+    with remote.client() as client:
+        found = client.trust_clock() if trust else client.clock()
+    if as_json:
+        say_json(found)
+        return
+    say(f"wall clock {found['wall']}{', synchronised' if found['synchronised'] else ''}")
+    if found["doubt"]:
+        say(f"in doubt: {found['doubt']}. If it is right: mq clock --trust")

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import trio
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates, TLSFiles
+from mq.broker.kernel_clock import boot_seconds
 from mq.doors.audit import AuditFile, note
 from mq.doors.connections import is_loopback
 from mq.doors.logins import Logins
@@ -77,8 +79,8 @@ class Guards(NamedTuple):
     audit: AuditFile | None
 
 
-def make_guards(settings: Settings) -> Guards:
-    """The guards that the settings ask for.
+def make_guards(settings: Settings, date_seconds: Callable[[], float] = time.time) -> Guards:
+    """The guards that the settings ask for. Access tokens end by `date_seconds`, in seconds since 1970.
 
     Raises:
         InvalidSetting: a file is wrong, or the network would find the doors unguarded.
@@ -86,7 +88,7 @@ def make_guards(settings: Settings) -> Guards:
     files = TLSFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_crl)
     protection = Protection(bool(settings.users), files is not None, bool(settings.tls_client_ca))
     check_exposure(settings.address, protection, insecure=settings.insecure)
-    logins = Logins(UserDirectory(settings.users)) if settings.users else None
+    logins = Logins(UserDirectory(settings.users, boot_seconds, date_seconds)) if settings.users else None
     certificates = None if files is None else Certificates(files, PROTOCOLS)
     amqp_certificates = None if files is None else Certificates(files, ())
     audit = AuditFile(settings.audit, settings.log_format) if settings.audit else None

@@ -12,6 +12,7 @@ import trio
 
 from mq import __version__
 from mq.broker import Broker
+from mq.broker.clock import Clock
 from mq.errors import InvalidSetting
 from mq.lifecycle import Observer
 from mq.settings import Settings
@@ -61,20 +62,20 @@ class DaemonJournal:
 
 
 @asynccontextmanager
-async def journaling(settings: Settings) -> AsyncIterator[DaemonJournal]:
+async def journaling(settings: Settings, clock: Clock) -> AsyncIterator[DaemonJournal]:
     """The journal for the length of the block, or none. Its parts are loaded only when there is one.
 
     Raises:
         InvalidSetting: it cannot be written, or pyarrow is missing.
     """
-    made = DaemonJournal(_start(settings) if settings.journal else None)
+    made = DaemonJournal(_start(settings, clock) if settings.journal else None)
     try:
         yield made
     finally:
         await made.end()
 
 
-def _start(settings: Settings) -> Journal:
+def _start(settings: Settings, clock: Clock) -> Journal:
     try:
         journal_module = importlib.import_module("mq.observers.journal")
         segments_module = importlib.import_module("mq.observers.journal_segments")
@@ -86,6 +87,8 @@ def _start(settings: Settings) -> Journal:
         store=settings.store,
         peers=settings.peers + settings.no_mover + settings.no_reaper,
         version=__version__,
+        date_ns=clock.date_ns,
+        is_dated=lambda: not clock.doubt,
     )
     journal.start()
     return journal

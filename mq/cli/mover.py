@@ -12,14 +12,16 @@ import click
 import trio
 
 from mq import __version__, log_lines
+from mq.broker.clock import LOOK_SECONDS
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
+from mq.broker.kernel_clock import system_clock
 from mq.broker.mover import Mover
 from mq.cli.commands import PlainCommand, trust_options
 from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.storage.files.source import SourceFolder
-from mq.storage.interface import Entry, Outcome, Result
+from mq.storage.interface import GIVEN_MS, Entry, Outcome, Result
 from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.mover")
@@ -65,6 +67,7 @@ class _Program:
         self.mover = Mover(folder.commit, self._is_due, self._ended)
         self._folder = folder
         self._delay = delay
+        self._clock = system_clock()
         self._told: set[str] = set()
 
     async def follow(self) -> None:
@@ -101,21 +104,21 @@ class _Program:
                 await trio.sleep(RETRY_SECONDS)
 
     async def _remaining_seconds(self, entry: Entry) -> float | None:
-        """Seconds until an entry is due by the wall clock, at most the longest wait; None when it has left."""
+        """Seconds until an entry is due, at most the longest wait; None when it has left."""
         if entry.meta.deadline_ms is not None:
-            remaining_ns = entry.meta.deadline_ms * 1_000_000 - time.time_ns()
-            return min(remaining_ns / 1e9, LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
+            return min(self._clock.seconds_until_due(entry), _longest_wait(entry))
         arrived_ns = await self._folder.arrived_ns(entry)
         return None if arrived_ns is None else min((arrived_ns - time.time_ns()) / 1e9, 0.0) + self._delay
 
     def _is_due(self, entry: Entry) -> bool:
-        """Whether an entry is due by the wall clock, too: a delay of years is waited for in pieces."""
+        """Whether an entry is due: a delay of years is waited for in pieces, and a given instant follows the clock."""
         if entry.meta.deadline_ms is None or entry.meta.receipt is not None:
             return True
-        remaining = entry.meta.deadline_ms / 1e3 - time.time()
+        self._clock.look()
+        remaining = self._clock.seconds_until_due(entry)
         if remaining <= RETRY_SECONDS:
             return True
-        self.mover.add(entry, trio.current_time() + min(remaining, LONGEST_LEASE_SECONDS))
+        self.mover.add(entry, trio.current_time() + min(remaining, _longest_wait(entry)))
         return False
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
@@ -131,3 +134,8 @@ class _Program:
         if text not in self._told:
             self._told.add(text)
             logger.warning(text)
+
+
+def _longest_wait(entry: Entry) -> float:
+    """Seconds after which the clock is looked at again."""
+    return LOOK_SECONDS if (entry.meta.deadline_ms or 0) >= GIVEN_MS else LONGEST_LEASE_SECONDS + MARGIN_SECONDS

@@ -12,6 +12,7 @@ import trio
 from mq.access import UserDirectory
 from mq.broker import Broker, BrokerConfig
 from mq.broker.api import CLUSTER, BrokerAPI
+from mq.broker.kernel_clock import system_clock
 from mq.cluster.config import ClusterConfig, load_cluster
 from mq.cluster.coordinator import find_coordinator
 from mq.cluster.node import ClusterNode
@@ -96,6 +97,7 @@ async def clustered(
     async with find_coordinator(config.coordinator, config.lease_seconds) as coordinator:
         alone = dataclasses.replace(broker_config, peers=0, mover=True, reaper=True, store=CLUSTER)
         node = ClusterNode(config, coordinator, local, alone, observers)
+        node.make_clock = system_clock
         node.guest, schedules.ask, schedules.has_own = schedules.leading, node.ask_guest, local.declarations.knows
         if users is not None:
             node.on_users(users.share, users.check)

@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from mq.broker.kernel_clock import BootClock
 from mq.cli.commands import CANNOT_START
 from mq.cli.terminal import say
 from mq.errors import MQError
@@ -42,7 +43,7 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
     """
     refusal: BaseException | None = None
     try:
-        trio.run(_until_signalled, main)
+        trio.run(_until_signalled, main, clock=BootClock())  # timers count the sleep of the machine
     except* refusals as group:
         refusal = _first(group)
     except* Exception:

@@ -22,6 +22,8 @@ from mq.amqp.server.listener import serve as serve_amqp
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.broker.api import DISK, NODE
+from mq.broker.clock import Clock
+from mq.broker.kernel_clock import boot_seconds, heed_steps, system_clock
 from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
 from mq.cli.guards import Guards, make_guards, reloading
@@ -128,7 +130,8 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
     _check_strict(settings)
     cluster = cluster_of(settings)
     check_turns(settings, is_node=cluster is not None)
-    guards = make_guards(settings)
+    clock = system_clock()
+    guards = make_guards(settings, clock.date_seconds)
     async with supervised(os.environ) as tell_manager, reloading(guards):
 
         def stands_by(urls: list[str]) -> None:
@@ -139,7 +142,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
 
         async with in_turn(settings, stop, stands_by) as doorways:
             if doorways is not None:
-                await _serve_root(settings, stop, guards, tell_manager, cluster, doorways)
+                await _serve_root(settings, stop, guards, tell_manager, cluster, doorways, clock)
 
 
 async def _serve_root(
@@ -149,16 +152,17 @@ async def _serve_root(
     tell_manager: Callable[[str], None],
     cluster: ClusterConfig | None,
     doorways: Doorways,
+    clock: Clock,
 ) -> None:
     config = _broker_config(settings, cluster)
-    metrics = Metrics(folder=settings.folder, version=__version__)
+    metrics = Metrics(boot_seconds, folder=settings.folder, version=__version__)
     schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
     shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
     async with (
-        journaling(settings) as journal,
+        journaling(settings, clock) as journal,
         _open_store(settings, config) as store,
-        open_broker(store, config, observers=[metrics, *journal.observers]) as local,
+        open_broker(store, config, observers=[metrics, *journal.observers], clock=clock) as local,
         clustered(cluster, local, config, [metrics], stop, shared_schedules, users) as broker,
         _leaving_in_time(),
         trio.open_nursery() as nursery,
@@ -200,6 +204,7 @@ async def _serve_root(
             scheduler.end()
 
         nursery.start_soon(scheduler.run)
+        nursery.start_soon(_heed_until, stop, clock)
         DOOR.set("http")
         serve_web = partial(
             serve,
@@ -241,6 +246,14 @@ async def _serve_root(
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")
+
+
+async def _heed_until(stop: trio.Event, clock: Clock) -> None:
+    """Heed steps of the wall clock, until this daemon stops."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heed_steps, clock)
+        await stop.wait()
+        nursery.cancel_scope.cancel()
 
 
 async def _take_until(

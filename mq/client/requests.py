@@ -333,6 +333,16 @@ def logging() -> Call[Mapping[str, Any]]:
     return Call(method="GET", target="/-/logging", read=Answer.members)
 
 
+def clock() -> Call[Mapping[str, Any]]:
+    """What the daemon makes of the wall clock."""
+    return Call(method="GET", target="/-/clock", read=Answer.members)
+
+
+def trust_clock() -> Call[Mapping[str, Any]]:
+    """End a doubt of the wall clock."""
+    return Call(method="PATCH", target="/-/clock", headers=(_JSON,), body=b'{"trusted": true}', read=Answer.members)
+
+
 def change_logging(level: str | None, every_request: bool | None) -> Call[Mapping[str, Any]]:
     """Log more, or less."""
     wanted = {"level": level, "requests": every_request}

@@ -591,6 +591,15 @@ class Client:
         """
         return self._run(requests.change_logging(level, every_request))
 
+    def clock(self) -> Mapping[str, Any]:
+        """What the daemon makes of the wall clock: ``wall``, ``date``, ``steady_seconds_ahead``, ``synchronised``, and
+        ``doubt``, None where the clock is not in doubt."""
+        return self._run(requests.clock())
+
+    def trust_clock(self) -> Mapping[str, Any]:
+        """End a doubt of the wall clock, which is right. As :meth:`clock`, from now on."""
+        return self._run(requests.trust_clock())
+
     def ready(self) -> bool:
         """Whether the daemon's store takes changes."""
         try:

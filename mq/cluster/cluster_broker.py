@@ -18,6 +18,7 @@ from mq.broker import (
     Upload,
 )
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
+from mq.broker.clock import Clock
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -71,6 +72,7 @@ class ClusterBroker(Forwarding):
         self._sessions = sessions
         self._membership = membership
         self._spool_folder = config.spool_folder
+        self.led: Callable[[], Broker | None] = lambda: None  # over the cluster's store, while this node is master
         self._remote = remote = RemoteBroker(directory)
         self.declarations = ClusterDeclarations(
             config.node, local, remote, names, shared, sessions, config.default_store
@@ -79,6 +81,17 @@ class ClusterBroker(Forwarding):
         self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
         self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
         self.columns: ColumnsAPI | None = None  # over a link messages go one by one
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the local broker."""
+        return self._local.clock
+
+    @property
+    def clocks(self) -> Sequence[Clock]:
+        """The clocks by which this node serves messages: while it is master, that of the cluster's queues as well."""
+        led = self.led()
+        return (self._local.clock,) if led is None else (self._local.clock, led.clock)
 
     @property
     def description(self) -> Description:

@@ -18,6 +18,8 @@ import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.api import BrokerAPI, Membership, NeighborLink, Node
+from mq.broker.clock import Clock
+from mq.broker.kernel_clock import boot_seconds
 from mq.cluster.cluster_broker import ClusterBroker
 from mq.cluster.config import ClusterConfig, parse_neighbor
 from mq.cluster.coordinator import Candidacy, CandidacyEnded, Coordinator, CoordinatorError, Member
@@ -68,11 +70,6 @@ def _any_user(name: str, table: Mapping[str, Any]) -> None:
     pass
 
 
-def boot_seconds() -> float:
-    """Seconds that go on while this process sleeps or the wall clock is set."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Tenure:
     """A candidacy, and how long it certainly lasts by this node's clock.
 
@@ -118,6 +115,7 @@ class ClusterNode:
         guest: makes what is to live with the leader while this node is it; set before :meth:`run`.
         ask_guest: asks it, wherever the leader is.
         is_draining: whether it is about to be stopped.
+        make_clock: makes the clock of a broker of the cluster's queues; set before :meth:`run`, if at all.
     """
 
     def __init__(
@@ -136,6 +134,7 @@ class ClusterNode:
         self._broker_config = broker_config
         self._observers = observers
         self._clock = clock
+        self.make_clock: Callable[[], Clock] = Clock
         self.names = Names(config, coordinator.names, local)
         self.directory = Directory()
         self.sessions = LinkSessions(config.node, config.password)
@@ -143,6 +142,7 @@ class ClusterNode:
         self._shared = SharedRecords(coordinator.names, local.declarations, self.names.find)
         broker = ClusterBroker(config, local, self.names, self._shared, self.directory, self.sessions, self.membership)
         self._declarations = broker.declarations
+        broker.led = lambda: None if self._leadership is None else self._leadership.broker
         self.ask_guest = broker.ask_guest
         self.guest: Callable[[Broker], AbstractAsyncContextManager[Guest]] = lambda _: nullcontext(NoGuest())
         self.broker = cast(BrokerAPI, broker)  # its verbs are made from a table (tests/cluster/test_verbs.py)
@@ -498,7 +498,9 @@ class ClusterNode:
         try:
             try:
                 await store.open()
-                async with open_broker(store, self._broker_config, observers=self._observers) as broker:
+                async with open_broker(
+                    store, self._broker_config, observers=self._observers, clock=self.make_clock()
+                ) as broker:
                     await self._serve(tenure, broker, store)
             finally:
                 with trio.CancelScope(shield=True):

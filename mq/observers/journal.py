@@ -66,7 +66,7 @@ class Journal:
 
     Args:
         writer: writes batches.
-        clock_ns: wall clock, nanoseconds since 1970.
+        clock_ns: the date, nanoseconds since 1970; from any thread.
         backlog: how many transitions may wait for the writer.
     """
 
@@ -229,7 +229,16 @@ class Journal:
             logger.warning("the journal does not end in order: %s", error.strerror)
 
 
-def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version: str) -> Journal:
+def open_journal(
+    folder: str,
+    limits: Limits,
+    *,
+    store: str,
+    peers: int,
+    version: str,
+    date_ns: Callable[[], int] = time.time_ns,
+    is_dated: Callable[[], bool] = lambda: True,
+) -> Journal:
     """The journal of a broker's life, which begins now. Its folder is made when it is missing. Start it.
 
     Args:
@@ -238,6 +247,8 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
         store: the store's address.
         peers: other programs that move messages of the same store.
         version: mq's.
+        date_ns: the date, nanoseconds since 1970; from any thread.
+        is_dated: whether that is right, as far as is known. No segment is too old while it may be wrong.
 
     Raises:
         InvalidSetting: nothing can be written there.
@@ -251,8 +262,9 @@ def open_journal(folder: str, limits: Limits, *, store: str, peers: int, version
         raise InvalidSetting(f"cannot write a journal to {shorten(folder)}: {error.strerror}") from error
     pid = os.getpid()
     name = f"{pid}-{secrets.token_hex(4)}"
-    life = BrokerLife(name, socket.gethostname(), pid, version, store, peers, time.time_ns())
-    return Journal(SegmentWriter(path, life, limits))
+    life = BrokerLife(name, socket.gethostname(), pid, version, store, peers, date_ns())
+    writer = SegmentWriter(path, life, limits, date_ns=date_ns, is_dated=is_dated)
+    return Journal(writer, date_ns)
 
 
 def _make_private(folder: Path) -> None:

@@ -6,6 +6,7 @@ leaves can be read up to the last batch that is whole. Needs pyarrow (the extra 
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -83,6 +84,8 @@ class SegmentWriter:
         limits: how much is kept.
         write: as ``os.write``, for tests of disks that refuse.
         clock: seconds that only go on.
+        date_ns: the date, nanoseconds since 1970.
+        is_dated: whether that is right, as far as is known. No segment is too old while it may be wrong.
     """
 
     def __init__(
@@ -93,12 +96,16 @@ class SegmentWriter:
         *,
         write: Write = os.write,
         clock: Callable[[], float] = time.monotonic,
+        date_ns: Callable[[], int] = time.time_ns,
+        is_dated: Callable[[], bool] = lambda: True,
     ) -> None:
         self._folder = folder
         self._life = life
         self._limits = limits
         self._write = write
         self._clock = clock
+        self._date_ns = date_ns
+        self._is_dated = is_dated
         self._segment: _JournalFile | None = None
         self._number = 0
         self._sequence = 0
@@ -157,7 +164,7 @@ class SegmentWriter:
         """
         segment, self._segment = self._segment, None
         if segment is not None:
-            segment.close()
+            segment.close(self._date_ns())
             self._remove_old()
 
     def _begin(self) -> _JournalFile:
@@ -168,10 +175,12 @@ class SegmentWriter:
         return self._segment
 
     def _remove_old(self) -> None:
-        now, total = time.time(), 0
+        # The wall clock of the machine may be wrong for a while, so the date and the files' times are the broker's.
+        oldest = self._date_ns() / 1e9 - self._limits.seconds if self._is_dated() else -math.inf
+        total = 0
         for path, size, written in reversed(_sizes(self._folder)):
             total += size
-            if total > self._limits.bytes or now - written > self._limits.seconds:
+            if total > self._limits.bytes or written < oldest:
                 path.unlink(missing_ok=True)
 
 
@@ -192,11 +201,12 @@ class _JournalFile:
     def sync(self) -> None:
         os.fsync(self._handle)
 
-    def close(self) -> None:
-        """End it in order, and on the disk."""
+    def close(self, date_ns: int) -> None:
+        """End it in order, and on the disk. It is `date_ns` then, by which it becomes too old."""
         try:
             self._stream.close()
             self._flush()
+            os.utime(self._handle, ns=(date_ns, date_ns))
             os.fsync(self._handle)
         finally:
             os.close(self._handle)

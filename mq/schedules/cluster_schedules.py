@@ -7,7 +7,6 @@ daemon does that was started again: an instant that is in doubt is done again un
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -63,7 +62,6 @@ class ClusterSchedules:
     when it was last looked (:meth:`look`).
 
     Args:
-        clock_ns: wall clock, nanoseconds since 1970.
         limits: of each user, while this node leads.
 
     Attributes:
@@ -72,11 +70,10 @@ class ClusterSchedules:
         fates: how many firings there were at this node since its start, by their fate.
     """
 
-    def __init__(self, clock_ns: Callable[[], int] = time.time_ns, limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
         self.ask: Ask
         self.has_own: Callable[[str], bool]
         self.fates: Counter[Fate] = Counter()
-        self._clock_ns = clock_ns
         self._limits = limits
         self._leading: Scheduler | None = None
         self._seen: dict[str, ScheduleStatus] = {}
@@ -92,7 +89,7 @@ class ClusterSchedules:
         Raises:
             StorageError: they cannot be read.
         """
-        scheduler = Scheduler(broker, self._clock_ns, limits=self._limits)
+        scheduler = Scheduler(broker, limits=self._limits)
         scheduler.fates = self.fates
         await scheduler.load()
         self._leading = scheduler

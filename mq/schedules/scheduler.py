@@ -10,10 +10,9 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-import time
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
@@ -22,17 +21,16 @@ import trio
 
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
+from mq.broker.clock import Clock
 from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
 from mq.message import no_such_queue, shorten
 from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
 _ROUNDING: Final = 1e-9
-LOOK_SECONDS: Final = 60.0
-"""How often the clock is looked at. The scheduler notices as late that it was set."""
 RETRY_SECONDS: Final = 10.0
 """How long a schedule rests after a firing that failed."""
-BACKWARDS_MS: Final = 86_400_000
-"""The most that a last firing can be ahead; a later one was noted by a wrong clock."""
+LONGEST_AHEAD: Final = 16
+"""Instants that a schedule has fired for while the wall clock was ahead, and that it skips once they come again."""
 MOST_SCHEDULES: Final = 10_000
 """Of all users together."""
 SCHEDULES_PER_USER: Final = 100
@@ -130,6 +128,7 @@ class _Plan:
         self.since_ms = 0
         self.due_ms: int | None = None
         self.wake_ms: int | None = None
+        self.is_steady = schedule.every is not None  # its instants are of steady time; of the wall clock otherwise
 
     @property
     def name(self) -> str:
@@ -155,7 +154,6 @@ class Scheduler:
 
     Args:
         broker: keeps the records, and takes the messages.
-        clock_ns: wall clock, nanoseconds since 1970.
         refusal: why no schedules can be kept here; empty where they can.
         limits: of each user.
 
@@ -163,22 +161,15 @@ class Scheduler:
         fates: how many firings there were since the start, by their fate.
     """
 
-    def __init__(
-        self,
-        broker: BrokerAPI,
-        clock_ns: Callable[[], int] = time.time_ns,
-        refusal: str = "",
-        limits: ScheduleLimits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, broker: BrokerAPI, refusal: str = "", limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
         self.fates: Counter[Fate] = Counter()
         self._limits = limits
         self._broker = broker
-        self._clock_ns = clock_ns
         self._refusal = refusal
         self._progress = Progress(broker)
         self._plans: dict[str, _Plan] = {}
-        self._heap: list[tuple[int, str]] = []
-        self._seen_ms = 0
+        self._heaps: dict[bool, list[tuple[int, str]]] = {False: [], True: []}  # of cron lines, and of steady time
+        self._was_set = False  # the wall clock, since the last look
         self._changing = trio.Lock()
         self._has_changed = trio.Event()
         self._scope = trio.CancelScope()
@@ -204,6 +195,7 @@ class Scheduler:
                 plan = _Plan(schedule, Never(), str(error))
                 logger.error("schedule %s rests: %s", name, error)
             self._plans[name] = plan
+        self._clock.on_change(self._note_change)
         if self._plans and self._refusal:
             logger.warning("%d schedules rest: %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
@@ -225,7 +217,7 @@ class Scheduler:
         """
         if self._refusal:
             raise Conflict(self._refusal)
-        check_schedule(schedule, self._now_ms())
+        check_schedule(schedule, self._now_ms(is_steady=schedule.every is not None))
         if not await self._broker.has_queue(schedule.queue):
             raise no_such_queue(schedule.queue)
         async with self._changing:
@@ -233,12 +225,14 @@ class Scheduler:
             if old is None and len(self._plans) >= MOST_SCHEDULES:
                 raise Conflict(f"there are {MOST_SCHEDULES} schedules, the most there may be: delete one first")
             self._check_limits(schedule, None if old is None else old.schedule)
-            now_ms = self._now_ms()
+            now_ms = self._now_ms(is_steady=schedule.every is not None)
             is_same = old is not None and old.schedule.every == schedule.every
             start_ms = old.schedule.start_ms if old is not None and is_same else now_ms
             kept = schedule._replace(start_ms=start_ms, changed_ms=now_ms)
             await self._broker.declarations.put(KIND, kept.name, kept.record())
             self._plans[kept.name] = plan = _Plan(kept, kept.instants())
+            if old is not None and (old.schedule.every is None) is plan.is_steady:
+                self._progress.begin_anew(kept.name)  # its last firing is of the other kind of time
             self._set_due(plan)
             self._has_changed.set()
             return old is None
@@ -267,7 +261,8 @@ class Scheduler:
         """
         plan = self._plan(name)
         firing = self._progress.find(name)
-        return ScheduleStatus(plan.schedule, plan.due_ms, None if firing is None else firing.instant_ms, plan.error)
+        last_ms = firing.instant_ms if firing is not None and firing.instant_ms else None
+        return ScheduleStatus(plan.schedule, self._shown(plan, plan.due_ms), self._shown(plan, last_ms), plan.error)
 
     def names(self) -> list[str]:
         """The names of all schedules, sorted."""
@@ -281,12 +276,19 @@ class Scheduler:
         """Fire what is due, until :meth:`end`."""
         with self._scope:
             while not self._refusal:
-                await self._fire_due()
+                await self._clock.trusted()
                 self._has_changed = trio.Event()
+                await self._fire_due()
+                is_waiting = any(not plan.is_steady for plan in self._plans.values())
+                self._clock.set_waiting("scheduler", is_waiting=is_waiting)
                 with trio.move_on_after(self._seconds_left()):
                     await self._has_changed.wait()
 
     # Implementation
+
+    @property
+    def _clock(self) -> Clock:
+        return self._broker.clock
 
     def _check_limits(self, schedule: Schedule, old: Schedule | None) -> None:
         if not schedule.owner:
@@ -301,8 +303,15 @@ class Scheduler:
             raise NoSuchSchedule(f"no schedule named {shorten(name)}")
         return plan
 
-    def _now_ms(self) -> int:
-        return self._clock_ns() // 1_000_000
+    def _now_ms(self, *, is_steady: bool) -> int:
+        return self._clock.steady_ms() if is_steady else self._clock.wall_ms()
+
+    def _shown(self, plan: _Plan, instant_ms: int | None) -> int | None:
+        return instant_ms if instant_ms is None or not plan.is_steady else self._clock.shown_ms(instant_ms)
+
+    def _note_change(self) -> None:
+        self._was_set = True
+        self._has_changed.set()
 
     def _since_ms(self, plan: _Plan) -> int:
         """The instant up to which a schedule has fired."""
@@ -310,55 +319,64 @@ class Scheduler:
         fired_ms = plan.schedule.changed_ms
         if firing is not None:
             fired_ms = max(fired_ms, firing.instant_ms if firing.is_done else firing.instant_ms - 1)
-        now_ms = self._now_ms()
-        return now_ms if fired_ms > now_ms + BACKWARDS_MS else fired_ms
+        # A clock that was ahead noted what is later than now: instants until then still come.
+        return min(fired_ms, self._now_ms(is_steady=plan.is_steady))
 
     def _set_due(self, plan: _Plan, *, rests: bool = False) -> None:
         plan.since_ms = self._since_ms(plan)
-        plan.due_ms = plan.wake_ms = plan.instants.following(plan.since_ms)
+        plan.due_ms = plan.instants.following(plan.since_ms)
+        firing = self._progress.find(plan.name)
+        while plan.due_ms is not None and firing is not None and firing.has_fired(plan.due_ms):
+            plan.due_ms = plan.instants.following(plan.due_ms)
+        plan.wake_ms = plan.due_ms
         if plan.due_ms is not None:
-            rest_ms = self._now_ms() + round(RETRY_SECONDS * 1000) if rests else plan.due_ms
+            now_ms = self._now_ms(is_steady=plan.is_steady)
+            rest_ms = now_ms + round(RETRY_SECONDS * 1000) if rests else plan.due_ms
             plan.wake_ms = max(plan.due_ms, rest_ms)
-            heapq.heappush(self._heap, (plan.wake_ms, plan.name))
+            heapq.heappush(self._heaps[plan.is_steady], (plan.wake_ms, plan.name))
 
     def _seconds_left(self) -> float:
-        """Seconds until the next look: a schedule is due by then, or the clock may have been set."""
-        if not self._heap:
-            return math.inf
-        return max(0.0, min(LOOK_SECONDS, (self._heap[0][0] - self._now_ms()) / 1000))
+        """Seconds until a schedule is due, unless the clock is set meanwhile."""
+        left = (
+            (heap[0][0] - self._now_ms(is_steady=is_steady)) / 1000 for is_steady, heap in self._heaps.items() if heap
+        )
+        return max(0.0, min(left, default=math.inf))
 
     async def _fire_due(self) -> None:
         """Fire what is due now, up to :data:`MOST_TOGETHER`."""
         async with self._changing:  # what is changed meanwhile would fire by its old self
-            now_ms = self._now_ms()
-            due = self._take_due(now_ms)
+            due = self._take_due()
             if due:
-                await self._fire(due, now_ms)
+                await self._fire(due)
 
-    def _take_due(self, now_ms: int) -> list[_Plan]:
-        if now_ms < self._seen_ms - BACKWARDS_MS:  # the clock was wrong, and so may be what is in the heap
-            self._heap.clear()
+    def _take_due(self) -> list[_Plan]:
+        if self._was_set:
+            self._was_set = False
+            self._heaps[False].clear()
             for plan in self._plans.values():
-                self._set_due(plan)
-        self._seen_ms = now_ms
+                if not plan.is_steady:
+                    self._set_due(plan, rests=bool(plan.error))
         due: list[_Plan] = []
-        while self._heap and self._heap[0][0] <= now_ms and len(due) < MOST_TOGETHER:
-            wake_ms, name = heapq.heappop(self._heap)
-            found = self._plans.get(name)
-            if found is not None and found.wake_ms == wake_ms:  # else it was changed or deleted
-                found.wake_ms = None
-                due.append(found)
+        for is_steady, heap in self._heaps.items():
+            now_ms = self._now_ms(is_steady=is_steady)
+            while heap and heap[0][0] <= now_ms and len(due) < MOST_TOGETHER:
+                wake_ms, name = heapq.heappop(heap)
+                found = self._plans.get(name)
+                if found is not None and found.wake_ms == wake_ms and found.is_steady is is_steady:
+                    found.wake_ms = None  # else it was changed or deleted
+                    due.append(found)
         return due
 
-    async def _fire(self, plans: Sequence[_Plan], now_ms: int) -> None:
+    async def _fire(self, plans: Sequence[_Plan]) -> None:
         before = {plan.name: self._progress.find(plan.name) for plan in plans}
         outcomes: dict[str, _Outcome] = {}
         firings: dict[str, Firing] = {}
         for plan in plans:
             await trio.lowlevel.checkpoint()  # looking up an instant takes a moment, and there may be many
-            instant_ms = plan.instants.latest(plan.since_ms, now_ms)
+            instant_ms = plan.instants.latest(plan.since_ms, self._now_ms(is_steady=plan.is_steady))
             if instant_ms is not None:
-                firings[plan.name] = Firing(instant_ms, now_ms, id=_id_of(before[plan.name]))
+                last = before[plan.name] or Firing(0, 0, is_done=True)
+                firings[plan.name] = last.followed_by(instant_ms, self._clock.steady_ms())
                 outcome = await self._outcome_without(plan, before[plan.name], instant_ms)
                 if outcome is not None:
                     outcomes[plan.name] = outcome
@@ -369,12 +387,14 @@ class Scheduler:
     async def _outcome_without(self, plan: _Plan, last: Firing | None, instant_ms: int) -> _Outcome | None:
         """The outcome of a firing that needs no publish; None where it needs one."""
         schedule = plan.schedule
+        if last is not None and last.has_fired(instant_ms):
+            return _Outcome(None, last.id)  # when the wall clock was ahead
         try:
             if not await self._broker.has_queue(schedule.queue):
                 raise no_such_queue(schedule.queue)
             if last is not None and not last.is_done and last.instant_ms == instant_ms:
                 window = (await self._broker.status(schedule.queue)).settings.key_window
-                if self._now_ms() - last.begun_ms >= window * 1000:
+                if self._clock.steady_ms() - last.begun_ms >= window * 1000:
                     return _Outcome(None, last.id)  # it may have been published, and its key is forgotten
             if schedule.unless_waiting and await self._is_there(schedule, _id_of(last)):
                 return _Outcome(Fate.SKIPPED, _id_of(last))
@@ -406,7 +426,11 @@ class Scheduler:
             by_queue[plan.schedule.queue].append(plan)
 
         async def publish(queue: str, batch: Sequence[_Plan]) -> None:
-            drafts = [_draft_of(plan.schedule, firings[plan.name].instant_ms) for plan in batch]
+            drafts = [
+                _draft_of(plan.schedule, instant, self._shown(plan, instant) or 0)
+                for plan in batch
+                for instant in [firings[plan.name].instant_ms]
+            ]
             try:
                 found: Sequence[Published | MQError] = await self._broker.publish_many(queue, drafts)
             except MQError as error:
@@ -462,9 +486,9 @@ def _id_of(firing: Firing | None) -> str:
     return "" if firing is None else firing.id
 
 
-def _draft_of(schedule: Schedule, instant_ms: int) -> Draft:
+def _draft_of(schedule: Schedule, instant_ms: int, shown_ms: int) -> Draft:
     attributes = schedule.draft.attributes
-    texts = {SCHEDULE: schedule.name, INSTANT: shown_instant(instant_ms), **attributes.get("attributes", {})}
+    texts = {SCHEDULE: schedule.name, INSTANT: shown_instant(shown_ms), **attributes.get("attributes", {})}
     return schedule.draft._replace(
         attributes={**attributes, "attributes": texts}, key=f"schedule/{schedule.name}/{instant_ms}"
     )
@@ -485,15 +509,27 @@ class Firing(NamedTuple):
 
     Attributes:
         instant_ms: for which instant, in milliseconds since 1970.
-        begun_ms: when it was begun.
+        begun_ms: when it was begun, in steady time.
         is_done: whether its outcome is known.
         id: the last message of the schedule; empty without one.
+        ahead_ms: later instants that it fired for already, when the wall clock was ahead.
     """
 
     instant_ms: int
     begun_ms: int
     is_done: bool = False
     id: str = ""
+    ahead_ms: Sequence[int] = ()
+
+    def has_fired(self, instant_ms: int) -> bool:
+        """Whether the schedule has fired for an instant, as far as that is kept."""
+        return instant_ms in self.ahead_ms or (self.is_done and instant_ms == self.instant_ms)
+
+    def followed_by(self, instant_ms: int, begun_ms: int) -> Firing:
+        """The schedule's next firing, which begins."""
+        fired = [*self.ahead_ms, *([self.instant_ms] if self.is_done else [])]
+        ahead = sorted(each for each in fired if each > instant_ms)
+        return Firing(instant_ms, begun_ms, id=self.id, ahead_ms=ahead[:LONGEST_AHEAD])
 
 
 class Progress:
@@ -530,6 +566,12 @@ class Progress:
     def forget(self, name: str) -> None:
         """Forget a schedule. Its name may be there again after a restart."""
         self._segments[_segment(name)].pop(name, None)
+
+    def begin_anew(self, name: str) -> None:
+        """Forget for which instants a schedule has fired, but not its last message."""
+        firing = self.find(name)
+        if firing is not None:
+            self.set(name, Firing(0, 0, is_done=True, id=firing.id))
 
     def set(self, name: str, firing: Firing | None) -> None:
         """Let this be the last firing of a schedule until mq ends; what is durable stays."""

@@ -46,15 +46,20 @@ class Sharing(Enum):
     """Brokers in several processes."""
 
 
+GIVEN_MS: Final = 10**15
+"""Added to a deadline that is an instant of the wall clock, as a user gave it. No other deadline is that great."""
+
+
 class Meta(NamedTuple):
     """What moves change. A fresh message has the default everywhere.
 
     Attributes:
-        deadline_ms: when a DELAYED entry falls due, in milliseconds since 1970.
+        deadline_ms: when a DELAYED entry falls due, in milliseconds of the broker's steady time; from
+            :data:`GIVEN_MS` on, that and an instant of the wall clock, in milliseconds since 1970.
         receives: how often the message has been handed out.
         receipt: unique to the lease that holds the entry; 16 lower-case hexadecimal digits.
         order: the time (UUID ticks) by which the message stands in its queue; None for that of its id.
-        expires_ms: when it is of no use any more, in milliseconds since 1970.
+        expires_ms: when it is of no use any more, in milliseconds of steady time.
     """
 
     deadline_ms: int | None = None

@@ -1,11 +1,13 @@
 """Users' expectations of a queue, checked against the requests of clients and their answers.
 
-For queues that are never deleted. Times are Trio's, in seconds, and go on over restarts. A time to live is checked by
-the wall clock, which may be set back. The checks know only what clients can know.
+For queues that are never deleted. Times are Trio's, in seconds, and go on over restarts. A message must not expire
+before its time to live has elapsed, whatever the wall clock shows; it must be gone by the broker's steady time, which
+may be behind. The checks know only what clients can know.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -32,9 +34,9 @@ class Sent:
         key: the publisher's key.
         not_before: the earliest time at which it may be handed out.
         ttl: seconds that it lives, or None.
-        wall: what the wall clock said then.
+        sent_at: when it was sent first.
         id: as it was told; None until then.
-        expires: when it expires at the latest, by the wall clock, where that is known.
+        expires: when it expires at the latest, by steady time, where that is known.
         is_stored: whether its publish was acknowledged.
         may_be_gone: whether a client tried to remove it.
         is_gone: when that was acknowledged.
@@ -46,7 +48,7 @@ class Sent:
         self.key = key
         self.not_before = not_before
         self.ttl = ttl
-        self.wall = 0.0
+        self.sent_at = 0.0
         self.id: str | None = None
         self.expires: float | None = None
         self.is_stored = False
@@ -77,17 +79,27 @@ class Expected:
     Args:
         history: is told what was broken.
         now: Trio's clock.
-        wall: the wall clock, in seconds.
+        steady: the steady time of a broker, in seconds; None while its clock is in doubt.
+        ahead: by how much steady time may be ahead at the most, in seconds, as a wrong clock was believed at a start.
         scarce: whether handles can be scarce: then a history cannot always be read.
     """
 
-    def __init__(self, history: History, now: Callable[[], float], wall: Callable[[], float], *, scarce: bool) -> None:
+    def __init__(
+        self,
+        history: History,
+        now: Callable[[], float],
+        steady: Callable[[], float | None],
+        ahead: Callable[[], float],
+        *,
+        scarce: bool,
+    ) -> None:
         self._scarce = scarce
         self.sent: list[Sent] = []
         self.settings: dict[str, dict[str, object]] = {}
         self._history = history
         self._now = now
-        self._wall = wall
+        self.steady = steady
+        self._ahead = ahead
         self._by_body: dict[bytes, Sent] = {}
         self._by_id: dict[str, Sent] = {}
         self._held_until: dict[str, float] = {}
@@ -98,7 +110,7 @@ class Expected:
     ) -> Sent:
         """Note that a publish begins."""
         sent = Sent(queue, body, key, self._now() + delay, ttl)
-        sent.wall = self._wall()
+        sent.sent_at = self._now()
         self.sent.append(sent)
         if queue != UNIQUE:
             self._by_body[body] = sent
@@ -109,7 +121,8 @@ class Expected:
         self._learn(sent, id)
         sent.is_stored = True
         if sent.ttl is not None and sent.expires is None:
-            sent.expires = max(sent.wall, self._wall()) + sent.ttl  # the clock may have been set back in between
+            steady = self.steady()
+            sent.expires = None if steady is None else steady + sent.ttl
         limited = [each for each in self.sent if each.queue == LIMITED and each.is_stored and not each.may_be_gone]
         if len(limited) > MAX_MESSAGES:
             self._history.violate(f"limit: {LIMITED} holds {len(limited)} messages, more than {MAX_MESSAGES}")
@@ -124,9 +137,9 @@ class Expected:
             self.stored(self.sending(UNIQUE, body), id)
 
     def fetched(
-        self, queue: str, message: Message, body: bytes, asked: float, wall_asked: float
+        self, queue: str, message: Message, body: bytes, asked: float, steady_asked: float | None
     ) -> SeenDelivery | None:
-        """Note that a fetch, asked for at `asked`, gave this."""
+        """Note that a fetch, asked for at `asked`, gave this. `steady_asked` is steady time then, if known."""
         sent = self._by_id.get(message.id) or self._by_body.get(body)
         if sent is None and queue == UNIQUE:
             sent = self.sending(UNIQUE, body)
@@ -135,7 +148,7 @@ class Expected:
             return None
         self._learn(sent, message.id)
         delivery = SeenDelivery(sent, queue, message, asked)
-        self._check_times(delivery, wall_asked)
+        self._check_times(delivery, steady_asked)
         self._check_place(delivery)
         self._held_until.pop(message.id, None)
         self._holder[message.id] = message.receipt
@@ -207,7 +220,7 @@ class Expected:
         elif sent.id != id:
             self._history.violate(f"key: {sent.body!r} with the key {sent.key} was stored as {sent.id} and as {id}")
 
-    def _check_times(self, delivery: SeenDelivery, wall_asked: float) -> None:
+    def _check_times(self, delivery: SeenDelivery, steady_asked: float | None) -> None:
         id, sent, now = delivery.message.id, delivery.sent, self._now()
         if sent.is_gone is not None and sent.is_gone < delivery.asked:
             self._history.violate(f"P5: {id} came back after its removal was acknowledged")
@@ -215,12 +228,11 @@ class Expected:
             self._history.violate(f"P6: {id} is handed out {self._held_until[id] - now:.3f} s before its lease ends")
         if delivery.queue != DEAD and now < sent.not_before - _TOLERANCE_SECONDS:
             self._history.violate(f"delay: {id} came {sent.not_before - now:.3f} s too early")
-        # What it was when the fetch was asked for, with a clock that was set back since: a fetch waits, and is leased
-        # before it is answered.
-        asked_by_now = self._wall() - (now - delivery.asked)
-        over = min(wall_asked, asked_by_now) - (sent.expires or float("inf"))
-        if delivery.queue != DEAD and over > _TOLERANCE_SECONDS:
-            self._history.violate(f"ttl: {id} was handed out {over:.3f} s after it had expired")
+        # A fetch waits, and is leased before it is answered: what counts is when it was asked for.
+        if steady_asked is not None and sent.expires is not None and delivery.queue != DEAD:
+            over = steady_asked - sent.expires
+            if over > _TOLERANCE_SECONDS:
+                self._history.violate(f"ttl: {id} was handed out {over:.3f} s after it had expired")
 
     def _check_place(self, delivery: SeenDelivery) -> None:
         message, sent = delivery.message, delivery.sent
@@ -232,5 +244,9 @@ class Expected:
         known = [[(WORK, "receives")], [(WORK, "expired")], *([[]] if self._scarce else [])]
         if delivery.queue == DEAD and told not in known:
             self._history.violate(f"deaths: {message.id} is dead and tells {told}")
+        if delivery.queue == DEAD and told == [(WORK, "expired")]:
+            early = sent.sent_at + (sent.ttl or math.inf) - self._ahead() - self._now()
+            if early > _TOLERANCE_SECONDS:
+                self._history.violate(f"ttl: {message.id} has expired {early:.3f} s too early")
         if delivery.queue != DEAD and told:
             self._history.violate(f"deaths: {message.id} is not dead and tells {told}")

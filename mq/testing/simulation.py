@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from random import Random
@@ -23,6 +24,7 @@ import trio
 from trio.testing import MockClock
 
 from mq.broker import Broker, BrokerConfig, commit, ledger, mover, open_broker, write_jobs
+from mq.broker.clock import AHEAD_SECONDS, BEHIND_SECONDS, Boot, Clock, Kernel
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.errors import MQError
 from mq.lifecycle import State
@@ -178,8 +180,16 @@ START_NS: Final = 1_700_000_000 * 10**9
 STUCK_SECONDS: Final = 7200.0
 """Virtual seconds after which a phase counts as stuck (P9). No fault lasts nearly as long."""
 
+SHORTEST_STEP: Final = 10.0
+LONGEST_STEP: Final = 30 * 365 * 86_400.0
+"""Seconds by which a clock is wrong for a while, ahead or behind; drawn logarithmically."""
+WRONG_SECONDS: Final = (1.0, 600.0)
+"""For so long."""
+
 STEPS_SECONDS: Final = tuple(years * 365 * 86_400.0 for years in (-30, -2, 0, 0, 2, 30))
 """The steps by which such a clock is set, mostly years."""
+
+DAY: Final = 86_400.0
 
 DISK_BYTES: Final = 1 << 18
 """The stated size of the disk, which keeps the reserve small."""
@@ -249,11 +259,17 @@ class _Run:
         if self.plan.at_once:
             self.disk.native = StepByStep(self.disk)
         self.ahead_seconds = 0.0
+        self.wrong = Random(f"wrong clock of {seed}")
+        self.wrong_seconds = 0.0  # by so much the clock is wrong for a while, besides
+        self.wrong_until = 0.0
+        self.believed = 0.0  # by so much steady time may be ahead, as a start has believed a clock
+        self.boots, self.booted = 0, 0.0
+        self.clock: Clock | None = None
         self.steps = Random(f"clock of {seed}") if self.plan.steps else None
         self.elapsed = 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
-        self.expected = Expected(self.history, self._now, self._wall, scarce=scarce)
+        self.expected = Expected(self.history, self._now, self._steady, lambda: self.believed, scarce=scarce)
         self.batches = ConsumerLedger(self.history, self._now)
         self.groups = GroupLedger(self.history, self._now)
         self.writes = WriteLedger(self.history)
@@ -295,10 +311,14 @@ class _Run:
             return self.elapsed
 
     def _clock_ns(self) -> int:
-        return START_NS + round((self._now() + self.ahead_seconds) * 1e9)
+        return START_NS + round((self._now() + self.ahead_seconds + self.wrong_seconds) * 1e9)
 
-    def _wall(self) -> float:
-        return self._now() + self.ahead_seconds
+    def _steady(self) -> float | None:
+        """The steady time of the first broker, in seconds; None while its clock is in doubt."""
+        return None if self.clock is None or self.clock.doubt else self.clock.steady_ns() / 1e9
+
+    def _kernel(self) -> Kernel:
+        return Kernel(lambda: Boot(f"boot {self.boots}", self._now() - self.booted))
 
     def _note(self, text: str) -> None:
         self.log.append(f"{self._now():10.3f} {text}")
@@ -321,6 +341,7 @@ class _Run:
         unsure = self.faults.seen["sync error"] and self.plan.medium is not Medium.ORDERED
         if self.random.random() < 0.8 or unsure:  # without a journal, docs/on-disk.md asks for a remount
             self.disk.crash()
+            self.boots, self.booted = self.boots + 1, self.elapsed
         else:
             self._note("killed: the kernel lives on")
             self.disk.forget_handles()
@@ -334,11 +355,17 @@ class _Run:
 
     def _set_clock(self) -> None:
         """Set the clock. Call it while no broker serves the store."""
+        # A machine that starts has its clock set, unless that is wrong by days: then it is in doubt.
+        if self._now() >= self.wrong_until or -BEHIND_SECONDS <= self.wrong_seconds <= AHEAD_SECONDS + DAY:
+            self.wrong_seconds = 0.0
         if self.steps is None:
             return
         before, self.ahead_seconds = self.ahead_seconds, self.steps.choice(STEPS_SECONDS)
-        self._note(f"the clock is set by {(self.ahead_seconds - before) / 86_400:.0f} days")
-        if self.ahead_seconds > before:
+        ahead = self.ahead_seconds - before
+        self._note(f"the clock is set by {ahead / 86_400:.0f} days")
+        is_believed = self.brokers > 1 or ahead <= AHEAD_SECONDS  # brokers that share a store know no other clock
+        if ahead > 0 and is_believed:
+            self.believed += ahead
             self.history.leases_end()
             self.expected.leases_end()
             self.batches.leases_end()
@@ -353,6 +380,7 @@ class _Run:
             self.faults.short_writes = self.random.choice((0.0, 0.1))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._trouble)
+                nursery.start_soon(self._be_wrong)
                 async with trio.open_nursery() as people:
                     people.start_soon(self._clients(brokers).run, self.plan.clients)
                     users = self._users(brokers)
@@ -382,7 +410,6 @@ class _Run:
             self.random,
             self._note,
             lease_seconds,
-            self._wall,
             purges=self.plan.purges,
             reschedules=self.plan.reschedules,
         )
@@ -434,6 +461,19 @@ class _Run:
                 self.ahead_seconds -= self.random.choice((0.5, 60.0, 86400.0))
                 self._note("the clock is set back")
 
+    async def _be_wrong(self) -> None:
+        """Let the wall clock be wrong for a while, again and again."""
+        while self.brokers == 1:  # peers need clocks that agree
+            await trio.sleep(max(0.0, self.wrong_until - self._now()))
+            if self.wrong_seconds:
+                self.wrong_seconds = 0.0
+                self._note("the clock is right again")
+            await trio.sleep(self.wrong.uniform(0, 60))
+            size = math.exp(self.wrong.uniform(math.log(SHORTEST_STEP), math.log(LONGEST_STEP)))
+            self.wrong_seconds = self.wrong.choice((-size, size))
+            self.wrong_until = self._now() + self.wrong.uniform(*WRONG_SECONDS)
+            self._note(f"the clock is wrong by {self.wrong_seconds:.0f} s for {self.wrong_until - self._now():.0f} s")
+
     async def _open(self, stack: AsyncExitStack) -> Broker:
         sharing = Sharing.PEERS if self.brokers > 1 else Sharing.ALONE
         storage = FolderStorage(
@@ -455,11 +495,13 @@ class _Run:
             delay_seconds=self.plan.lease_seconds,
             strict_seeds=self.plan.strict_seeds,
         )
-        return await stack.enter_async_context(
-            open_broker(
-                storage, config, observers=[self.history], clock_ns=self._clock_ns, random=Random(self.random.random())
-            )
+        random = Random(self.random.random())
+        clock = Clock(self._clock_ns, trio.current_time, self._kernel())
+        broker = await stack.enter_async_context(
+            open_broker(storage, config, observers=[self.history], clock=clock, random=random)
         )
+        self.clock = clock
+        return broker
 
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
         """Make a call to the disk: it takes its time, but acts in one step, and is not interrupted."""

@@ -46,7 +46,6 @@ class Users:
         random: decides everything.
         note: told of what happens, in words.
         lease_seconds: how long a lease lasts.
-        wall: the wall clock, in seconds.
         purges: whether they purge queues now and then, and extend most of their leases.
         reschedules: whether they delay messages for days, too, and change when delayed ones come, or cancel them.
     """
@@ -59,7 +58,6 @@ class Users:
         random: Random,
         note: Callable[[str], None],
         lease_seconds: float,
-        wall: Callable[[], float],
         *,
         purges: bool = False,
         reschedules: bool = False,
@@ -70,7 +68,6 @@ class Users:
         self._random = random
         self._note = note
         self._lease_seconds = lease_seconds
-        self._wall = wall
         self._purges = purges
         self._reschedules = reschedules
         self._changing: set[str] = set()
@@ -186,8 +183,6 @@ class Users:
 
     async def _send(self, sent: list[Sent]) -> None:
         now = trio.current_time()
-        for each in sent:
-            each.wall = max(each.wall, self._wall())  # where it is sent again: by this clock it may expire
         drafts = [Draft(each.body, {}, max(0.0, each.not_before - now), each.ttl, each.key) for each in sent]
         broker, queue = self._random.choice(self._brokers), sent[0].queue
         outcomes = await self.ask(f"publish {len(sent)}", lambda: broker.publish_many(queue, drafts))
@@ -215,7 +210,7 @@ class Users:
         if wait is None:
             wait = float(queue == DEAD) if patient else random.choice((0.0, 0.0, 0.3, 5.0, self._lease_seconds))
         visibility = random.choice((None, None, 0.2, 2 * self._lease_seconds))
-        asked, wall_asked = trio.current_time(), self._wall()
+        asked, steady_asked = trio.current_time(), self._expected.steady()
         messages = await self.ask(
             f"fetch {queue}",
             lambda: broker.fetch_many(queue, most, wait=wait, visibility=visibility),
@@ -223,15 +218,15 @@ class Users:
             longest=wait + PATIENCE_SECONDS,
         )
         for message in messages or []:
-            await self._take(queue, message, asked, wall_asked, visibility)
+            await self._take(queue, message, asked, steady_asked, visibility)
         return bool(messages)
 
     async def _take(
-        self, queue: str, message: Message, asked: float, wall_asked: float, visibility: float | None
+        self, queue: str, message: Message, asked: float, steady_asked: float | None, visibility: float | None
     ) -> None:
         body = await message.body.read()
         await message.body.aclose()
-        delivery = self._expected.fetched(queue, message, body, asked, wall_asked)
+        delivery = self._expected.fetched(queue, message, body, asked, steady_asked)
         if delivery is not None:
             self._expected.holding(delivery, asked, self._lease_seconds if visibility is None else visibility)
             self._held.append(delivery)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Set
 from functools import partial
@@ -22,7 +21,7 @@ from mq.doors.budget import Use
 from mq.doors.open_connections import OpenConnection
 from mq.errors import InvalidRequest
 from mq.message import shorten
-from mq.schedules.scheduler import Fate
+from mq.schedules.scheduler import Fate, shown_instant
 from mq.web.columns import cut
 from mq.web.exchange import NOT_CACHED, Reply, document, empty, problem
 from mq.web.http_connection import CONNECTION
@@ -46,7 +45,8 @@ async def ready(context: RequestContext) -> Reply:
     if context.broker.node_control.is_draining:
         return problem(503, "this node is about to be stopped: use another node of the cluster", retry_after())
     if context.broker.ready:
-        return document(200, {"ready": True})
+        doubt = _doubt(context.broker)
+        return document(200, {"ready": True} | ({"clock": doubt} if doubt else {}))
     return problem(503, "the store has failed: see the log, then start mq anew", retry_after())
 
 
@@ -90,11 +90,12 @@ async def _scrape(context: RequestContext) -> bytes:
     totals = context.metrics.totals({status.name for status in queues}, MOST_QUEUES)
     ready = context.broker.ready
     durations = context.metrics.durations()
-    now_ns, connections = time.time_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
+    now_ns, connections = context.broker.clock.date_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
     elsewhere = _led_elsewhere(context.broker, queues)
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     fates = {fate.value: context.schedules.fates[fate] for fate in Fate}
     snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
+    snapshot = snapshot._replace(is_clock_doubted=bool(_doubt(context.broker)))
     budget = context.budget
     refused = {use.value: budget.refused[use] for use in Use}
     snapshot = snapshot._replace(memory=(budget.used, budget.most), memory_refused=refused)
@@ -133,6 +134,37 @@ async def change_logging(context: RequestContext) -> Reply:
         requests=None if requests is None else check_value("requests", requests, SWITCH),
     )
     return await logging_now(context)
+
+
+async def clock(context: RequestContext) -> Reply:
+    """What the daemon makes of the wall clock."""
+    status = context.broker.clock.status()
+    return document(
+        200,
+        {
+            "wall": shown_instant(status.wall_ns // 1_000_000),
+            "date": shown_instant(status.date_ns // 1_000_000),
+            "steady_seconds_ahead": round((status.steady_ns - status.wall_ns) / 1e9, 3),
+            "synchronised": status.is_synchronised,
+            "doubt": _doubt(context.broker) or None,
+        },
+    )
+
+
+async def trust_clock(context: RequestContext) -> Reply:
+    """End a doubt: an operator knows that the wall clock is right."""
+    wanted = await read_object(context.request)
+    trusted = wanted.pop("trusted", None)
+    if wanted:
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: trusted")
+    if trusted is not None and check_value("trusted", trusted, SWITCH):
+        for each in context.broker.clocks:
+            each.trust()
+    return await clock(context)
+
+
+def _doubt(broker: BrokerAPI) -> str:
+    return next((each.doubt for each in broker.clocks if each.doubt), "")
 
 
 # Connections
@@ -269,7 +301,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         NO_RIGHT,
         ready,
         "does the store take changes?",
-        {200: Success("it does", as_json(record({"ready": {"const": True}})))},
+        {200: Success("it does", as_json(record({"ready": {"const": True}}, {"clock": TEXT})))},
         refusals=(503,),
     ),
     Operation(
@@ -318,6 +350,26 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         body=as_json(reference("LoggingChange")),
         needs_body=False,
         audited={200: "logging-changed"},
+    ),
+    Operation(
+        "GET",
+        "/-/clock",
+        Right.MONITOR,
+        clock,
+        "what the daemon makes of the wall clock",
+        {200: Success("now", as_json(reference("Clock")))},
+    ),
+    Operation(
+        "PATCH",
+        "/-/clock",
+        Right.ADMINISTER,
+        trust_clock,
+        "ends a doubt of the wall clock, which is right",
+        {200: Success("from now on", as_json(reference("Clock")))},
+        refusals=(408, 413),
+        body=as_json(reference("ClockChange")),
+        needs_body=False,
+        audited={200: "clock-trusted"},
     ),
     Operation(
         "GET",

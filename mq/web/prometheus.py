@@ -66,6 +66,7 @@ class Scrape(NamedTuple):
         cluster: as this node sees it.
         memory: how many bytes clients have reserved, of how many they may.
         memory_refused: how often they were refused more, by what it was for.
+        is_clock_doubted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
     """
 
     version: str
@@ -82,6 +83,7 @@ class Scrape(NamedTuple):
     cluster: Membership = ALONE
     memory: tuple[int, int] = (0, 0)
     memory_refused: Mapping[str, int] = {}
+    is_clock_doubted: bool = False
 
 
 def page(snapshot: Scrape) -> bytes:
@@ -102,6 +104,11 @@ class _Collector:
 def _families(snapshot: Scrape) -> Iterator[Metric]:
     yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
     yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
+    yield GaugeMetricFamily(
+        "mq_clock_doubted",
+        "1 while the wall clock is in doubt: nothing expires, no schedule fires",
+        float(snapshot.is_clock_doubted),
+    )
     yield GaugeMetricFamily("mq_queues", "queues there are", len(snapshot.queues))
     connections = GaugeMetricFamily("mq_connections", "connections that are open", labels=["door"])
     for door, count in snapshot.connections.items():

@@ -189,6 +189,16 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Queue": record(_QUEUE),
     "Logging": record({"level": LEVEL.schema, "requests": SWITCH.schema}),
     "LoggingChange": record({}, {"level": or_null(LEVEL.schema), "requests": or_null(SWITCH.schema)}),
+    "Clock": record(
+        {
+            "wall": TIME.schema,
+            "date": TIME.schema,
+            "steady_seconds_ahead": {"type": "number"},
+            "synchronised": SWITCH.schema,
+            "doubt": or_null(TEXT),
+        }
+    ),
+    "ClockChange": record({}, {"trusted": or_null(SWITCH.schema)}),
     "Rates": _RATES_OF_QUEUES,
     "QueueRates": record(
         _QUEUE

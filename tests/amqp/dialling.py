@@ -199,7 +199,7 @@ async def open_house(
         return int((1_700_000_000 + trio.current_time()) * 1e9)
 
     async with open_broker(storage, BrokerConfig(**config), clock_ns=clock_ns) as broker:
-        door = AmqpState(broker, vhosts, logins, limits, clock_ns, memory)
+        door = AmqpState(broker, vhosts, logins, limits, memory)
         await door.load()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(door.run)

@@ -126,7 +126,7 @@ class Lives:
         config = BrokerConfig(workers=self._random.choice((1, 2, 8)))
         random = Random(self._random.random())
         async with open_broker(store, config, clock_ns=self._clock_ns, random=random) as broker:
-            door = AmqpState(broker, clock_ns=self._clock_ns)
+            door = AmqpState(broker)
             await door.load()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(door.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.metadata import EntryPoint, EntryPoints
@@ -74,9 +75,9 @@ def examples(request: pytest.FixtureRequest) -> int | None:
     return given
 
 
-async def leave(storage: Storage, queue: str = "q") -> None:
+async def leave(storage: Storage, queue: str = "q", clock_ns: Callable[[], int] = time.time_ns) -> None:
     """What a queue that was deleted and unlinked has left: a message in NEW, and one that is leased."""
-    ids = MessageIds()
+    ids = MessageIds(clock_ns)
     done = await storage.commit([Write(queue, ids.new(), b"new"), Write(queue, ids.new(), b"leased")])
     assert done[1].entry is not None
     await storage.commit([Move(done[1].entry, State.DELAYED, Meta(1, 1, "0" * 16))])

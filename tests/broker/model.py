@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from mq.broker.clock import AHEAD_SECONDS
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS
 from mq.message import MessageId
 
@@ -27,7 +28,7 @@ class Known:
         attributes: what was said of it.
         receives: how often it was handed out.
         due: when its lease ends, on the clock that only goes on, in seconds.
-        deadline: when its name says so, on the wall clock, which may be set.
+        deadline: when its name says so, in steady time.
     """
 
     body: bytes
@@ -38,12 +39,15 @@ class Known:
 
 
 class Model:
-    """Queues of messages, and the time: `now` only goes on, the wall clock is `ahead` of it."""
+    """Queues of messages, and the time: `now` only goes on, the wall clock is `ahead` of it, and `believed` is by how
+    much the broker that ran last believed it to be. Steady time is `skipped` ahead."""
 
     def __init__(self) -> None:
         self.queues: dict[str, dict[MessageId, Known]] = {}
         self.now = 0.0
         self.ahead = 0.0
+        self.believed = 0.0
+        self.skipped = 0.0
 
     def ready(self, queue: str) -> list[MessageId]:
         """What can be fetched, in the order in which it will be."""
@@ -59,14 +63,16 @@ class Model:
         message = self.queues[queue][id]
         message.receives += 1
         message.due = self.now + LEASE_SECONDS
-        message.deadline = self.now + self.ahead + LEASE_SECONDS + MARGIN_SECONDS
+        message.deadline = self.now + self.skipped + LEASE_SECONDS + MARGIN_SECONDS
         return message
 
     def restart(self) -> None:
-        """Leases that run go by what their names say, on a wall clock that may have been set since, by years; and for
-        the grace of a start at the least."""
+        """Leases go on by what their names say, and for the grace of a start at least. A wall clock that was set ahead
+        meanwhile, by less than days, is taken for time without a broker; any other is in doubt and ends no lease."""
+        ahead = self.ahead - self.believed
+        self.skipped += ahead if 0 <= ahead <= AHEAD_SECONDS else 0.0
         for messages in self.queues.values():
             for message in messages.values():
                 if message.due > self.now:
-                    left = message.deadline - self.now - self.ahead
+                    left = message.deadline - self.now - self.skipped
                     message.due = self.now + min(max(left, GRACE_SECONDS), LONGEST_SECONDS)

@@ -10,8 +10,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import Broker, open_broker
-from mq.broker.calendar import DOUBT_SECONDS, LOOK_SECONDS, NEAR_SECONDS
+from mq.broker import Broker, Draft, open_broker
+from mq.broker.calendar import LOOK_SECONDS, NEAR_SECONDS
+from mq.broker.clock import PATIENCE_SECONDS
 from mq.broker.index import FarOff
 from mq.errors import InvalidSetting, NoSuchMessage, NotLeased
 from mq.lifecycle import State
@@ -29,6 +30,17 @@ _LONGEST: Final = 315_576_000
 async def delayed(broker: Broker) -> int:
     await wait_all_tasks_blocked()
     return (await broker.status("q")).delayed
+
+
+async def consumed(broker: Broker) -> bytes | None:
+    """The body of the first message, which is removed; None without one."""
+    message = await broker.take("q")
+    return None if message is None else await message.body.read()
+
+
+def at_ms(wall_clock: WallClock, seconds: float) -> int:
+    """The instant so many seconds from now by the wall clock."""
+    return wall_clock() // 1_000_000 + round(seconds * 1000)
 
 
 def far_off(broker: Broker) -> int:
@@ -55,16 +67,17 @@ async def test_the_longest_delay_goes_on_over_restarts(
     for _ in range(3):
         wall_clock.ahead_seconds += _LONGEST / 3 - DAY
         async with opened(disk_address) as broker:
-            await trio.sleep(2 * DOUBT_SECONDS)
+            broker.clock.trust()
+            await trio.sleep(600)
             assert await delayed(broker) == 1
     wall_clock.ahead_seconds += 3 * DAY
     async with opened(disk_address) as broker:
-        await trio.sleep(2 * DOUBT_SECONDS)
+        await trio.sleep(600)
         assert await take(broker) == b"x"
 
 
 @pytest.mark.parametrize("years", [-53, -2])
-async def test_behind_a_clock_that_is_set_back_all_waits_until_it_is_right(
+async def test_delay_goes_on_by_elapsed_time_when_clock_is_behind_at_start(
     disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:
     """A machine that starts in 1970, and hears later how late it is."""
@@ -72,19 +85,17 @@ async def test_behind_a_clock_that_is_set_back_all_waits_until_it_is_right(
         await broker.create_queue("q")
         await broker.publish("q", b"soon", delay=3 * DAY)
         await broker.publish("q", b"later", delay=5 * DAY)
-    wall_clock.ahead_seconds = years * YEAR + 4 * DAY
+    wall_clock.ahead_seconds = years * YEAR
     async with opened(disk_address) as broker:
-        await trio.sleep(DAY)
+        await trio.sleep(DAY / 2)
+        assert broker.clock.doubt
+        wall_clock.ahead_seconds = 0
+        await trio.sleep(2.5 * DAY - 10)
         assert await delayed(broker) == 2
-        wall_clock.ahead_seconds = 2.5 * DAY
-        await trio.sleep(LOOK_SECONDS + 1)
-        soon = await broker.fetch("q")
-        assert soon is not None
-        assert await soon.body.read() == b"soon"
-        assert await delayed(broker) == 1
-        await broker.remove("q", soon.id, receipt=soon.receipt)
-        await trio.sleep(1.5 * DAY)
-        assert await take(broker) == b"later"
+        await trio.sleep(11)
+        assert await consumed(broker) == b"soon"
+        await trio.sleep(2 * DAY)
+        assert await consumed(broker) == b"later"
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
@@ -100,7 +111,7 @@ async def test_a_clock_that_starts_years_ahead_and_is_set_releases_nothing(
     wall_clock.ahead_seconds = years * YEAR
     async with opened(disk_address) as broker:
         await broker.publish("q", b"with an id of the wrong time")
-        assert await take(broker) == b"with an id of the wrong time"
+        assert await consumed(broker) == b"with an id of the wrong time"
         await trio.sleep(2 * LOOK_SECONDS)
         assert await delayed(broker) == 1
         wall_clock.ahead_seconds = 0
@@ -110,50 +121,136 @@ async def test_a_clock_that_starts_years_ahead_and_is_set_releases_nothing(
         assert await delayed(broker) == 0
 
 
-async def test_a_clock_that_stays_years_ahead_is_believed_and_that_is_told(
-    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("is_trusted", [False, True])
+async def test_delay_counts_time_without_a_daemon_once_a_clock_far_ahead_is_trusted(
+    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture, *, is_trusted: bool
 ) -> None:
-    """The daemon was off for so long: nothing is lost."""
+    """The daemon was off for two years."""
     caplog.set_level(logging.WARNING)
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", delay=30 * DAY)
+        await broker.publish("q", b"near", delay=DAY / 4)
         await broker.publish("q", b"much later", delay=3 * YEAR)
     wall_clock.ahead_seconds = 2 * YEAR
     async with opened(disk_address) as broker:
-        await trio.sleep(DOUBT_SECONDS - 1)
+        await trio.sleep(3600)
         assert await take(broker) is None
-        assert "730 days ahead" in caplog.text
-        await trio.sleep(LOOK_SECONDS + 1)
-        assert await take(broker) == b"x"
-        assert "has not been set" in caplog.text
-        assert await delayed(broker) == 1
+        assert "the wall clock is 730 days ahead of the last time" in caplog.text
+        await broker.publish("q", b"new", delay=PATIENCE_SECONDS + DAY)
+        if is_trusted:
+            broker.clock.trust()
+        await trio.sleep(PATIENCE_SECONDS)
+        assert {await consumed(broker), await consumed(broker)} == {b"x", b"near"}
+        assert ("trusts it" if is_trusted else "24 hours without a step") in caplog.text
+        assert await delayed(broker) == 2
+        await trio.sleep(DAY - 60)
+        assert await take(broker) is None
+        await trio.sleep(61)
+        assert await consumed(broker) == b"new"
+        await trio.sleep(PATIENCE_SECONDS)
         assert caplog.text.count("days ahead") == 1
+
+
+async def test_delay_given_while_clock_was_ahead_comes_in_time_once_the_clock_is_set(
+    disk_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    """Also after a restart, and when another message was published with the delay's own clock."""
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"old", delay=3 * DAY)
+    wall_clock.ahead_seconds = 2 * YEAR
+    async with opened(disk_address) as broker:
+        await broker.publish("q", b"far", delay=2 * DAY)
+        await broker.publish("q", b"near", delay=3600)
+        await trio.sleep(600)
+        wall_clock.ahead_seconds = 0
+        await trio.sleep(600)
+        assert not broker.clock.doubt
+    async with opened(disk_address) as broker:
+        assert await delayed(broker) == 3
+        await trio.sleep(2400 + 1)
+        assert await consumed(broker) == b"near"
+        await trio.sleep(2 * DAY - 3600)
+        assert await consumed(broker) == b"far"
         await trio.sleep(DAY)
-        assert caplog.text.count("days ahead") == 1
+        assert await consumed(broker) == b"old"
 
 
-@pytest.mark.parametrize("seconds", [-2 * YEAR, 2 * YEAR])
-async def test_a_clock_that_steps_for_a_while_in_a_life_moves_nothing(
+@pytest.mark.parametrize("seconds", [-2 * YEAR, -1800.0, 3600.0, 2 * YEAR])
+@pytest.mark.parametrize("lasts", [4, 600, None])
+@pytest.mark.parametrize("delay", [60.0, 3 * DAY])
+async def test_delay_counts_elapsed_time_when_the_wall_clock_steps(
+    broker: Broker, wall_clock: WallClock, seconds: float, lasts: float | None, delay: float
+) -> None:
+    await broker.publish("q", b"x", delay=delay)
+    wall_clock.ahead_seconds = seconds
+    for pause in (delay / 2, delay / 2 - 0.01):
+        await trio.sleep(pause if lasts is None else min(pause, lasts))
+        if lasts is not None:
+            wall_clock.ahead_seconds = 0
+            await trio.sleep(pause - min(pause, lasts))
+        assert await take(broker) is None
+    await trio.sleep(0.02)
+    assert await consumed(broker) == b"x"
+
+
+@pytest.mark.parametrize("seconds", [3 * DAY, 2 * YEAR])
+async def test_given_instant_follows_a_wall_clock_that_is_set_ahead_within_a_minute(
     broker: Broker, wall_clock: WallClock, seconds: float
 ) -> None:
-    await broker.publish("q", b"x", delay=3 * DAY)
-    await trio.sleep(DAY / 2)
+    await broker.publish_many("q", [Draft(b"x", at_ms=at_ms(wall_clock, seconds))])
+    await trio.sleep(600)
     wall_clock.ahead_seconds = seconds
-    await trio.sleep(DOUBT_SECONDS / 2)
-    wall_clock.ahead_seconds = 0
-    await trio.sleep(2.4 * DAY)
+    await trio.sleep(60)
+    assert await consumed(broker) == b"x"
+
+
+@pytest.mark.parametrize("seconds", [30.0, 600.0, 3 * DAY])
+async def test_given_instant_follows_a_wall_clock_that_is_set_back(
+    broker: Broker, wall_clock: WallClock, seconds: float
+) -> None:
+    await broker.publish_many("q", [Draft(b"x", at_ms=at_ms(wall_clock, seconds))])
+    wall_clock.ahead_seconds = -DAY
+    await trio.sleep(seconds + DAY - 1)
     assert await take(broker) is None
-    await trio.sleep(0.1 * DAY)
-    assert await take(broker) == b"x"
+    await trio.sleep(2)
+    assert await consumed(broker) == b"x"
 
 
-async def test_a_small_step_counts_at_once(broker: Broker, wall_clock: WallClock) -> None:
-    await broker.publish("q", b"x", delay=3 * DAY)
-    await wait_all_tasks_blocked()
-    wall_clock.ahead_seconds = 3 * DAY
-    await trio.sleep(LOOK_SECONDS + 1)
-    assert await take(broker) == b"x"
+async def test_given_instant_does_not_follow_a_wrong_clock_of_some_seconds(
+    broker: Broker, wall_clock: WallClock
+) -> None:
+    await broker.publish_many("q", [Draft(b"x", at_ms=at_ms(wall_clock, 3600))])
+    await trio.sleep(60)
+    wall_clock.ahead_seconds = 2 * YEAR
+    await broker.publish_many("q", [Draft(b"while it is wrong", at_ms=at_ms(wall_clock, 3600 - 2 * YEAR))])
+    await trio.sleep(5)
+    wall_clock.ahead_seconds = 0
+    await trio.sleep(3600 - 66)
+    assert await take(broker) is None
+    await trio.sleep(66)
+    assert await consumed(broker) == b"x"
+    assert await consumed(broker) == b"while it is wrong"
+
+
+async def test_given_instant_goes_on_over_a_restart_and_waits_while_the_clock_is_in_doubt(
+    disk_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish_many("q", [Draft(b"x", at_ms=at_ms(wall_clock, DAY))])
+        [seen] = await broker.peek("q", state="delayed")
+        assert seen.at_ms == at_ms(wall_clock, DAY)
+    wall_clock.ahead_seconds = 2 * YEAR
+    async with opened(disk_address) as broker:
+        await trio.sleep(600)
+        assert await take(broker) is None
+        wall_clock.ahead_seconds = 0
+        await trio.sleep(DAY - 601)
+        assert await take(broker) is None
+        await trio.sleep(2)
+        assert await consumed(broker) == b"x"
 
 
 async def test_a_lease_from_a_clock_that_was_ahead_lasts_half_a_day_at_the_longest(

@@ -120,7 +120,7 @@ async def test_a_root_from_before_there_were_incarnations_opens_as_it_is(
     created = MessageIds(wall_clock).new().time
     async with open_storage(disk_address) as storage:
         await storage.put_record(QUEUE, "q", {"created": created})
-        await leave(storage)
+        await leave(storage, clock_ns=wall_clock)
         key = {"entries": {"q/k": [id, wall_clock() // 1_000_000, 1]}}
         await storage.put_record("key", "000000000001-0123456789ab", key)
         for name, of in (("own", created), ("another", created - 1)):

@@ -301,6 +301,7 @@ async def live_once(
             assert not isinstance(step, Restart)
             await step.do(life)
             await agree(life)
+        model.believed = (broker.clock.wall_ns() - START_NS) / 1e9 - trio.current_time()
 
 
 def split(steps: list[Step]) -> list[tuple[Restart, list[Step]]]:

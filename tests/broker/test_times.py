@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from typing import Final
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft
-from mq.broker.calendar import DOUBT_SECONDS, LOOK_SECONDS
 from mq.errors import InvalidSetting
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+
+YEAR: Final = 365 * 86_400.0
 
 
 async def comes_after(broker: Broker) -> float:
@@ -59,13 +60,12 @@ async def test_what_waited_is_in_its_place_when_it_comes(broker: Broker) -> None
     [(None, 5, 5), (5, None, 5), (5, 7, 5), (7, 5, 5), (None, 0.001, 0.001), (None, 315_576_000, 315_576_000)],
 )
 async def test_a_time_to_live_is_the_shorter_of_both(
-    broker: Broker, wall_clock: WallClock, of_queue: float | None, of_message: float | None, seconds: float
+    broker: Broker, of_queue: float | None, of_message: float | None, seconds: float
 ) -> None:
     await broker.change_settings("q", {"ttl": of_queue})
     await broker.publish("q", b"x", ttl=of_message)
     await wait_all_tasks_blocked()
-    wall_clock.ahead_seconds = max(0.0, seconds - 86_400)  # a look each minute takes ten years long
-    await trio.sleep(seconds - wall_clock.ahead_seconds - 0.0009)
+    await trio.sleep(seconds - 0.0009)
     assert (await broker.status("q")).ready == 1
     await trio.sleep(0.002)
     await wait_all_tasks_blocked()
@@ -109,62 +109,80 @@ async def test_what_expires_before_its_delay_is_over_never_comes(broker: Broker)
     assert broker._catalog.queues["q"].total == 0
 
 
-async def test_what_expires_is_never_handed_out_though_nobody_was_there_to_remove_it(
+async def test_expired_message_is_not_delivered_while_dead_letters_wait(
     disk_address: str, opened: Opener, wall_clock: WallClock
 ) -> None:
-    async with opened(disk_address) as broker:
+    """They wait for a door's sink, so the expired message is still in the index."""
+    async with opened(disk_address, awaits_sink=True) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", ttl=10)
-        await wait_all_tasks_blocked()
-        wall_clock.ahead_seconds = 60  # the clock is set: its timer is not due
+        await trio.sleep(11)
         assert await take(broker) is None
         assert await broker.take("q") is None
 
 
-@pytest.mark.parametrize(("ahead_days", "ttl"), [(-2000, 20), (2, 86_400)])
-async def test_what_expires_goes_a_minute_after_the_clock_was_set_at_the_latest(
-    broker: Broker, wall_clock: WallClock, ahead_days: int, ttl: float
+@pytest.mark.parametrize("seconds", [-30 * YEAR, -1800.0, 5 * 86_400.0, 2 * YEAR, 30 * YEAR])
+@pytest.mark.parametrize("lasts", [4, 600, 86_400])
+@pytest.mark.parametrize("ttl", [100_000.0, 400_000.0])
+async def test_time_to_live_counts_elapsed_time_when_the_wall_clock_steps(
+    broker: Broker, wall_clock: WallClock, seconds: float, lasts: float, ttl: float
 ) -> None:
-    """Back: it is due once the clock is right again. Ahead: as after a sleep of the machine, it is due now."""
-    await broker.publish("q", b"x", ttl=ttl)
-    await wait_all_tasks_blocked()
-    wall_clock.ahead_seconds = ahead_days * 86_400.0
-    if ahead_days < 0:
-        await trio.sleep(100)
-        assert (await broker.status("q")).ready == 1
-        wall_clock.ahead_seconds = 0.0
-    await trio.sleep(LOOK_SECONDS + 1)
-    await wait_all_tasks_blocked()
+    """Also when a client asks while the clock is wrong."""
+    await broker.publish_many("q", [Draft(b"x", ttl=ttl)] * 3)
+    wall_clock.ahead_seconds = seconds
+    for _ in range(4):
+        message = await broker.fetch("q", visibility=1)
+        assert message is not None
+        await broker.requeue("q", message.id)
+        await trio.sleep(lasts / 4.001)
+    wall_clock.ahead_seconds = 0
+    await trio.sleep(ttl - lasts - 1)
+    assert (await broker.status("q")).ready == 3
+    await trio.sleep(2 + lasts)
     assert (await broker.status("q")).ready == 0
 
 
-@pytest.mark.parametrize("starts", [False, True])
-async def test_a_clock_that_is_years_ahead_is_doubted_before_what_expires_goes(
-    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture, *, starts: bool
+@pytest.mark.parametrize("seconds", [-2 * YEAR, 5 * 86_400.0, 2 * YEAR])
+async def test_nothing_expires_after_a_start_with_a_clock_in_doubt(
+    disk_address: str, opened: Opener, wall_clock: WallClock, seconds: float
 ) -> None:
-    """Set in time, it has done nothing; else it is believed."""
-    async with AsyncExitStack() as lives:
-        broker = await lives.enter_async_context(opened(disk_address))
+    async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", ttl=86_400)
-
-        async def be_ahead() -> Broker:
-            wall_clock.ahead_seconds = 2000 * 86_400.0
-            if not starts:
-                return broker
-            await lives.aclose()
-            return await lives.enter_async_context(opened(disk_address))
-
-        broker = await be_ahead()
-        await trio.sleep(DOUBT_SECONDS - 1)
+    wall_clock.ahead_seconds = seconds
+    async with opened(disk_address) as broker:
+        await broker.publish("q", b"y", ttl=600)
+        await trio.sleep(1200)
+        assert (await broker.status("q")).ready == 2
+        wall_clock.ahead_seconds = 0
+        await trio.sleep(1200)
+        assert not broker.clock.doubt
         assert (await broker.status("q")).ready == 1
-        wall_clock.ahead_seconds = 0.0
-        await trio.sleep(LOOK_SECONDS + 1)
+    async with opened(disk_address) as broker:
+        assert not broker.clock.doubt
+        assert await take(broker) == b"x"
+
+
+async def test_clock_in_doubt_at_a_start_is_trusted_and_what_is_over_expires(
+    disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not what came meanwhile: its time to live is counted from then."""
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish_many("q", [Draft(b"x", ttl=86_400)] * 20)
+    wall_clock.ahead_seconds = 30 * 86_400.0
+    async with opened(disk_address) as broker:
+        await broker.publish("q", b"y", ttl=3600)
+        await trio.sleep(600)
+        assert (await broker.status("q")).ready == 21
+        broker.clock.trust()
+        await wait_all_tasks_blocked()
         assert (await broker.status("q")).ready == 1
-        broker = await be_ahead()
-        await trio.sleep(DOUBT_SECONDS + 2 * LOOK_SECONDS)
+        await trio.sleep(2980)
+        assert (await broker.status("q")).ready == 1
+        assert "queue q: 20 messages expired" in caplog.text
+        await trio.sleep(30)
         assert (await broker.status("q")).ready == 0
-        assert caplog.messages[-1] == "the clock has not been set: times to live that are due by it end now"
 
 
 async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone(broker: Broker) -> None:

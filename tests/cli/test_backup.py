@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from mq.broker import Draft, open_broker
+from mq.broker.clock import Clock
 from mq.message import QueueName
 from mq.schedules.schedule import Schedule
 from mq.schedules.scheduler import Scheduler, ScheduleStatus
@@ -55,17 +56,18 @@ def test_schedules_come_back_with_what_has_fired(mq: Mq, temp_root: Path, backup
     begin = 1_700_000_000_000_000_000
     made = Schedule(QueueName("s"), QueueName("q"), Draft(b"hello", {"content_type": "text/plain"}), every=60)
 
-    async def serve(root: Path, seconds: int, told: list[ScheduleStatus]) -> None:
-        """Take the message of an instant, `seconds` after the schedule was made."""
-        now = [begin]
-        async with open_broker(f"posix:{root}", clock_ns=lambda: now[0]) as broker, trio.open_nursery() as nursery:
-            scheduler = Scheduler(broker, lambda: now[0])
+    async def serve(root: Path, since: int, seconds: int, told: list[ScheduleStatus]) -> None:
+        """Take the message of an instant, from `since` to `seconds` after the schedule was made."""
+        now = [begin + since * 10**9]
+        clock = Clock(lambda: now[0], lambda: now[0] / 1e9)
+        async with open_broker(f"posix:{root}", clock=clock) as broker, trio.open_nursery() as nursery:
+            scheduler = Scheduler(broker)
             await scheduler.load()
             if not len(scheduler):
                 await broker.create_queue("q")
                 await scheduler.put(made)
             told.append(scheduler.status("s"))
-            now[0] += seconds * 10**9
+            now[0] = begin + seconds * 10**9
             nursery.start_soon(scheduler.run)
             message = await broker.fetch("q", wait=20)
             assert message is not None
@@ -77,10 +79,10 @@ def test_schedules_come_back_with_what_has_fired(mq: Mq, temp_root: Path, backup
             nursery.cancel_scope.cancel()
 
     told: list[ScheduleStatus] = []
-    trio.run(serve, temp_root, 90, told)
+    trio.run(serve, temp_root, 0, 90, told)
     assert mq("backup", temp_root, backups).status == 0
     assert mq("restore", backups, tmp_path / "restored").status == 0
-    trio.run(serve, tmp_path / "restored", 130, told)
+    trio.run(serve, tmp_path / "restored", 90, 130, told)
     new, fired, restored, fired_again = told
     assert new.last_ms is None
     assert (restored.schedule, restored.last_ms) == (fired.schedule, fired.last_ms)

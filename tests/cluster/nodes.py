@@ -84,7 +84,7 @@ class Host:
                         clock=trio.current_time,
                         dial=self._cluster.dial,
                     )
-                    schedules = ClusterSchedules(self._cluster.clock_ns)
+                    schedules = ClusterSchedules()
                     schedules.ask, schedules.has_own = self.node.ask_guest, local.declarations.knows
                     self.node.guest = schedules.leading
                     self.users = self._cluster.users_of(self.name)

@@ -16,6 +16,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker.kernel_clock import system_clock
 from mq.cli.journal import journaling
 from mq.errors import InvalidSetting
 from mq.lifecycle import DOOR, TRANSITIONS, Kind, Transition
@@ -219,7 +220,7 @@ async def test_it_says_what_other_observers_saw(tmp_path: Path) -> None:
     settings = Settings(journal=str(tmp_path / "journal"))
     for _ in range(2):
         async with (
-            journaling(settings) as journal,
+            journaling(settings, system_clock()) as journal,
             open_broker(f"posix:{tmp_path}/root", BrokerConfig(), observers=[seen, *journal.observers]) as broker,
         ):
             journal.begin(broker)
@@ -274,7 +275,7 @@ def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
 async def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mq.observers.journal", None)
     with pytest.raises(InvalidSetting, match=r"pip install 'mq\[journal\]'"):
-        async with journaling(Settings(journal=str(tmp_path))):
+        async with journaling(Settings(journal=str(tmp_path)), system_clock()):
             raise AssertionError("it was opened")
 
 

@@ -33,7 +33,7 @@ def served(opened: Opener, disk_address: str, wall_clock: WallClock) -> Served: 
     async def serve(**config: Any) -> AsyncIterator[tuple[Broker, Scheduler]]:
         async with opened(disk_address, **config) as broker:
             await broker.create_queue("q")
-            scheduler = Scheduler(broker, wall_clock)
+            scheduler = Scheduler(broker)
             await scheduler.load()
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(scheduler.run)

@@ -28,7 +28,7 @@ ids: Final = st.builds(
 queues: Final = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}", fullmatch=True)
 metas: Final = st.builds(
     Meta,
-    st.none() | st.integers(0, 10**15 - 1),
+    st.none() | st.integers(0, 2 * 10**15 - 1),
     st.integers(0, 10**9 - 1),
     st.none() | st.integers(0, 2**64 - 1).map("{:016x}".format),
     st.none() | st.integers(0, 10**19 - 1),

@@ -27,7 +27,7 @@ class Door:
 
     def __init__(self, broker: Broker, refusal: str = "", limits: ScheduleLimits = DEFAULT_LIMITS) -> None:
         self.broker = broker
-        self.scheduler = Scheduler(broker, lambda: round((1_700_000_000 + trio.current_time()) * 1e9), refusal, limits)
+        self.scheduler = Scheduler(broker, refusal, limits)
         self.endpoints = Endpoints(broker, 1 << 20, schedules=self.scheduler)
 
     async def ask(self, line: str, value: Any = None, user: User | None = None) -> tuple[int, Any]:
@@ -40,9 +40,13 @@ class Door:
         return reply.status, json.loads(reply.body) if reply.body else None
 
 
+def _clock_ns() -> int:
+    return round((1_700_000_000 + trio.current_time()) * 1e9)
+
+
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
-    async with open_broker("memory:") as broker, trio.open_nursery() as nursery:
+    async with open_broker("memory:", clock_ns=_clock_ns) as broker, trio.open_nursery() as nursery:
         await broker.create_queue("q")
         door = Door(broker)
         nursery.start_soon(door.scheduler.run)

@@ -76,7 +76,7 @@ class DeadLetterRouter:
         copies: brings messages into their queues.
         topology: where they go.
         queue_of: the queue of AMQP behind a name of the broker's.
-        clock_ns: wall clock, nanoseconds since 1970.
+        date_ns: the date, nanoseconds since 1970.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class DeadLetterRouter:
         copies: Copies,
         topology: Topology,
         queue_of: Callable[[QueueName], Queue | None],
-        clock_ns: Callable[[], int],
+        date_ns: Callable[[], int],
     ) -> None:
         self._into = copies
         self._topology = topology
         self._queue_of = queue_of
-        self._clock_ns = clock_ns
+        self._date_ns = date_ns
 
     def takes(self, queue: str) -> bool:
         """Whether what dies in a queue goes through an exchange."""
@@ -165,7 +165,7 @@ class DeadLetterRouter:
         keys = [key, *shown]
         if DEAD_LETTER_ROUTING_KEY in queue.arguments:  # it stands for all of them
             key, shown, hidden = queue.arguments[DEAD_LETTER_ROUTING_KEY], (), ()
-        seconds = self._clock_ns() // 1_000_000_000
+        seconds = self._date_ns() // 1_000_000_000
         properties = _died(publication.properties, queue.name, reason, publication.exchange, tuple(keys), seconds)
         if len(keys) > 1 and not shown:
             properties = properties.changed({"CC": None})

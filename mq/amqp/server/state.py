@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
@@ -45,7 +44,6 @@ class AmqpState:
         vhosts: their names, beside ``/``.
         logins: authenticates users; None lets every client do everything.
         limits: of each connection.
-        clock_ns: wall clock, nanoseconds since 1970.
         memory: the budget that all requests of the daemon share; None makes one for this door.
         seen: has the connections of all doors; None where they are not looked at.
 
@@ -67,7 +65,6 @@ class AmqpState:
         vhosts: Iterable[str] = (),
         logins: Logins | None = None,
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
-        clock_ns: Callable[[], int] = time.time_ns,
         memory: Budget | None = None,
         seen: OpenConnections | None = None,
     ) -> None:
@@ -79,7 +76,9 @@ class AmqpState:
         self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)
         self.copies = Copies(broker, self.topology, self.topology_store.queue_of)
-        self.dead_letters = DeadLetterRouter(self.copies, self.topology, self.topology_store.queue_of, clock_ns)
+        self.dead_letters = DeadLetterRouter(
+            self.copies, self.topology, self.topology_store.queue_of, broker.clock.date_ns
+        )
         self.alarm = FullStoreAlarm(self._alarm_changed)
         self.unused = UnusedQueues(lambda name: self.topology.consumers.count(name) > 0, self._expire)
         self.connections: set[AlarmListener] = set()

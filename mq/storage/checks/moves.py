@@ -27,7 +27,7 @@ from mq.storage.checks.kit import (
     removed,
     together,
 )
-from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Result, Storage, Unlink
+from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta, Move, Operation, Result, Storage, Unlink
 
 EVERYTHING: Final = Meta(1_700_000_000_123, 12, "f" * 16, 139_000_000_000_000_001, 1_700_000_000_456)
 METAS: Final = (
@@ -35,6 +35,9 @@ METAS: Final = (
     Meta(deadline_ms=1_700_000_000_123),
     Meta(deadline_ms=0),
     Meta(deadline_ms=99_999_999_999_999),  # the year 5138
+    Meta(deadline_ms=GIVEN_MS),
+    Meta(deadline_ms=GIVEN_MS + 1_700_000_000_123, expires_ms=1_700_000_999_456),
+    Meta(deadline_ms=GIVEN_MS + 99_999_999_999_999),
     Meta(receives=7),
     Meta(receives=999_999_999),
     Meta(receipt="00000000000000ff"),

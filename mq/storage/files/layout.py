@@ -38,7 +38,7 @@ from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, SharedAttributes, checksum, encode_json
-from mq.storage.interface import FRESH, Entry, Meta, Move, Operation, Write
+from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta, Move, Operation, Write
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
@@ -57,7 +57,8 @@ _QUEUE: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
 _NUMBER = r"(0|[1-9][0-9]{0,%d})"
 _FIELDS: Final = (
     r"([0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12})"
-    rf"(?:,d{_NUMBER % 14})?(?:,r([1-9][0-9]{{0,8}}))?(?:,c([0-9a-f]{{16}}))?(?:,o{_NUMBER % 18})?(?:,e{_NUMBER % 14})?"
+    r"(?:,([ad](?:0|[1-9][0-9]{0,14})))?(?:,r([1-9][0-9]{0,8}))?(?:,c([0-9a-f]{16}))?"
+    rf"(?:,o{_NUMBER % 18})?(?:,e{_NUMBER % 14})?"
 )
 _LEAF: Final = re.compile(_FIELDS)
 _FLAT_NAME: Final = re.compile(rf"({_QUEUE.pattern}):{_FIELDS}")
@@ -238,7 +239,7 @@ def leaf_name(id: MessageId, meta: Meta = FRESH) -> str:
     deadline_ms, receives, receipt, order, expires_ms = meta
     name: str = id
     if deadline_ms is not None:
-        name += f",d{deadline_ms}"
+        name += f",d{deadline_ms}" if deadline_ms < GIVEN_MS else f",a{deadline_ms - GIVEN_MS}"
     if receives:
         name += f",r{receives}"
     if receipt is not None:
@@ -279,13 +280,17 @@ def _entry(
     if deadline is None and receives is None and order is None and expiry is None and receipt is None:
         return Entry(queue, str.__new__(MessageId, id), state)
     meta = Meta(
-        int(deadline) if deadline is not None else None,
+        _deadline_ms(deadline) if deadline is not None else None,
         int(receives) if receives is not None else 0,
         receipt,
         int(order) if order is not None else None,
         int(expiry) if expiry is not None else None,
     )
     return Entry(queue, str.__new__(MessageId, id), state, meta)
+
+
+def _deadline_ms(text: str) -> int:
+    return int(text[1:]) + (GIVEN_MS if text[0] == "a" else 0)
 
 
 def parse_flat(name: str, state: State) -> Entry | None:
