@@ -27,6 +27,8 @@ MOST_RESERVED_HANDLES: Final = 128
 publish is refused, and connections that do nothing keep theirs for as long as they like."""
 QUIET_SECONDS: Final = 60.0
 """After a line in the log, until the next."""
+MOST_LINES: Final = 60
+"""Lines of one kind in :data:`QUIET_SECONDS`."""
 
 _CREDENTIALS: Final = struct.Struct("iII")
 """Process, user and group (unix(7), SO_PEERCRED), as they were when the client connected."""
@@ -109,6 +111,36 @@ class Refusals:
             logger.warning(self._text, self._number, *told)
             self._number = 0
             self._tell_at = now + QUIET_SECONDS
+
+
+class FewLines:
+    """Lines of the log that clients cause as often as they like: so many a minute, then their number. One object is
+    for all connections.
+
+    Args:
+        logger: writes them.
+        level: of them.
+        text: with a place for each value.
+    """
+
+    def __init__(self, logger: logging.Logger, level: int, text: str) -> None:
+        self._logger = logger
+        self._level = level
+        self._text = text
+        # Of one event loop, for clocks differ: lines since the minute began, and when it ends.
+        self._minute: trio.lowlevel.RunVar[tuple[int, float]] = trio.lowlevel.RunVar("minute", (0, float("-inf")))
+
+    def write(self, *values: object) -> None:
+        """Write a line, or count it."""
+        now = trio.current_time()
+        count, end = self._minute.get()
+        if now >= end:
+            if count > MOST_LINES:
+                self._logger.log(self._level, "%d more lines of this kind: %s", count - MOST_LINES, self._text)
+            count, end = 0, now + QUIET_SECONDS
+        if count < MOST_LINES:
+            self._logger.log(self._level, self._text, *values)
+        self._minute.set((count + 1, end))
 
 
 class Crowd:

@@ -19,16 +19,18 @@ import trio
 
 from mq import turns
 
-SHARE: Final = turns.TURN
-"""Units of work for all readers together in one pass of the event loop."""
+SHARE: Final = turns.TURN // 2
+"""Units of work for all readers together in one pass of the event loop, but for the turn that goes beyond."""
+SHORT_TURN: Final = turns.TURN // 4
+"""Units of one reader's turn while others wait. One that is alone has a whole turn: it ends its step less often."""
 REQUEST: Final = 2 * turns.MESSAGE
-"""Units for one request over HTTP, from its head to its answer: 32 a pass."""
+"""Units for one request over HTTP, from its head to its answer: 16 a pass."""
 COMMAND: Final = turns.MESSAGE
 """Units for one command over AMQP that is neither a message nor an acknowledgement."""
 CONNECTION: Final = 4 * turns.MESSAGE
-"""Units for a new connection: 16 a pass."""
+"""Units for a new connection: 8 a pass."""
 HANDSHAKE: Final = 8 * turns.MESSAGE
-"""Units for the server's part of a TLS handshake: 8 a pass."""
+"""Units for the server's part of a TLS handshake: 4 a pass."""
 
 
 class Readers:
@@ -110,29 +112,35 @@ def of_run() -> Readers:
 class Reader:
     """One connection, or one listener, that takes turns with the others.
 
-    A loop over what comes begins each turn by :meth:`begin`, counts its work by :meth:`spend`, and ends the turn when
-    that returns True. Other tasks of the connection :meth:`pay` for theirs.
+    A loop over what comes begins each turn by :meth:`begin`, does at most :attr:`turn` and counts it by :meth:`spend`.
+    Other tasks of the connection :meth:`pay` for theirs.
+
+    Attributes:
+        turn: units of work in this turn.
     """
 
-    __slots__ = ("_paid", "_readers", "_start", "_used")
+    __slots__ = ("_paid", "_readers", "_start", "_used", "turn")
 
     def __init__(self) -> None:
         self._readers = of_run()
         self._start = 0  # the virtual time at which its next turn begins, if others wait
         self._used = 0  # in this turn
         self._paid = 0  # of this turn, in advance
+        self.turn = turns.TURN
 
     async def begin(self) -> None:
         """Begin a turn, once it is this reader's. A checkpoint if it has to wait."""
-        readers, expected = self._readers, min(self._used, turns.TURN)  # about as much as in the turn before
+        readers, used = self._readers, self._used
         self._start -= self._paid
         self._used = self._paid = 0
+        self.turn = turns.TURN
         if not readers.has_room():
-            self._paid = expected
-            await self._wait(expected)
+            self.turn = SHORT_TURN
+            self._paid = min(used, SHORT_TURN)  # about as much as in the turn before
+            await self._wait(self._paid)
 
-    def spend(self, units: int) -> bool:
-        """Count work of this turn. True if the turn is used up."""
+    def spend(self, units: int) -> None:
+        """Count work of this turn."""
         self._used += units
         if self._paid:
             advance = min(units, self._paid)
@@ -141,7 +149,6 @@ class Reader:
         self._readers.left -= units
         if self._readers.line:
             self._start += units
-        return self._used >= turns.TURN
 
     async def pay(self, units: int) -> None:
         """Wait until so much work may be done. A checkpoint if it has to wait."""

@@ -16,8 +16,7 @@ from functools import partial
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
-import trio
-
+from mq import turns
 from mq.broker import Draft, Removal
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value
 from mq.doors.budget import Room
@@ -69,8 +68,12 @@ _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
 MOST_BESIDE: Final = 8 << 20
 """Bytes of a batch beside bodies: attributes, content types, keys."""
-PIECE_BYTES: Final = 16 * 1024
-"""Bytes of a batch that are parsed before other tasks run; of the worst batches that takes 20 ms."""
+PIECE_BYTES: Final = 1024
+"""Bytes of a batch that are parsed before its entries are counted; of the worst batches that takes 3 ms."""
+LARGEST_PIECE: Final = 16 * 1024
+"""The same, where the entries are long."""
+_MANY: Final = 8
+"""Entries of a piece that are not long."""
 _ENTRY_BYTES: Final = 1024
 """What an entry takes in memory besides its body and its texts."""
 _TEXT_BYTES: Final = 256
@@ -118,6 +121,11 @@ class BatchParser(Generic[T]):
         """
         self._source.feed(data)
 
+    @property
+    def count(self) -> int:
+        """Entries so far."""
+        return len(self._found)
+
     def end(self) -> list[T | MQError]:
         """The entries, in their order; the error in place of one that is wrong.
 
@@ -157,9 +165,7 @@ class BatchParser(Generic[T]):
         self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters
 
 
-async def read_entries(
-    request: Request, entries: BatchParser[T], longest: int, room: Room, turn: trio.Lock
-) -> list[T | MQError]:
+async def read_entries(request: Request, entries: BatchParser[T], longest: int, room: Room) -> list[T | MQError]:
     """All entries of a request's body.
 
     Args:
@@ -167,7 +173,6 @@ async def read_entries(
         entries: reads them.
         longest: bytes that the body may have.
         room: made as large as the entries are. For a body of announced length it is reserved before the first read.
-        turn: held while a piece is parsed, so that other requests come between two.
 
     Raises:
         BodyTooLarge: it is too long, or longer than all the memory that requests have.
@@ -176,21 +181,23 @@ async def read_entries(
         MQError: as :meth:`BatchParser.feed`, or the body does not come to its end.
     """
     body = LimitedBody(request, longest)
-    announced, size = request.content_length or 0, 0
+    announced, size, most = request.content_length or 0, 0, PIECE_BYTES
     room.cover(announced)
     with making_room(body, room) as chunks:
         async for chunk in chunks:
             size += len(chunk)
             room.cover(max(announced, size) + entries.held)
-            if size <= PIECE_BYTES:
-                entries.feed(chunk)
-                continue
-            for start in range(0, len(chunk), PIECE_BYTES):
-                async with turn:
-                    entries.feed(chunk[start : start + PIECE_BYTES])
-    found = entries.end()
+            at = 0
+            while at < len(chunk):
+                before, piece = entries.count, chunk[at : at + most]
+                entries.feed(piece)
+                at += most
+                found = entries.count - before
+                most = PIECE_BYTES if found >= _MANY else min(2 * most, LARGEST_PIECE)
+                await turns.spend(frames=found, size=len(piece))
+    all_entries = entries.end()
     room.cover(size + entries.held)
-    return found
+    return all_entries
 
 
 class BatchEntry(NamedTuple):

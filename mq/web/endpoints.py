@@ -14,8 +14,6 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-import trio
-
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
 from mq.doors.exchanges import Exchanges
@@ -252,7 +250,6 @@ class Endpoints(Handler):
             self._waits,
             max_body,
             budget or Budget(),
-            trio.Lock(),
             connections or OpenConnections(),
             Overview(broker, exchanges or Exchanges()),
             Scheduler(broker) if schedules is None else schedules,
@@ -300,7 +297,7 @@ class Endpoints(Handler):
 
 
 _Shared = tuple[
-    BrokerAPI, Metrics, WaitingRequests, int, Budget, trio.Lock, OpenConnections, Overview, Scheduler | ClusterSchedules
+    BrokerAPI, Metrics, WaitingRequests, int, Budget, OpenConnections, Overview, Scheduler | ClusterSchedules
 ]
 """What all requests of the door share, as each :class:`RequestContext` begins."""
 

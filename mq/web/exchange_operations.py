@@ -67,7 +67,7 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
     refuse_message_headers(headers)
     entries = draft_entries(headers.get("content-type", ""))
     with context.memory.reserve(Use.BODY) as room:
-        drafts = in_trace(headers, await read_entries(context.request, entries, context.max_body, room, context.turn))
+        drafts = in_trace(headers, await read_entries(context.request, entries, context.max_body, room))
         found = await _publish(context, publisher, [draft for draft in drafts if isinstance(draft, Draft)])
     if isinstance(found, Reply):
         return found

@@ -49,12 +49,14 @@ from hypercorn.typing import (
 
 from mq import turns
 from mq.doors.budget import ClientMemory
+from mq.doors.connections import FewLines
 from mq.doors.readers import REQUEST, Reader
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import check_head, refusal_of_head
 
 logger = logging.getLogger(__name__)
+_CLOSED: Final = FewLines(logger, logging.WARNING, "a connection was closed: %s")
 
 SPARE_RESETS: Final = 256
 """How many more resets than finished responses: twice the streams that may be open, so all may be given up at once."""
@@ -126,6 +128,10 @@ class NoSettings(ProtocolError):
     """The client does not begin with its settings (RFC 9113, section 3.4)."""
 
 
+def _whole_turn() -> int:
+    return turns.TURN
+
+
 class FrameCounter:
     """Follows the frames of one connection.
 
@@ -160,20 +166,21 @@ class FrameCounter:
         self.note_response()
         self.ended += 1
 
-    def cut(self, data: bytes, now: float) -> Iterator[tuple[bytes, int]]:
+    def cut(self, data: bytes, now: float, turn: Callable[[], int] = _whole_turn) -> Iterator[tuple[bytes, int]]:
         """Cut the next bytes, from the connection preface on, into pieces of at most one turn. Yields each piece, and
         the units of work that it makes.
 
         Args:
             data: what came.
             now: in seconds, on any clock that only goes on.
+            turn: returns the units of work that the next piece may make.
         """
         offset = len(self._held)
         frames = self._held + data
         at, begin, units = self._skip, 0, 0
         self._ahead += len(data)
         while at + _HEADER_BYTES <= len(frames) and self.error is None:
-            if units >= turns.TURN:
+            if units >= turn():
                 yield data[begin : max(at - offset, begin)], units
                 begin, units = max(at - offset, begin), 0
             size = int.from_bytes(frames[at : at + 3])
@@ -347,11 +354,16 @@ class GuardedServer(TCPServer):
     async def _take(self, data: bytes) -> None:
         """Handle what was read, in as many turns as it takes."""
         is_http2 = isinstance(self.protocol.protocol, H2Protocol) or data == _PREFACE
-        pieces = self._frames.cut(data, trio.current_time()) if is_http2 else ((data, turns.FRAME),)
-        for piece, units in pieces:
-            await self._reader.begin()
+        reader = self._reader
+        await reader.begin()
+        one: tuple[tuple[bytes, int], ...] = ((data, turns.FRAME),)
+        is_first = True
+        for piece, units in self._frames.cut(data, trio.current_time(), lambda: reader.turn) if is_http2 else one:
+            if not is_first:
+                await reader.begin()
+            is_first = False
+            reader.spend(units)
             await self.protocol.handle(RawData(piece))
-            self._reader.spend(units)
         if self._waits_for_first_byte and self._has_begun():
             self._waits_for_first_byte = False
             await self.idle_task.restart(self._task_group, self._idle_timeout)
@@ -551,7 +563,7 @@ def _guard_http2(connection: H2Connection, frames: FrameCounter, requests: Http2
         try:
             frames.check(data, trio.current_time())
         except ProtocolError as error:
-            logger.warning("a connection was closed: %s", error)
+            _CLOSED.write(error)
             connection.close_connection(error.error_code)
             raise
         events = receive_data(data)

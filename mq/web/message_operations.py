@@ -68,7 +68,7 @@ async def publish_batch(context: RequestContext) -> Reply:
     with context.memory.reserve(Use.BODY) as room:
         drafts = in_trace(
             context.request.headers,
-            await read_entries(context.request, entries, context.max_body, room, context.turn),
+            await read_entries(context.request, entries, context.max_body, room),
         )
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.publish_many(context.queue, good))
@@ -156,7 +156,7 @@ async def remove_batch(context: RequestContext) -> Reply:
     entries = removal_entries(context.request.headers.get("content-type", ""))
     longest = min(context.max_body, MOST_BESIDE)  # there are no bodies
     with context.memory.reserve(Use.BODY) as room:
-        removals = await read_entries(context.request, entries, longest, room, context.turn)
+        removals = await read_entries(context.request, entries, longest, room)
     good = [removal for removal in removals if isinstance(removal, Removal)]
     errors = iter(await context.broker.remove_many(context.queue, good))
     lines = []

@@ -10,8 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
-import trio
-
 from mq.access import Right
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import SettingKind
@@ -59,7 +57,6 @@ class RequestContext(NamedTuple):
         waits: the requests that wait for messages.
         max_body: the longest body of a message in bytes.
         budget: the memory that all clients share.
-        turn: held while a piece of a batch is parsed.
         connections: of all doors.
         overview: all queues as of late.
         schedules: of this daemon.
@@ -74,7 +71,6 @@ class RequestContext(NamedTuple):
     waits: WaitingRequests
     max_body: int
     budget: Budget
-    turn: trio.Lock
     connections: OpenConnections
     overview: Overview
     schedules: Scheduler | ClusterSchedules

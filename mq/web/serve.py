@@ -23,7 +23,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from mq.access.certificates import Certificates
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import Budget, ClientMemory
-from mq.doors.connections import Crowd, Peer, peer_of
+from mq.doors.connections import Crowd, FewLines, Peer, peer_of
 from mq.doors.listeners import PromptListener, listen, listen_unix, shake_hands, url
 from mq.doors.open_connections import OpenConnections
 from mq.doors.readers import Reader
@@ -43,6 +43,7 @@ from mq.web.http_connection import (
 from mq.web.hypercorn_server import STREAMS, STREAMS_BEFORE_LOGIN, GuardedServer
 
 logger = logging.getLogger(__name__)
+_DROPPED: Final = FewLines(logger, logging.WARNING, "a connection was dropped, its client confused the server: %s")
 
 GRACE_SECONDS: Final = 10
 """How long requests may run on after a stop."""
@@ -245,7 +246,7 @@ class _HttpConnections:
             # Clients have got nine kinds of errors out of Hypercorn's protocol code, so there is no list to go by. None
             # of them is the app's or the broker's: the app answers 500 to its own, the broker fails in its own nursery.
             fault = first_of(faults)
-            logger.warning("a connection was dropped, its client confused the server: %s", type(fault).__name__)
+            _DROPPED.write(type(fault).__name__)
             # not its text, which may quote what the client sent: a header with a secret in it
             logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 

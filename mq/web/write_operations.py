@@ -37,7 +37,7 @@ async def hold_back(context: RequestContext) -> Reply:
     entries = draft_entries(context.request.headers.get("content-type", ""))
     part, number = context.query["part"], context.query["number"]
     with context.memory.reserve(Use.BODY) as room:
-        drafts = await read_entries(context.request, entries, context.max_body, room, context.turn)
+        drafts = await read_entries(context.request, entries, context.max_body, room)
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.writes.add(context.queue, context.id, part, number, good, _asker(context)))
     errors = [draft if isinstance(draft, MQError) else next(outcomes) for draft in drafts]

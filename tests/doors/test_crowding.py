@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from mq.amqp.server import listener as amqp_server
 from mq.broker import open_broker
-from mq.doors.connections import QUIET_SECONDS, Crowd, Peer
+from mq.doors.connections import MOST_LINES, QUIET_SECONDS, Crowd, FewLines, Peer
 from mq.web import serve as web_server
 from mq.web.proxies import NO_BASE_PATH
 
@@ -60,6 +60,20 @@ async def test_the_log_says_so_once_a_minute(autojump_clock: MockClock, caplog: 
     assert len(said) == 2
     assert "192.0.2.1" in said[0]
     assert said[1].startswith("99 connections")
+
+
+async def test_lines_that_clients_cause_are_few_and_the_others_are_counted(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = FewLines(logging.getLogger("mq.test"), logging.INFO, "%s was closed: %s")
+    with caplog.at_level(logging.INFO):
+        for number in range(MOST_LINES + 40):
+            lines.write(number, "why")
+        await trio.sleep(QUIET_SECONDS)
+        lines.write("one", "more")
+    said = [record.getMessage() for record in caplog.records]
+    assert said[0] == "0 was closed: why"
+    assert said[MOST_LINES:] == ["40 more lines of this kind: %s was closed: %s", "one was closed: more"]
 
 
 @pytest.mark.parametrize(("most_handles", "reserved"), [(1024, 128), (65_536, 128), (100, 25)])

@@ -100,7 +100,7 @@ class _Senders:
             client.setblocking(False)
             with suppress(BlockingIOError):
                 client.connect(("127.0.0.1", self._port))
-            self._open[client.fileno()] = client, memoryview(self._flood.hello)
+            self._open[client.fileno()] = client, memoryview(self._flood.hello) or self._unit
             self._poll.register(client, select.EPOLLIN | select.EPOLLOUT)
 
     def send(self) -> None:

@@ -10,16 +10,20 @@ from email.policy import HTTP
 from typing import Any
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mq.broker import Broker, Draft
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
 from mq.message import BytesBody, Message, MessageId, MessageIds, Properties
+from mq.turns import FRAMES_A_TURN
 from mq.web.batches import (
     FORMATS,
     MULTIPART,
+    PIECE_BYTES,
     BatchEntry,
+    BatchParser,
     _line,
     draft_entries,
     preferred,
@@ -451,3 +455,40 @@ def test_a_state_is_told_in_both_formats() -> None:
     assert json.loads(encode_entries("", [entry])[1])["state"] == "ready"
     assert b"x-message-state: ready\r\n" in encode_entries("multipart/mixed", [entry])[1]
     assert MessageId(json.loads(encode_entries("", [entry])[1])["id"]) == entry.message.id
+
+
+class EntriesPerStep(trio.abc.Instrument):
+    """Counts the entries that are read in each step of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.most = self.now = self.all = 0
+        take = BatchParser._take
+
+        def count(parser: BatchParser[Any], given: Any) -> None:
+            self.now += 1
+            self.all += 1
+            self.most = max(self.most, self.now)
+            take(parser, given)
+
+        monkeypatch.setattr(BatchParser, "_take", count)
+        trio.lowlevel.add_instrument(self)
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.now = 0
+
+
+@pytest.mark.parametrize(
+    ("body", "content_type"),
+    [(b"{}\n" * LARGEST_BATCH, LINES), (b"--b\r\n\r\n\r\n" * LARGEST_BATCH + b"--b--\r\n", PARTS)],
+    ids=["lines", "parts"],
+)
+async def test_many_empty_entries_are_read_in_many_steps(
+    endpoints: Endpoints, monkeypatch: pytest.MonkeyPatch, body: bytes, content_type: str
+) -> None:
+    counted = EntriesPerStep(monkeypatch)
+    await ask(endpoints, "PUT", "/q")
+    request = Request("POST", b"/q/messages/batch", b"", {"content-type": content_type}, body, len(body))
+    assert (await endpoints.handle(request)).status in (200, 207)
+    assert counted.all == LARGEST_BATCH
+    # As many bytes as are parsed before their entries are counted may have a turn's entries and more.
+    assert counted.most <= FRAMES_A_TURN + PIECE_BYTES // len(b"{}\n")

@@ -26,14 +26,17 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
-from mq.doors.connections import Peer, shielded
+from mq.doors.connections import FewLines, Peer, shielded
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed, QueueHeld
-from mq.turns import FRAME, FRAMES_A_TURN, parts
+from mq.turns import FRAME, parts
 
 logger = logging.getLogger("mq.amqp")
+
+_CLOSED: Final = FewLines(logger, logging.INFO, "connection of AMQP client %s was closed: %s")
+_DROPPED: Final = FewLines(logger, logging.INFO, "AMQP client %s was dropped: %s")
 
 READ_BYTES: Final = 128 * 1024
 """What is read at once, at the most."""
@@ -165,7 +168,7 @@ class ServedConnection:
 
     def _log_end(self) -> None:
         if self._connection.why:
-            logger.info("connection of AMQP client %s was closed: %s", self._peer, self._connection.why)
+            _CLOSED.write(self._peer, self._connection.why)
         if self._publish_pump.lost:
             why = self._publish_pump.why or "mq has stopped, and the store did not take them in time"
             lost = "%d messages that AMQP client %s published are not stored, or not known to be: %s"
@@ -253,7 +256,7 @@ class ServedConnection:
 
     def _drop(self) -> None:
         """Drop a client that reads slowly, for others want the memory. It would not read a reason either."""
-        logger.info("AMQP client %s was dropped: it reads slowly, and others want the memory", self._peer)
+        _DROPPED.write(self._peer, "it reads slowly, and others want the memory")
         carrier = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
         if isinstance(carrier, trio.SocketStream):
             carrier.socket.close()
@@ -281,10 +284,10 @@ class ServedConnection:
     async def _work_in_turn(self) -> bool:
         """Carry out commands for one turn. True if the turn ended before the last frame that is here."""
         connection = self._connection
-        connection.frames_left = FRAMES_A_TURN
+        most = connection.frames_left = self._reader.turn // FRAME
         await self._work()
         left, connection.frames_left = connection.frames_left, NO_LIMIT
-        self._reader.spend((FRAMES_A_TURN - left) * FRAME)
+        self._reader.spend((most - left) * FRAME)
         return left <= 0
 
     async def _work(self) -> None:
@@ -373,7 +376,7 @@ class ServedConnection:
                 with trio.move_on_after(STALLED_SECONDS) as patience:
                     await self._stream.send_all(piece)
                 if patience.cancelled_caught:
-                    logger.info("AMQP client %s was dropped: it reads nothing", self._peer)
+                    _DROPPED.write(self._peer, "it reads nothing")
                     return False
                 self._unsent.value -= len(piece)
                 if self._sending.size:
