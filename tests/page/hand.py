@@ -33,7 +33,8 @@ def started_browser() -> Iterator[Any]:
         pytest.skip("there is no chromium here: sudo bash tests/setup-system.sh --yes")
     with api.sync_playwright() as playwright:
         # Its sandbox needs rights that tests in a container have not; it is led to our own pages alone.
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        flags = ["--no-sandbox", "--disable-dev-shm-usage", "--host-resolver-rules=MAP *.test 127.0.0.1"]
+        browser = playwright.chromium.launch(executable_path=program, args=flags)
         yield browser
         browser.close()
 

@@ -7,9 +7,13 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.e2e.daemon import Daemon
+from tests.page.hand import Hand
 
 pytestmark = pytest.mark.slow
 
@@ -127,3 +131,31 @@ def test_the_attack_works_where_nothing_guards(browser: Any, elsewhere: tuple[in
         serving.join()
     assert ("/q/messages", b"<b>planted</b>") in reached
     assert ("/q/messages", b"planted=by a form\r\n") in reached
+
+
+def test_an_image_leases_nothing_where_browsers_send_no_metadata(
+    browser: Any, tmp_path: Path, elsewhere: tuple[int, list[str]]
+) -> None:
+    """Without TLS, under a name of the network, a browser says nothing of where an image comes from."""
+    port, page = elsewhere
+    with Daemon(tmp_path / "root", tmp_path / "log", "--hosts", "mq.test") as daemon:
+        target, direct = f"http://mq.test:{daemon.port}", f"http://127.0.0.1:{daemon.port}"
+        for method, path, body in (("PUT", "/q", None), ("POST", "/q/messages", b"a secret")):
+            urllib.request.urlopen(urllib.request.Request(direct + path, body, method=method), timeout=10).close()
+        image = f"""<img src="{target}/q/messages" onerror="document.title = 'tried'">"""
+        page[:] = ["<!doctype html><title>working</title>", image]
+        with stranger(browser) as tab:
+            asked: list[Any] = []
+            tab.on("requestfailed", lambda request: asked.append(request))
+            tab.goto(f"http://page.test:{port}/")
+            tab.wait_for_function("document.title == 'tried'")
+            [request] = asked
+            assert request.url == f"{target}/q/messages"
+            assert "sec-fetch-site" not in request.all_headers()
+        assert 'operation="GET /q/messages" why="page"' in (tmp_path / "log").read_text()
+        with Hand.at(browser, target) as hand:  # the console works there all the same
+            hand.open()
+            hand.click("link", "q")
+            hand.row("a secret").wait_for()
+        assert urllib.request.urlopen(f"{direct}/q/messages", timeout=10).read() == b"a secret"
+        daemon.stop()
