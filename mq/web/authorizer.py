@@ -47,13 +47,18 @@ class Rule(NamedTuple):
         operation: the one that it asks for; None where there is none.
         right: the right that it takes.
         queue: the queue in question; None where it is the broker as a whole.
-        names: all that the path names, by what it is, for the audit log.
+        names: all that the path names, in their order.
     """
 
     operation: Operation | None
     right: str
     queue: str | None
-    names: Mapping[str, str] = {}
+    names: Sequence[str] = ()
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What the path names, as the audit log has it."""
+        return {} if self.operation is None else self.operation.named(self.names)
 
 
 class Authorizer(Handler):
@@ -151,7 +156,7 @@ class Authorizer(Handler):
 
     def _note_refusal(self, rule: Rule, request: Request, user: User) -> None:
         asked = f"{request.method} {'' if rule.operation is None else rule.operation.path}".strip()
-        names = {name: value for name, value in rule.names.items() if name != "id"}  # not a line for each message
+        names = {name: value for name, value in rule.about.items() if name != "id"}  # not a line for each message
         self._logins.refusals.refused(door="http", address=request.address, user=user.name, operation=asked, **names)
 
     async def _reply_to(self, rule: Rule, request: Request, user: User) -> Reply:
@@ -236,7 +241,7 @@ class Auditor(Handler):
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
     event = None if rule.operation is None else rule.operation.events.get(reply.status)
     if event is not None:
-        note(event, door="http", address=request.address, user=user, **rule.names)
+        note(event, door="http", address=request.address, user=user, **rule.about)
 
 
 def find_rule(method: str, segments: Sequence[str]) -> Rule:
@@ -249,7 +254,7 @@ def find_rule(method: str, segments: Sequence[str]) -> Rule:
     route, names = found
     operation = route.methods[method]
     name = names[0] if names else None
-    return Rule(operation, operation.right, name if operation.is_of_queue else None, operation.named(names))
+    return Rule(operation, operation.right, name if operation.is_of_queue else None, names)
 
 
 def _allows(user: User, rule: Rule) -> bool:
