@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import trio
 
-from mq import log_lines
+from mq import log_lines, turns
 from mq.access import Right
 from mq.broker import QueueStatus
 from mq.broker.api import BrokerAPI
@@ -21,6 +21,7 @@ from mq.doors.budget import Use
 from mq.doors.open_connections import OpenConnection
 from mq.errors import InvalidRequest
 from mq.message import shorten
+from mq.observers.metrics import Durations
 from mq.schedules.scheduler import Fate, shown_instant
 from mq.web.columns import cut
 from mq.web.exchange import NOT_CACHED, Reply, document, empty, problem
@@ -28,7 +29,7 @@ from mq.web.http_connection import CONNECTION
 from mq.web.json_answer import PART_BYTES, Entries, JsonAnswer, SentParts
 from mq.web.operations import NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH, LEVEL
-from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, Scrape, page
+from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, STEP, Scrape, page
 from mq.web.refusals import retry_after
 from mq.web.replies import age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
@@ -89,7 +90,7 @@ async def _scrape(context: RequestContext) -> bytes:
     queues = await context.broker.queues()
     totals = context.metrics.totals({status.name for status in queues}, MOST_QUEUES)
     ready = context.broker.ready
-    durations = context.metrics.durations()
+    durations = {**context.metrics.durations(), STEP: Durations(*turns.of_run().histogram())}
     now_ns, connections = context.broker.clock.date_ns(), {"http": 0, "amqp": 0} | context.connections.by_door()
     elsewhere = _led_elsewhere(context.broker, queues)
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)

@@ -25,6 +25,7 @@ from mq.broker.api import ALONE, Membership
 from mq.lifecycle import Kind, Span
 from mq.observers.metrics import DELIVERY_AGE, OTHERS, Durations, Totals
 
+STEP: Final = "step"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 MOST_QUEUES: Final = 1000
 
@@ -43,6 +44,7 @@ COUNTED: Final = {
 TIMED: Final = {
     Span.PUBLISH.value: ("mq_publish_seconds", "from a publish, of one message or a batch, to its answer"),
     Span.BARRIER.value: ("mq_barrier_seconds", "until a batch that was given to the store was durable"),
+    STEP: ("mq_event_loop_step_seconds", "how long a task ran before others did"),
     DELIVERY_AGE: ("mq_delivery_age_seconds", "how long ago a message was published when it was handed out"),
 }
 """Durations that are shown: the name of the histogram, and its help."""

@@ -18,10 +18,10 @@ from mq.broker.api import Membership, NeighborLink
 from mq.broker.settings import QueueSettings
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
-from mq.observers.metrics import OTHERS, Histogram, Metrics
+from mq.observers.metrics import OTHERS, Durations, Histogram, Metrics
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
-from mq.web.prometheus import COUNTED, MOST_QUEUES, Scrape, page
+from mq.web.prometheus import COUNTED, MOST_QUEUES, STEP, Scrape, page
 from tests.web.talking import MAX_BODY, ask, publish
 
 TREE: Final = Path(__file__).resolve().parent.parent.parent
@@ -145,6 +145,12 @@ async def test_how_long_things_took_is_told(store: MemoryStorage) -> None:
     assert 'mq_schedule_firings_total{fate="failed"} 0.0' in lines
     assert found["mq_schedules", "", ""] == 0
     assert found["mq_publish_seconds_sum", "", ""] > 0
+    steps = [
+        float(line.rpartition(" ")[2]) for line in lines.splitlines() if "mq_event_loop_step_seconds_bucket" in line
+    ]
+    assert steps == sorted(steps)
+    assert steps[0] > 10  # most steps are short
+    assert found["mq_event_loop_step_seconds_count", "", ""] == steps[-1]
 
 
 def test_a_value_is_counted_where_it_belongs() -> None:
@@ -170,7 +176,16 @@ def everything() -> str:
         happened(metrics, kind, "q")
     totals = metrics.totals({"q"}, 1)
     room = os.statvfs("/")
-    snapshot = Scrape("1", totals, [status("q")], True, room, 0, metrics.durations(), {"http": 1})
+    snapshot = Scrape(
+        "1",
+        totals,
+        [status("q")],
+        True,
+        room,
+        0,
+        {**metrics.durations(), STEP: Durations([("0.001", 1), ("+Inf", 1)], 0.0)},
+        {"http": 1},
+    )
     link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.001)
     cluster = Membership("a", "master", (), 1, True, 1, 0, 5, 4.25, (link,))
     return page(snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)).decode()
