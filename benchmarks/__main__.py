@@ -24,6 +24,7 @@ from benchmarks import (
     counted,
     embedded,
     etcd,
+    fair,
     http,
     idle,
     journal,
@@ -95,6 +96,10 @@ def _sqs(folder: str, options: argparse.Namespace) -> list[Figure]:
     return sqs.measure(folder, options.rounds, min(options.messages, 2000))
 
 
+def _fair(folder: str, options: argparse.Namespace) -> list[Figure]:
+    return fair.measure(folder, options.backlog)
+
+
 def _many(folder: str, options: argparse.Namespace) -> list[Figure]:
     return many.measure(folder, options.many)
 
@@ -119,6 +124,7 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "spark": _spark,
     "claims": _claims,
     "sqs": _sqs,
+    "fair": _fair,
 }
 
 

@@ -1,0 +1,271 @@
+"""How long another client waits during one client's job of very many messages, and what the job costs a message.
+
+The job's client and the other one are programs of their own, over AMQP. The other one publishes a message, confirmed
+and transient, and gets it, on a queue of its own, again and again. Figures are of transient messages of 100 bytes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, Final, NamedTuple
+
+import pika
+
+from benchmarks.figures import Figure, at_most
+from benchmarks.idle import port_of
+
+MOST_MS: Final = 100.0
+"""The longest round trip that a job may cause."""
+_BODY: Final = b"x" * 100
+_TRANSIENT: Final = pika.BasicProperties(delivery_mode=1)
+_DEAD: Final = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+_PATIENCE_SECONDS: Final = 600.0
+_PAUSE_SECONDS: Final = 0.01
+
+
+class Bystander(NamedTuple):
+    """The other client's round trips, in milliseconds."""
+
+    rounds: int
+    median: float
+    longest: float
+
+
+def measure(folder: str, messages: int) -> list[Figure]:
+    """Each job once, with so many messages."""
+    figures: list[Figure] = []
+    with _daemon(folder) as (pid, port):
+        for name, prepare in JOBS.items():
+            job = prepare(port, messages)
+            with _bystander(port) as stop:
+                began, used = time.monotonic(), _processor_seconds(pid)
+                job()
+                seconds, used = time.monotonic() - began, _processor_seconds(pid) - used
+                seen = stop()
+            note = f"median {seen.median:.1f} ms of {seen.rounds}; the job took {seconds:.1f} s"
+            if name != "nothing":
+                note += f", {(used - _OF_A_ROUND * seen.rounds) / messages * 1e6:.0f} µs of processor time a message"
+            figures.append(
+                at_most(f"another client's longest round trip: {name}", seen.longest, MOST_MS, "ms", note=note)
+            )
+    return figures
+
+
+_OF_A_ROUND: Final = 0.0015
+"""About the processor seconds of one of the other client's rounds, which are not the job's."""
+
+
+@contextmanager
+def _daemon(folder: str) -> Iterator[tuple[int, int]]:
+    """A daemon's process, and its port for AMQP."""
+    log, amqp = f"{folder}/fair.log", _free_port()
+    with open(log, "w+", encoding="utf-8") as output:
+        words = ["--root", f"{folder}/fair", "--port", "0", "--amqp-port", str(amqp)]
+        daemon = subprocess.Popen([sys.executable, "-m", "mq", *words], stderr=output)
+        try:
+            port_of(daemon, log)
+            yield daemon.pid, amqp
+        finally:
+            daemon.send_signal(signal.SIGKILL)
+            daemon.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        return port
+
+
+@contextmanager
+def _bystander(port: int) -> Iterator[Callable[[], Bystander]]:
+    """Another client, in a process of its own. Call what this yields to stop it."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=_go_round, args=(port, theirs), daemon=True)
+    process.start()
+    ours.recv()
+
+    def stop() -> Bystander:
+        ours.send(None)
+        times = sorted(ours.recv())
+        return Bystander(len(times), times[len(times) // 2] * 1e3, times[-1] * 1e3)
+
+    try:
+        yield stop
+    finally:
+        process.join(10)
+        process.kill()
+
+
+def _go_round(port: int, said: Connection) -> None:
+    channel = _connect(port).channel()
+    channel.confirm_delivery()
+    queue = uuid.uuid4().hex
+    channel.queue_declare(queue)
+    times: list[float] = []
+    for number in range(1_000_000):
+        began = time.monotonic()
+        channel.basic_publish("", queue, b"x", _TRANSIENT)
+        channel.basic_get(queue, auto_ack=True)
+        if number < 20:  # the first ones bring up what they need
+            continue
+        if number == 20:
+            said.send(None)
+        times.append(time.monotonic() - began)
+        if said.poll():
+            break
+        time.sleep(_PAUSE_SECONDS)
+    said.send(times)
+
+
+def _processor_seconds(pid: int) -> float:
+    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+        fields = stat.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# The jobs
+
+
+def _connect(port: int) -> Any:
+    return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port, heartbeat=0))
+
+
+def _filled(port: int, messages: int, arguments: dict[str, Any] | None = None, **more: Any) -> tuple[Any, Any]:
+    """A connection and its channel, and a queue `q` with so many messages, made anew."""
+    connection = _connect(port)
+    channel = connection.channel()
+    for queue in ("q", "dead"):
+        channel.queue_delete(queue)
+    channel.queue_declare("dead")
+    channel.queue_declare("q", arguments=arguments, **more)
+    _publish(channel, messages)
+    return connection, channel
+
+
+def _publish(channel: Any, messages: int) -> None:
+    for _ in range(messages):
+        channel.basic_publish("", "q", _BODY, _TRANSIENT)
+    _until(channel, "q", messages)
+
+
+def _held(connection: Any, channel: Any, messages: int) -> None:
+    """Consume so many messages, and acknowledge none."""
+    last = 0
+
+    def take(_: Any, method: Any, *__: Any) -> None:
+        nonlocal last
+        last = method.delivery_tag
+
+    channel.basic_consume("q", take)
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while last < messages and time.monotonic() < deadline:
+        connection.process_data_events(0.5)
+
+
+def _until(channel: Any, queue: str, messages: int) -> None:
+    """Wait until a queue has so many messages."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while channel.queue_declare(queue, passive=True).method.message_count != messages:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"queue {queue} never had {messages} messages")
+        time.sleep(0.1)
+
+
+def _nothing(port: int, messages: int) -> Callable[[], None]:
+    return lambda: time.sleep(3)
+
+
+def _publishing(port: int, messages: int) -> Callable[[], None]:
+    _, channel = _filled(port, 0)
+    return lambda: _publish(channel, messages)
+
+
+def _acknowledging(port: int, messages: int) -> Callable[[], None]:
+    connection, channel = _filled(port, messages)
+    _held(connection, channel, messages)
+
+    def job() -> None:
+        channel.basic_ack(messages, multiple=True)
+        _until(channel, "q", 0)
+
+    return job
+
+
+def _requeueing(port: int, messages: int) -> Callable[[], None]:
+    connection, channel = _filled(port, messages)
+    _held(connection, channel, messages)
+    other = _connect(port).channel()
+
+    def job() -> None:
+        channel.basic_cancel(channel.consumer_tags[0])
+        channel.basic_nack(messages, multiple=True, requeue=True)
+        _until(other, "q", messages)
+
+    return job
+
+
+def _rejecting(port: int, messages: int) -> Callable[[], None]:
+    connection, channel = _filled(port, messages, _DEAD)
+    _held(connection, channel, messages)
+    other = _connect(port).channel()
+
+    def job() -> None:
+        channel.basic_nack(messages, multiple=True, requeue=False)
+        _until(other, "dead", messages)
+
+    return job
+
+
+def _vanishing(port: int, messages: int) -> Callable[[], None]:
+    connection, channel = _filled(port, messages)
+    _held(connection, channel, messages)
+    other = _connect(port).channel()
+
+    def job() -> None:
+        connection._impl._transport._sock.shutdown(2)  # pika has no other way to go without a word
+        _until(other, "q", messages)
+
+    return job
+
+
+def _expiring(port: int, messages: int) -> Callable[[], None]:
+    _, channel = _filled(port, 0)
+    channel.queue_delete("q")
+    channel.queue_declare("q", arguments=_DEAD | {"x-message-ttl": 1000 * (10 + messages // 1000)})
+    _publish(channel, messages)
+    return lambda: _until(channel, "dead", messages)
+
+
+def _purging(port: int, messages: int) -> Callable[[], None]:
+    _, channel = _filled(port, messages)
+    return lambda: channel.queue_purge("q")
+
+
+def _deleting(port: int, messages: int) -> Callable[[], None]:
+    _, channel = _filled(port, messages)
+    return lambda: channel.queue_delete("q")
+
+
+JOBS: Final[dict[str, Callable[[int, int], Callable[[], None]]]] = {
+    "nothing": _nothing,
+    "publish without confirms": _publishing,
+    "acknowledge with multiple": _acknowledging,
+    "requeue with multiple": _requeueing,
+    "reject with multiple, to a dead-letter queue": _rejecting,
+    "a consumer vanishes": _vanishing,
+    "expire, to a dead-letter queue": _expiring,
+    "purge": _purging,
+    "delete the queue": _deleting,
+}
+"""Each brings the messages there, and returns the job itself."""
