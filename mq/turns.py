@@ -25,22 +25,24 @@ T = TypeVar("T")
 
 logger = logging.getLogger("mq.turns")
 
-# A request takes up to twenty passes of the event loop, and each may hold one turn: a turn of 5 ms of processor time
-# keeps it below 100 ms. On a machine three times as slow the turn stays below the 20 ms that a step may take.
 TURN: Final = 1 << 18
-"""Units of work in a turn, of some 20 ns each: about 5 ms of processor time, 15 ms on a slow machine."""
+"""Units of work, of some 20 ns each, that readers do in one pass of the event loop: about 5 ms of processor time, and
+on a machine three times as slow still less than the 20 ms that a step may take."""
+JOB: Final = TURN // 4
+"""Units in the turn of a loop. To publish a message and get it takes another client some thirty passes of the event
+loop, and each may hold one such turn: of 1.25 ms, so that together they stay well below 100 ms."""
 BYTE: Final = 1
-"""Units for a byte that Python parses or writes as text: 256 KiB a turn."""
+"""Units for a byte that Python parses or writes as text: 64 KiB a turn."""
 FRAME: Final = 1 << 10
-"""Units for a frame, a header line or a row, of about 10 to 20 µs: 256 a turn."""
+"""Units for a frame, a header line or a row, of about 10 to 20 µs: 64 a turn."""
 LIGHT: Final = 1 << 9
-"""Units for one of several small steps about a message, of 5 to 10 µs: 512 a turn."""
+"""Units for one of several small steps about a message, of 5 to 10 µs: 128 a turn."""
 MESSAGE: Final = 1 << 12
-"""Units for a message that is moved, published or delivered, of up to 80 µs: 64 a turn."""
+"""Units for a message that is moved, published or delivered, of up to 80 µs: 16 a turn."""
 
-MESSAGES_A_TURN: Final = TURN // MESSAGE
+MESSAGES_A_TURN: Final = JOB // MESSAGE
 FRAMES_A_TURN: Final = TURN // FRAME
-BYTES_A_TURN: Final = TURN // BYTE
+BYTES_A_TURN: Final = JOB // BYTE
 
 STEP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Seconds: the upper bounds of the histogram of steps."""
@@ -78,7 +80,7 @@ class LoopTurns(trio.abc.Instrument):
     )
 
     def __init__(self) -> None:
-        self.left = TURN
+        self.left = JOB
         self.steps = 0
         self.long_steps = [0] * (len(STEP_BOUNDS) + 1)
         self.long_seconds = 0.0
@@ -109,7 +111,7 @@ class LoopTurns(trio.abc.Instrument):
                 trio.lowlevel.spawn_system_task(self._pace)
             with trio.CancelScope(shield=True):
                 await self._line.park()
-        self.left = TURN
+        self.left = JOB
 
     def histogram(self) -> tuple[list[tuple[str, int]], float]:
         """For each bound in seconds, and at last for ``+Inf``: how many steps took no longer. And how long those of
@@ -135,7 +137,7 @@ class LoopTurns(trio.abc.Instrument):
         task: trio.lowlevel.Task,
         now: Callable[[], float] = time.perf_counter,
         short: float = STEP_BOUNDS[0],
-        turn: int = TURN,
+        turn: int = JOB,
     ) -> None:
         """End the measurement of the step before, and begin that of this one."""
         began = now()
@@ -252,7 +254,7 @@ class _Slices(Generic[T]):
     def __init__(self, items: Sequence[T], units: int) -> None:
         self._items = items
         self._units = units
-        self._most = max(1, TURN // units)
+        self._most = max(1, JOB // units)
         self._at = 0
         self._turns = of_run()
 
@@ -266,7 +268,7 @@ class _Slices(Generic[T]):
         some = self._items if len(self._items) <= self._most else self._items[self._at : self._at + self._most]
         self._at += len(some)
         units = len(some) * self._units
-        if turns.left < min(units, TURN):
+        if turns.left < min(units, JOB):
             await turns.end()
         turns.left -= units
         return some

@@ -57,6 +57,10 @@ ANSWERED_TOGETHER = 16
 """Messages of a submission where a store tells of the first ones before the last ones are done: so many at a time."""
 MOST_OF_A_CALL: Final = 128
 """Items of one call that are one submission, and so are answered in one step of the event loop."""
+PORTION: Final = 128
+LARGEST_PORTION: Final = 512
+_LONG_SECONDS: Final = 0.01
+"""A batch that takes longer waits for its disk."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
@@ -82,13 +86,15 @@ class Committer:
         failure: why the medium failed; empty while it works.
         together: messages in one submission, if it can be split: those of one are answered in one step.
         pace: how many operations a batch may have.
+        portion: messages that a long job submits before it waits: few where a batch ends soon, so that the operations
+            of others are not behind many; more where it takes long whatever it has.
     """
 
     def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
         self._storage = storage
         self._took = took
         self._telling = storage if tells(storage) else None
-        self.together = ANSWERED_TOGETHER if self._telling is not None else turns.MESSAGES_A_TURN
+        self.together = ANSWERED_TOGETHER if self._telling is not None else MOST_OF_A_CALL // 2
         description = storage.description
         self._gathers = description.durable  # without a barrier there is nothing to share
         # A store with a log flushes once a batch; others may sync each file.
@@ -100,6 +106,7 @@ class Committer:
         self._last_taken = 0  # calls in the batch before
         self._workers = trio.lowlevel.ParkingLot()  # save workers, in the order of their turns
         self._is_served = False  # one of them has its turn
+        self.portion = PORTION
         self.failure = ""
         self._shut_out: StorageFenced | None = None
 
@@ -210,7 +217,7 @@ class Committer:
             del operations[self.pace.limit :]
         has_groups = any(isinstance(operation, groups.BEYOND) for operation in operations)
         size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
-        turns.of_run().spend(len(operations) * turns.LIGHT)
+        turns.of_run().spend(len(operations) * turns.LIGHT // 2)
         answering = _Answering(submissions, began)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
         ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
@@ -219,6 +226,7 @@ class Committer:
             self._line.put_first(rest.source, partial(self._take_turn, rest))
             self._fill()
         self.pace.note(size, ended - began)
+        self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         for took in self._took:
             took(ended - began)
 
@@ -419,7 +427,8 @@ class _Answering:
         """Take the last outcomes. Returns the time at which they were there."""
         ended, turn = self._add(outcomes, late_seconds), turns.of_run()
         while self._is_next_complete():
-            if turn.spend(len(self._left[0].left) * turns.FRAME):
+            # A quarter of what it takes: every client waits for this loop.
+            if turn.spend(len(self._left[0].left) * turns.FRAME // 4):
                 await turn.end()
             self._answer_next(ended)
         return ended

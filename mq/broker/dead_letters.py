@@ -43,8 +43,6 @@ LONGEST_REASON: Final = 200
 """Characters of the reason of a failure: many of them are one record."""
 _FAILURE: Final = 0
 """In place of an order, in the ledger: why the work on a message failed last."""
-_LARGEST_GROUP: Final = 256
-"""Dead messages that are moved together: others' operations join the batches in between."""
 _MANY_EXPIRED: Final = 10
 """So many messages of a queue that expire within :data:`_REPORT_SECONDS` are worth a warning."""
 _REPORT_SECONDS: Final = 60.0
@@ -168,7 +166,7 @@ class DeadLetters:
     async def has_room(self) -> None:
         """Wait until few dead messages wait to be moved. For callers that find very many at once: those that a client
         rejects meanwhile do not wait for all of them."""
-        while len(self._dead) >= _LARGEST_GROUP:
+        while len(self._dead) >= self._committer.portion:
             await self._moved.park()
 
     async def run(self) -> None:
@@ -195,7 +193,7 @@ class DeadLetters:
 
     async def _move_some(self, nursery: trio.Nursery) -> None:
         """Move the dead messages that wait. What else has to be done for one is left to the nursery."""
-        dead = [each for each in await self._dead.drain(_LARGEST_GROUP) if not self._is_reprieved(each)]
+        dead = [each for each in await self._dead.drain(self._committer.portion) if not self._is_reprieved(each)]
         try:
             await self._secure_keys([each.entry.id for each in dead])
             await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])

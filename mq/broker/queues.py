@@ -39,8 +39,8 @@ from mq.storage.interface import QUEUE, WRITE_JOBS, Entry, Move, Sharing
 
 logger = logging.getLogger("mq.broker")
 
-REGROUPED_AT_ONCE = 500
-"""Messages whose groups begin before other tasks run: a few milliseconds. Not Final: tests make it smaller."""
+REGROUPED_AT_ONCE = 256
+"""Messages whose groups begin before other tasks run: a millisecond. Not Final: tests make it smaller."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
 
@@ -420,23 +420,33 @@ class Queues:
         """Make those moves whose messages are still where they were, in one batch; their ids go to `done`."""
         await self._secure_keys([move.entry.id for move in moves])
         failed: MQError | None = None
-        async for some in turns.slices(moves, turns.FRAME):
+        at = 0
+        while at < len(moves):  # others' operations come in between
+            some = moves[at : at + self._committer.portion]
+            at += len(some)
             failed = await self._do_some(index, some, kind, what, done) or failed
         if failed is not None:
             raise failed
+
+    def _begin(self, index: QueueIndex, move: Move) -> bool:
+        """Begin a move, if its message is still where it was."""
+        id = move.entry.id
+        if id in self._catalog.locks or index.is_out(id) or index.find(id) != move.entry:
+            return False
+        self._catalog.begin(move.entry, is_leaving=True)
+        return True
 
     async def _do_some(
         self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str, done: set[MessageId]
     ) -> MQError | None:
         """The last error, if there was one."""
-        jobs = []
-        for move in moves:
-            id = move.entry.id
-            if id not in self._catalog.locks and not index.is_out(id) and index.find(id) == move.entry:
-                self._catalog.begin(move.entry, is_leaving=True)
-                jobs.append((id, MoveJob(self._catalog, move, kind, what)))
-        if jobs:
-            self._jobs.put([job for _, job in jobs])
+        jobs: list[tuple[MessageId, MoveJob]] = []
+        async for some in turns.slices(moves, turns.LIGHT):
+            begun = [
+                (move.entry.id, MoveJob(self._catalog, move, kind, what)) for move in some if self._begin(index, move)
+            ]
+            self._jobs.put([job for _, job in begun])
+            jobs += begun
         failed: MQError | None = None
         for id, job in jobs:
             try:

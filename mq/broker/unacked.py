@@ -76,6 +76,7 @@ class Unacked:
         self._secure_keys = core.secure_keys
         self._remover = remover
         self._jobs = core.jobs
+        self._committer = core.committer
         self._ids = core.ids
         self._config = core.config
         self._renewed: dict[tuple[str, MessageId], UnackedMessage] = {}
@@ -119,7 +120,7 @@ class Unacked:
         Raises:
             StorageError: some could not be removed; they are READY again.
         """
-        await _in_parts(held, partial(self._acknowledge, durable=durable))
+        await self._in_portions(held, partial(self._acknowledge, durable=durable))
 
     async def put_back(
         self,
@@ -136,7 +137,7 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        await _in_parts(
+        await self._in_portions(
             held, partial(self._put_back, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
         )
 
@@ -146,7 +147,7 @@ class Unacked:
         Raises:
             StorageError: some could not be moved; they are where they were.
         """
-        await _in_parts(
+        await self._in_portions(
             held,
             lambda some: self._change(some, lambda entry: self._dead_letters.dead_letter(entry, REJECTED)),
         )
@@ -160,6 +161,31 @@ class Unacked:
                     nursery.start_soon(self._renew, each)
 
     # Implementation
+
+    async def _in_portions(
+        self, held: Sequence[UnackedMessage], change: Callable[[Sequence[UnackedMessage]], Awaitable[None]]
+    ) -> None:
+        """Change messages portion by portion: others' operations come in between, and what fails for one is tried for
+        the next.
+
+        Raises:
+            MQError: the last error.
+        """
+        if len(held) <= self._committer.portion:
+            await change(held)
+            return
+        failed: MQError | None = None
+        at = 0
+        while at < len(held):
+            some = held[at : at + self._committer.portion]
+            at += len(some)
+            try:
+                await change(some)
+            except MQError as error:
+                failed = error
+            await turns.spend(frames=len(some) // 4)
+        if failed is not None:
+            raise failed
 
     async def _acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool) -> None:
         await self._secure_keys([each.entry.id for each in held])
@@ -329,25 +355,6 @@ class Unacked:
 
     def _forget(self, held: UnackedMessage) -> None:
         self._renewed.pop((held.entry.queue, held.entry.id), None)
-
-
-async def _in_parts(
-    held: Sequence[UnackedMessage], change: Callable[[Sequence[UnackedMessage]], Awaitable[None]]
-) -> None:
-    """Change messages part by part: others' operations come in between, and what fails for one part is tried for the
-    next.
-
-    Raises:
-        MQError: the last error.
-    """
-    failed: MQError | None = None
-    async for some in turns.slices(held, turns.LIGHT):
-        try:
-            await change(some)
-        except MQError as error:
-            failed = error
-    if failed is not None:
-        raise failed
 
 
 def _split(held: Sequence[UnackedMessage]) -> tuple[list[UnackedMessage], list[UnackedMessage]]:

@@ -235,7 +235,7 @@ class Upkeep(CatalogEvents):
     async def _trim_rest(self, index: QueueIndex) -> None:
         """Drop in turns what is over a queue's limits."""
         while index.settings.overflow == DROP_HEAD and self._drop(index):
-            await turns.spend(messages=_DROPPED_AT_ONCE)
+            await turns.spend(frames=_DROPPED_AT_ONCE)
             await self._dead_letters.has_room()
         self._trimming.discard(index)
 
@@ -287,7 +287,7 @@ class Upkeep(CatalogEvents):
             self._catalog.leave(index)
         else:
             self._catalog.strangers.add(index.name)
-        if index.total > turns.MESSAGES_A_TURN:
+        if index.total > _DROPPED_AT_ONCE:
             index.under_way += is_ours  # until the last of its leftovers is begun, it has not left
             self._begin_job(partial(self._clear, index, leftovers if is_ours else None))
             return
@@ -316,7 +316,7 @@ class Upkeep(CatalogEvents):
             self._expiry.forget(id)
 
     async def _remove_leftovers(self, leftovers: Iterator[Entry]) -> None:
-        while some := list(islice(leftovers, turns.FRAMES_A_TURN)):
+        while some := list(islice(leftovers, self._committer.portion)):
             await turns.spend(frames=len(some))
             futures = [self.orphaned(entry) for entry in some if entry.id not in self._catalog.locks]
             with suppress(MQError):  # what cannot be removed now is tried again

@@ -143,7 +143,7 @@ class MemoryStorage:
         """Do all of them, in order."""
         await trio.lowlevel.checkpoint()  # first: a commit that is cancelled has done nothing
         outcomes: list[Outcome] = []
-        async for some in turns.slices(operations, turns.LIGHT):
+        async for some in turns.slices(operations, turns.LIGHT // 4):
             outcomes += [
                 await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in some
             ]
@@ -153,7 +153,7 @@ class MemoryStorage:
         """The messages at these places."""
         await trio.lowlevel.checkpoint()
         found: list[Stored | None] = []
-        async for some in turns.slices(entries, turns.LIGHT):
+        async for some in turns.slices(entries, turns.LIGHT // 4):
             found += [_stored(self._at(entry)) for entry in some]
         return found
 
@@ -180,7 +180,7 @@ class MemoryStorage:
         await trio.lowlevel.checkpoint()
         there = list(itertools.islice(self._there(state, queue), limit))
         entries: list[Entry] = []
-        async for some in turns.slices(there, turns.LIGHT // 4):
+        async for some in turns.slices(there, turns.LIGHT // 16):
             entries += [Entry(name, id, state, kept.meta) for name, id, kept in some]
         return entries
 
@@ -218,7 +218,7 @@ class MemoryStorage:
     async def _do_group(self, group: Group) -> Outcome:
         """Do all of it, or take back what was done."""
         undo: list[Callable[[], object]] = []
-        async for operation in turns.in_turns(group.operations, turns.LIGHT):
+        async for operation in turns.in_turns(group.operations, turns.LIGHT // 4):
             if isinstance(operation, Put | Drop):
                 text = await _text(operation.value) if isinstance(operation, Put) else None
                 before = self._set_record(operation.kind, operation.key, text)

@@ -116,7 +116,7 @@ class DeadLetterRouter:
         settled: dict[str, Queue | None] = {}
         size, turn = 0, turns.of_run()
         while left and size < _MOST_BYTES_TOGETHER:
-            if turn.spend(turns.MESSAGE // 2):
+            if turn.spend(turns.FRAME):
                 await turn.end()
             message, reason = left[0]
             if message.queue not in settled:

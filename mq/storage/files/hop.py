@@ -109,7 +109,7 @@ class _Parts:
         while self.error is None and count > self._heard:
             first = self._heard
             self._heard = min(count, first + TOLD_TOGETHER)
-            await turns.spend(frames=self._heard - first)
+            await turns.spend(frames=(self._heard - first) // 4)
             try:
                 self._hear(self._early.expected[first : self._heard], late_seconds)
             except Exception as error:  # noqa: BLE001 - it is raised when the call has ended
