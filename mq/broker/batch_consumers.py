@@ -303,11 +303,11 @@ class BatchConsumers:
             self._ids.observe(max(consumer.state.epoch, consumer.stamp))
             if consumer.is_held or consumer.state.is_acknowledged:
                 # Of two records with one message the later is true: of the other no answer said that it is kept.
-                for id in consumer.ids:
+                async for id in turns.in_turns(consumer.ids, turns.LIGHT // 2):
                     if id not in index.claims:
                         index.claim(id, consumer)
         for index, consumer in self._consumers.latest_first(queues):
-            for entry in consumer.returning(index):
+            async for entry in turns.in_turns(consumer.returning(index), turns.LIGHT // 2):
                 index.claim(entry.id, consumer)
 
     def resume(self, nursery: trio.Nursery, queues: Mapping[str, QueueIndex]) -> None:

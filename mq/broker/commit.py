@@ -491,6 +491,8 @@ class Together(Generic[T]):
         """
         committer = self._committer
         size = len(items) if messages is None else messages
+        if not items:
+            return
         if size <= committer.room:
             if messages is None:
                 self._add_each(items)

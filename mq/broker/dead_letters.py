@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -89,14 +90,14 @@ class DeadLetters:
         self._orders: dict[MessageId, set[int]] = {}
         self._failed: set[MessageId] = set()
         self._missing: set[MessageId] = set()
-        self._many = _FEWEST_HISTORIES
+        self._many: float = _FEWEST_HISTORIES
         self._expired: Counter[str] = Counter()  # by queue, since they were logged
         self._has_expired = trio.Event()
 
     async def load(self) -> None:
         """Load the histories, and forget those whose message is in no queue any more."""
         await self._load()
-        async for id in turns.in_turns(self._without_message(), turns.LIGHT):
+        async for id in turns.in_turns(await self._without_message(), turns.LIGHT):
             self.forget(id)
 
     async def learn(self, entries: Iterable[Entry]) -> None:
@@ -214,7 +215,7 @@ class DeadLetters:
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:
         """The moves of dead messages; the histories of those that go to a dead-letter queue are durable."""
-        self._forget_missing()
+        await self._forget_missing()
         with suppress(StorageError):  # at worst the history is shorter
             await self.learn(each.entry for each in dead)
         if self._is_shared and any(self._target_of(each.entry) is None for each in dead):
@@ -327,18 +328,24 @@ class DeadLetters:
         """Whether a peer may have moved the message to its place."""
         return entry.meta.order is not None and entry.meta.order not in self._orders.get(entry.id, ())
 
-    def _without_message(self) -> set[MessageId]:
+    async def _without_message(self) -> set[MessageId]:
         """The ids of histories whose message is in no queue, as far as the index knows."""
-        if not self._orders and not self._failed:
-            return set()
-        there = {entry.id for index in self._catalog.queues.values() for entry in index.entries()}
-        return {id for id in self._orders.keys() | self._failed if id not in there and id not in self._catalog.locks}
+        missing = self._orders.keys() | self._failed
+        for index in list(self._catalog.queues.values()) if missing else ():
+            async for entry in turns.in_turns(index.seen(), turns.LIGHT // 4):
+                missing.discard(entry.id)
+        # A message may have come to a queue that was looked at before.
+        return {id for id in missing if id not in self._catalog.locks and not self._is_anywhere(id)}
 
-    def _forget_missing(self) -> None:
+    def _is_anywhere(self, id: MessageId) -> bool:
+        return any(index.find(id) is not None for index in self._catalog.queues.values())
+
+    async def _forget_missing(self) -> None:
         """Forget histories whose messages were missing at this look and at the one before."""
         # Peers remove messages without notice. A look is due when there are twice as many histories as at the last one.
         if self._is_shared and len(self._orders) > self._many:
-            missing = self._without_message()
+            self._many = math.inf  # one look at a time
+            missing = await self._without_message()
             for id in missing & self._missing:
                 self.forget(id)
             self._missing = missing

@@ -19,6 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 
+from mq import turns
 from mq.broker.commit import Committer
 from mq.errors import StorageFull, StorageUnsure
 from mq.message import SharedAttributes
@@ -137,6 +138,7 @@ class Ledger(Generic[V]):
         for name in sorted(records, key=_age):
             self._number = max(self._number, _age(name)[0])
             if not self._is_own(name):
+                await turns.spend(frames=len(records[name].get("entries", ())))
                 self._take_up(self._segments.get(name) or self._new(name), records[name])
         for name in [name for name in self._segments if name not in records and not self._is_own(name)]:
             segment = self._segments[name]

@@ -5,13 +5,15 @@ The index then has hints only. A move on a stale one fails, for the store lets o
 
 from __future__ import annotations
 
+import heapq
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 
 import trio
 
+from mq import turns
 from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, incarnation_of, without_rank
@@ -25,6 +27,8 @@ from mq.storage.interface import QUEUE, WRITE_JOBS, Change, Entry, Sharing
 
 logger = logging.getLogger("mq.broker")
 
+_SORTED_TOGETHER: Final = 2048
+"""Entries that are sorted in one step."""
 _REST_FACTOR: Final = 4
 """The pause after a look at the store is at least this many times the time of the look. So a large and slow store takes
 up a fifth of the time at the most."""
@@ -57,9 +61,9 @@ class StoreWatcher:
         """Load all queues and messages of the store."""
         await self.load_queues()
         for index in list(self._catalog.queues.values()):
-            self._learn(await self._storage.scan(State.READY, index.name))
+            await self._learn(await self._storage.scan(State.READY, index.name))
         for state in (State.DELAYED, State.NEW, State.REMOVED):
-            self._learn(await self._storage.scan(state))
+            await self._learn(await self._storage.scan(state))
 
     async def load_queues(self) -> None:
         """Load the queues and their settings."""
@@ -89,7 +93,7 @@ class StoreWatcher:
 
     async def refresh(self, index: QueueIndex) -> None:
         """Load which messages of one queue are READY."""
-        for entry in await self._storage.scan(State.READY, index.name):
+        async for entry in turns.in_turns(await self._storage.scan(State.READY, index.name), turns.LIGHT):
             self._appeared(entry)
 
     async def run(self) -> None:
@@ -124,21 +128,25 @@ class StoreWatcher:
         try:
             await self.load_queues()
             for index in list(self._catalog.queues.values()):
-                self._compare(index, State.READY, await self._storage.scan(State.READY, index.name))
-            delayed = await self._storage.scan(State.DELAYED)
+                await self._compare(index, State.READY, await self._storage.scan(State.READY, index.name))
+            delayed: dict[str, list[Entry]] = {}
+            async for entry in turns.in_turns(await self._storage.scan(State.DELAYED), turns.LIGHT // 4):
+                delayed.setdefault(entry.queue, []).append(entry)
             for index in list(self._catalog.queues.values()):
-                self._compare(index, State.DELAYED, [entry for entry in delayed if entry.queue == index.name])
+                await self._compare(index, State.DELAYED, delayed.get(index.name, []))
             if self._sweep:
                 await self._take_over()
         except StorageError as error:
             logger.warning("cannot look at the store now: %s", error)
 
-    def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
+    async def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
         ids = {entry.id for entry in there}
-        for id in index.ids(state) - ids:
-            if id not in self._catalog.locks:
-                _forget(index, id)
-        for entry in there:
+        async for entry in turns.in_turns(index.seen(), turns.LIGHT // 2):
+            is_gone = entry.state is state and entry.id not in ids and not index.is_out(entry.id)
+            # It may have moved by now, or be on its way.
+            if is_gone and index.find(entry.id) == entry and entry.id not in self._catalog.locks:
+                _forget(index, entry.id)
+        async for entry in turns.in_turns(there, turns.LIGHT):
             self._appeared(entry)
 
     async def _take_over(self) -> None:
@@ -166,10 +174,10 @@ class StoreWatcher:
         elif entry.state in (State.READY, State.DELAYED):
             self._appeared(entry)
 
-    def _learn(self, entries: list[Entry]) -> None:
-        entries = sorted(entries, key=_key)
-        self._observe(entries)
-        for entry in entries:
+    async def _learn(self, entries: list[Entry]) -> None:
+        async for entry in turns.in_turns(await _sorted(entries), turns.LIGHT):
+            if entry.state is not State.REMOVED:  # those of a deleted queue are named by a clock that nothing checks
+                self._ids.observe(entry.id.time if entry.meta.order is None else without_rank(entry))
             if entry.id in self._catalog.locks:
                 continue  # a peer has moved it since an earlier scan, and this broker is removing it
             if entry.state is State.REMOVED:
@@ -181,19 +189,6 @@ class StoreWatcher:
                 self._catalog.strangers.add(entry.queue)
                 if entry.queue != WRITE_JOBS:
                     logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
-
-    def _observe(self, entries: list[Entry]) -> None:
-        """Make every later id younger than these entries, which are sorted by their ids."""
-        # What a deleted queue has left in REMOVED is named by the store, by a clock that nothing checks.
-        entries = [entry for entry in entries if entry.state is not State.REMOVED]
-        for entry in entries:
-            if entry.meta.order is not None:
-                self._ids.observe(without_rank(entry))
-        for entry in reversed(entries):
-            if entry.meta.order is None:
-                self._ids.observe(entry.id.time)
-                if self._ids.last >= entry.id.time:
-                    break  # all before it are older; a time that was made by hand is not followed
 
     def _appeared(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)
@@ -230,6 +225,13 @@ async def do_every(seconds: float, look: Callable[[], Awaitable[None]], longest_
         await look()
         rest = min(_REST_FACTOR * (trio.current_time() - began), longest_rest)
         await trio.sleep(max(0.0, rest - seconds))
+
+
+async def _sorted(entries: list[Entry]) -> Iterable[Entry]:
+    """The entries by their ids. To sort a million in one step would take most of a second."""
+    slices = turns.slices(entries, turns.JOB // _SORTED_TOGETHER)
+    runs = [sorted(some, key=_key) async for some in slices]
+    return runs[0] if len(runs) == 1 else heapq.merge(*runs, key=_key)
 
 
 def _key(entry: Entry) -> int:

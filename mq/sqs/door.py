@@ -11,11 +11,13 @@ import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Iterator, Mapping
+from functools import partial
 from time import time
 from typing import Final
 
 import trio
 
+from mq import turns
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
@@ -167,7 +169,7 @@ class SqsDoor(Handler):
             request.memory.log_in(user.name)  # until here the body counts for strangers: anyone can name a key
         if len(body) > IN_MEMORY_BYTES:
             room.cover(_READ * len(body))
-        asked = speech.read(ACTIONS)
+        asked = await turns.apart(len(body), partial(speech.read, ACTIONS))
         door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
         names = QueueNames(f"{request.scheme}://{_authority(request)}{self._base_path}", region)
         call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], user)

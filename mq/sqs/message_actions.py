@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.access import Right
 from mq.broker import Draft, Removal
 from mq.broker.bodies import close
@@ -179,13 +180,17 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
     entries, batch = _entries(call), _Batch()
     rules = await _rules(call, queue)
     sent: dict[str, OutgoingMessage] = {}
+    left = LARGEST_MESSAGE
     for entry in entries:
         with batch.noting(entry["Id"]):
-            sent[entry["Id"]] = OutgoingMessage(call, entry, rules)
-    if sum(outgoing.size for outgoing in sent.values()) > LARGEST_MESSAGE:
-        raise SqsError(
-            "BatchRequestTooLong", f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once."
-        )
+            sent[entry["Id"]] = outgoing = OutgoingMessage(call, entry, rules)
+            left -= outgoing.size
+            await turns.spend(size=outgoing.size // 2)
+        if left < 0:  # the others are not even looked at
+            raise SqsError(
+                "BatchRequestTooLong",
+                f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once.",
+            )
     outcomes = await call.desk.broker.publish_many(queue, [outgoing.draft for outgoing in sent.values()])
     for (id, outgoing), outcome in zip(sent.items(), outcomes, strict=True):
         if isinstance(outcome, MQError):

@@ -366,3 +366,15 @@ async def test_who_is_answered_early_is_in_the_next_batch(autojump_clock: MockCl
                 calling.start_soon(call)
         nursery.cancel_scope.cancel()
     assert disk.sizes == [8, 8]
+
+
+async def test_call_without_items_begins_no_batch(autojump_clock: MockClock, kind: type[Items]) -> None:
+    disk = Disk()
+    async with trio.open_nursery() as nursery:
+        committer = await serve(disk, nursery)
+        together: Together[int] = Together(committer)
+        together.begin = kind
+        together.put([])
+        await trio.sleep(60)
+        nursery.cancel_scope.cancel()
+    assert (kind.begun, disk.sizes) == ([], [])
