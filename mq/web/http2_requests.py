@@ -16,16 +16,22 @@ from h2.errors import ErrorCodes
 from h2.events import RequestReceived
 from h2.exceptions import ProtocolError
 from h2.utilities import SizeLimitDict
-from hypercorn.protocol.h2 import H2Protocol
+from hypercorn.protocol.h2 import (
+    BUFFER_HIGH_WATER,
+    BUFFER_LOW_WATER,
+    BufferCompleteError,
+    H2Protocol,
+    StreamBuffer,
+)
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
-from hypercorn.typing import AppWrapper
+from hypercorn.typing import AppWrapper, Event
 
 from mq.doors.budget import ClientMemory, Use
 from mq.errors import BodyTooLarge, NoMemory
 from mq.web.exchange import Reply
 from mq.web.refusals import refusal_of
 
-REQUEST_BYTES: Final = 64 * 1024
+REQUEST_BYTES: Final = 80 * 1024
 """What a request over HTTP/2 is counted as: its objects, its buffers, and a small answer."""
 _PARSED: Final = 4
 """How much memory a byte of its headers may take."""
@@ -34,6 +40,41 @@ HEADER_TABLE_BYTES: Final = 4096
 CLOSED_STREAMS: Final = 256
 """Ended streams that are remembered: as many as may have been under way together."""
 _SAFE: Final = ("GET", "HEAD")
+
+
+class PausingBuffer(StreamBuffer):
+    """What a stream has still to send. Hypercorn's own takes all of an answer while the client's window is shut."""
+
+    async def push(self, data: bytes) -> None:
+        """Add some, and wait until there is room for more."""
+        if self._complete:
+            raise BufferCompleteError
+        self.buffer.extend(data)
+        await self._is_empty.clear()
+        if len(self.buffer) >= BUFFER_HIGH_WATER:
+            await self._paused.clear()
+            await self._paused.wait()
+
+    async def pop(self, max_length: int) -> bytes:
+        """Take out what may be sent now."""
+        data = bytes(self.buffer[:max_length])
+        del self.buffer[:max_length]
+        if len(self.buffer) < BUFFER_LOW_WATER:
+            await self._paused.set()
+        if not self.buffer:
+            await self._is_empty.set()
+        return data
+
+
+class _Buffers(dict[int, StreamBuffer]):
+    """The buffers of a connection, each of which becomes one that pauses."""
+
+    def __init__(self, event_class: type[Event]) -> None:
+        super().__init__()
+        self._event_class = event_class
+
+    def __setitem__(self, stream: int, buffer: StreamBuffer) -> None:
+        super().__setitem__(stream, PausingBuffer(self._event_class))
 
 
 class RequestWork:
@@ -113,6 +154,7 @@ class Http2Requests:
         self._close_stream = protocol._close_stream
         protocol._create_stream = self._begin  # type: ignore[method-assign,assignment]
         protocol._close_stream = self._end  # type: ignore[method-assign]
+        protocol.stream_buffers = _Buffers(protocol.context.event_class)
         protocol.connection._closed_streams = SizeLimitDict(size_limit=CLOSED_STREAMS)
 
     def received(self) -> None:

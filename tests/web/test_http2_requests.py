@@ -12,8 +12,9 @@ from hyperframe.frame import DataFrame, Frame, HeadersFrame, RstStreamFrame, Set
 from mq.broker import Broker, Draft
 from mq.doors.budget import Budget, Use
 from mq.errors import NoMemory
+from mq.web.app import PIECE_BYTES
 from mq.web.endpoints import Endpoints
-from mq.web.http2_requests import HEADER_TABLE_BYTES, REQUEST_BYTES
+from mq.web.http2_requests import BUFFER_HIGH_WATER, HEADER_TABLE_BYTES, REQUEST_BYTES, PausingBuffer
 from tests.web.talking import MAX_BODY, Server, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -108,6 +109,31 @@ async def test_answers_that_are_not_read_take_what_was_reserved_for_them(client:
     assert 100 * REQUEST_BYTES <= taken < 100 * REQUEST_BYTES * 1.1
     await client.stream.aclose()
     await until_free(budget)
+
+
+async def test_a_long_answer_stays_where_it_is_while_the_window_is_shut(
+    client: Client, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each byte that the client lets in makes room for a byte, and not for all that is left."""
+    largest = 0
+    push = PausingBuffer.push
+
+    async def look(self: PausingBuffer, data: bytes) -> None:
+        nonlocal largest
+        largest = max(largest, len(self.buffer) + len(data))
+        await push(self, data)
+
+    monkeypatch.setattr(PausingBuffer, "push", look)
+    await broker.publish_many("q", [Draft(b"x" * 100_000)] * 20)
+    await client.send(SHUT, client.ask(1, "/q/peek"))
+    for _ in range(100):
+        await client.send(WindowUpdateFrame(1, window_increment=1))
+    sent = 0
+    with trio.fail_after(10):
+        while sent < 100:
+            frame = await client.frame()
+            sent += len(frame.data) if isinstance(frame, DataFrame) else 0
+    assert largest <= BUFFER_HIGH_WATER + PIECE_BYTES
 
 
 async def test_a_request_that_is_reset_ends(client: Client, budget: Budget, broker: Broker) -> None:
