@@ -5,7 +5,8 @@ only for what it uses: only serving loads an event loop and a web server. The fl
 context's ``obj``: text by field name, None for "not given". The files:
 
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
-* ``programs``: how a program starts and stops, and what it tells a service manager.
+* ``programs``: how a program starts and stops, and what it tells a service manager. ``memory``: gives freed memory back
+  to the operating system.
 * ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
 * ``terminal``: what all of them print, with control characters escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,

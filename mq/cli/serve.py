@@ -28,6 +28,7 @@ from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
+from mq.cli.memory import limit_heaps, returning_memory
 from mq.cli.node import cluster_of, clustered
 from mq.cli.programs import READY, STOPPING, collect_seldom, leave_in_time, run_program, supervised
 from mq.cli.terminal import say
@@ -85,6 +86,7 @@ def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None
         say(f"mq: {error}", err=True)
         sys.exit(CANNOT_START)
     gc.set_threshold(*GARBAGE_THRESHOLDS)
+    limit_heaps()
     raise_most_handles()
     log_lines.begin(settings.log_level, settings.log_format, requests=settings.log_requests)
     run_program("mq", partial(_serve, settings), _REFUSALS)
@@ -159,17 +161,18 @@ async def _serve_root(
     schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
     shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
+    budget = Budget(settings.memory, has_users=users is not None)
     async with (
         journaling(settings, clock) as journal,
         _open_store(settings, config) as store,
         open_broker(store, config, observers=[metrics, *journal.observers], clock=clock) as local,
         clustered(cluster, local, config, [metrics], stop, shared_schedules, users) as broker,
         _leaving_in_time(),
+        returning_memory(budget),
         trio.open_nursery() as nursery,
     ):
         journal.begin(local)
         metrics.knows = broker.declarations.knows
-        budget = Budget(settings.memory, has_users=guards.logins is not None)
         seen = OpenConnections()
         exchanges = Exchanges()
         scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None), limits=schedule_limits)

@@ -35,6 +35,10 @@ PATIENCE_SECONDS: Final = 10
 ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
 """On average; a slower client makes room as soon as others want it. A request that has the memory to itself may be
 slower."""
+MUCH_BYTES: Final = 8 << 20
+"""Freed memory that is worth being returned to the operating system."""
+CONNECTION_BYTES: Final = 32 * 1024
+"""What the end of a connection frees, besides what it has reserved."""
 RETRY_SECONDS: Final = 1.0
 """After so long a client that waits for memory tries again, even if none was reported free."""
 _WOKEN_TOGETHER: Final = 64
@@ -109,6 +113,8 @@ class Budget:
         self._strangers = Share("clients that have not logged in", most // STRANGER_PART)
         self._users: dict[str, Share] = {}
         self._slow: dict[Paced, None] = {}
+        self._freed = 0
+        self._much_is_freed = trio.Event()
         self._warnings = {
             use: Refusals(f"%d times memory for {use} was refused, lastly %d bytes to %s: %s have %d of %d (--memory)")
             for use in Use
@@ -173,6 +179,21 @@ class Budget:
     def unwatch(self, paced: Paced) -> None:
         """Leave a client alone again."""
         self._slow.pop(paced, None)
+
+    def note_freed(self, size: int) -> None:
+        """Count memory that the process has freed."""
+        self._freed += size
+        if self._freed >= MUCH_BYTES:
+            self._much_is_freed.set()
+
+    async def until_much_is_freed(self) -> None:
+        """Wait until clients have given back :data:`MUCH_BYTES` since :meth:`forget_freed`."""
+        await self._much_is_freed.wait()
+
+    def forget_freed(self) -> None:
+        """Begin to count anew."""
+        self._freed = 0
+        self._much_is_freed = trio.Event()
 
     def make_room(self, share: Share) -> None:
         """Make slow clients that have memory of a share give it up: it is free soon."""
@@ -302,8 +323,10 @@ class ClientMemory:
         """Give back everything that is still reserved: the client has gone, or its request is answered.
 
         Args:
-            keep: stays reserved.
+            keep: stays reserved; None at the end of the client.
         """
+        if keep is None:
+            self.budget.note_freed(CONNECTION_BYTES)
         for room in [room for room in self._rooms if room is not keep]:
             room.give_back()
         while self._requests:
@@ -414,6 +437,7 @@ class Room:
                 share.waiting.unpark(count=_WOKEN_TOGETHER)
         if self._sends_since is not None:
             self._released += less
+        self.client.budget.note_freed(less)
         if not size:
             self._sends_since = None
             self.client.budget.unwatch(self)

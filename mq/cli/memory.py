@@ -1,0 +1,90 @@
+"""Memory goes back to the operating system once clients do not need it any more.
+
+CPython frees objects in cycles when enough new ones were made, and a daemon without clients makes none. glibc keeps
+what was freed in the middle of its heap. So an attack left its memory with the process for good.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import trio
+
+from mq.doors.budget import Budget
+
+QUIET_SECONDS: Final = 2.0
+"""How long to wait after much was freed: more follows."""
+GROWTH: Final = 1.1
+"""How many times as much memory as after the last time the process has to have, besides what clients have reserved."""
+LARGEST_PART: Final = 0.05
+"""The part of the time that collecting garbage may take, at the most: the event loop stands meanwhile."""
+_M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
+MMAP_BYTES: Final = 512 * 1024
+"""Blocks from this size on are mapped one by one, and so go back as soon as they are freed. Without a setting glibc
+raises its own limit to 32 MiB with the first such block."""
+ARENAS: Final = 2
+"""Heaps of glibc for all threads together. It would make eight for each core, which keep their memory one by one."""
+
+
+def limit_heaps() -> None:
+    """Make glibc return large blocks, and share its heaps among threads. Other C libraries have no such call."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
+        mallopt(_M_ARENA_MAX, ARENAS)
+
+
+@asynccontextmanager
+async def returning_memory(budget: Budget) -> AsyncIterator[None]:
+    """A block in which :func:`return_memory` runs."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(return_memory, budget)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def return_memory(budget: Budget) -> None:
+    """Return freed memory, for ever, each time that clients have given much of it back.
+
+    Args:
+        budget: reports that.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    least, took = resident_bytes(), 0.0
+    while True:
+        await budget.until_much_is_freed()
+        await trio.sleep(max(QUIET_SECONDS, took / LARGEST_PART))
+        budget.forget_freed()
+        if resident_bytes() - budget.used <= GROWTH * least:
+            continue  # clients have it; when they give it back, there will be more to return
+        since = time.perf_counter()
+        _collect()
+        took = time.perf_counter() - since
+        if trim is not None:
+            await trio.to_thread.run_sync(trim, 0)
+        least = max(1, resident_bytes() - budget.used)
+
+
+def _collect() -> None:
+    """Free what nothing refers to, with what CPython keeps at hand."""
+    # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
+    # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
+    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+    if clear is not None:
+        clear()
+    gc.collect()
+
+
+def resident_bytes() -> int:
+    """How much memory the process has."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,108 @@
+"""Freed memory goes back to the operating system, but not at the cost of a daemon at work."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import trio
+import trio.testing
+
+from mq.cli import memory
+from mq.doors.budget import MUCH_BYTES, Budget, Use
+
+START = 100 << 20
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The instants at which garbage was collected."""
+    found: list[float] = []
+    monkeypatch.setattr(memory, "_collect", lambda: found.append(trio.current_time()))
+    return found
+
+
+@pytest.fixture
+def resident(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The memory of the process, to be set."""
+    size = [START]
+    monkeypatch.setattr(memory, "resident_bytes", lambda: size[0])
+    return size
+
+
+async def test_memory_is_returned_once_much_was_freed(
+    autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
+) -> None:
+    budget = Budget()
+    nursery.start_soon(memory.return_memory, budget)
+    await trio.testing.wait_all_tasks_blocked()
+    resident[0] = 2 * START
+    await trio.sleep(60)
+    assert collected == []
+    with budget.reserve(MUCH_BYTES):
+        await trio.sleep(60)
+        assert collected == []
+    await trio.sleep(memory.QUIET_SECONDS + 1)
+    assert len(collected) == 1
+    budget.reserve(MUCH_BYTES).give_back()
+    await trio.sleep(60)
+    assert len(collected) == 1  # nothing has grown since
+
+
+async def test_ended_connections_count_as_freed_memory(
+    autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
+) -> None:
+    budget = Budget()
+    nursery.start_soon(memory.return_memory, budget)
+    await trio.testing.wait_all_tasks_blocked()
+    resident[0] = 2 * START
+    for number in range(MUCH_BYTES // (32 * 1024)):
+        budget.client(str(number)).close()
+    await trio.sleep(memory.QUIET_SECONDS + 1)
+    assert len(collected) == 1
+
+
+async def test_memory_that_clients_have_reserved_is_not_looked_for(
+    autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
+) -> None:
+    budget = Budget()
+    nursery.start_soon(memory.return_memory, budget)
+    await trio.testing.wait_all_tasks_blocked()
+    resident[0] = 2 * START
+    with budget.client("a reader").reserve(Use.ANSWER, START):
+        budget.reserve(MUCH_BYTES).give_back()
+        await trio.sleep(60)
+        assert collected == []
+    await trio.sleep(60)
+    assert len(collected) == 1
+
+
+ATTRIBUTES = """
+import gc, sys
+from mq.cli.memory import _collect
+class Group(ExceptionGroup):
+    pass
+def count():
+    return sys.getallocatedblocks()
+def split():
+    for _ in range(2000):
+        ExceptionGroup("x", [ValueError()]).split(KeyError)
+split(); _collect(); before = count()
+split(); _collect()
+print(count() - before)
+"""
+
+
+def test_names_in_the_cache_of_attributes_are_freed() -> None:
+    done = subprocess.run([sys.executable, "-c", ATTRIBUTES], check=True, stdout=subprocess.PIPE)
+    assert int(done.stdout) < 100
+
+
+def test_the_process_knows_its_memory() -> None:
+    before = memory.resident_bytes()
+    block = bytearray(64 << 20)
+    assert memory.resident_bytes() - before > 60 << 20
+    del block
+    gc.collect()
