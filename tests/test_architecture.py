@@ -20,7 +20,8 @@ IN_VAIN: Final = re.compile(r"usefixtures\([^)]*_clock\b")
 
 DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle")
 TURNS: Final = "mq.turns"
-"""Of the domain's level, but with an event loop."""
+THREADS: Final = "mq.threads"
+"""Both of the domain's level, but with an event loop."""
 
 MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq": ("mq.errors", "mq.message"),
@@ -28,6 +29,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.message": ("mq.errors",),
     "mq.lifecycle": ("mq.message",),
     "mq.log_lines": (),
+    "mq.threads": (),
     "mq.turns": (),
     "mq.access": ("mq.errors", "mq.message", "mq.access"),
     "mq.vsqs": (*DOMAIN, "mq.vsqs", "mq.storage.files.calls", "mq.storage.files.mount"),
@@ -49,18 +51,20 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.storage.files": (
         *DOMAIN,
         TURNS,
+        THREADS,
         "mq.storage.files",
         *(f"mq.storage.{waist}" for waist in ("interface", "options", "outcomes")),
     ),
     "mq.broker": (
         *DOMAIN,
         TURNS,
+        THREADS,
         "mq.broker",
         *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups")),
     ),
     "mq.broker.lifetime": (*DOMAIN, TURNS, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, TURNS, "mq.schedules", "mq.broker"),
-    "mq.observers": (*DOMAIN, TURNS, "mq.observers"),
+    "mq.observers": (*DOMAIN, TURNS, THREADS, "mq.observers"),
     "mq.testing": (*DOMAIN, TURNS, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
     "mq.doors": (*DOMAIN, TURNS, "mq.doors", "mq.access", "mq.log_lines"),
     "mq.web": (
@@ -185,6 +189,7 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.web.fast_http1": "an endpoint's bug is answered with 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",
+    "mq.threads": "what ends a thread ends the process: it is raised in the tasks that watch",
     "mq.testing.stepped": "as in mq.storage.files.hop, for which it stands",
 }
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""

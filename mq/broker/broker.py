@@ -10,6 +10,7 @@ from typing import Any
 
 import trio
 
+from mq import threads
 from mq.broker import dead_letters
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, ConsumerRecords
@@ -611,6 +612,7 @@ class Wiring:
         nursery.start_soon(self._deliverers[0].run)
         self.upkeep.start(nursery)
         nursery.start_soon(self._core.clock.run, self.record_time)
+        nursery.start_soon(threads.watch)
         if config.others_move:
             nursery.start_soon(self.watcher.run)
         if config.sharing is Sharing.PEERS:

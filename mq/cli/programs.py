@@ -15,6 +15,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from mq import threads
 from mq.broker.kernel_clock import BootClock
 from mq.cli.commands import CANNOT_START
 from mq.cli.terminal import say
@@ -46,7 +47,8 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
     """
     refusal: BaseException | None = None
     try:
-        trio.run(_until_signalled, main, clock=BootClock())  # timers count the sleep of the machine
+        with threads.hooked():
+            trio.run(_until_signalled, main, clock=BootClock())  # timers count the sleep of the machine
     except* refusals as group:
         refusal = _first(group)
     except* Exception:
@@ -62,6 +64,7 @@ async def _until_signalled(main: Callable[[trio.Event], Awaitable[None]]) -> Non
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_heed, signals, stop)
+            nursery.start_soon(threads.watch)
             await main(stop)
             nursery.cancel_scope.cancel()
 

@@ -143,12 +143,16 @@ class Lease(_Loss):
         yield
 
     def _keep(self) -> None:
-        while not self._ended.wait(min(max(0.0, self._renewal.next - time.monotonic()), threading.TIMEOUT_MAX)):
-            error = self._renewal.overrun(time.monotonic()) or self._extend()
-            if error is not None:
-                self._error = error
-                self.lost.set()
-                return
+        try:
+            while not self._ended.wait(min(max(0.0, self._renewal.next - time.monotonic()), threading.TIMEOUT_MAX)):
+                error = self._renewal.overrun(time.monotonic()) or self._extend()
+                if error is not None:
+                    self._error = error
+                    self.lost.set()
+                    return
+        except BaseException:
+            self.lost.set()  # a lease that nothing renews is lost
+            raise
 
     def _extend(self) -> LeaseLost | None:
         sent = time.monotonic()

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
+from mq import threads
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageId, shorten
@@ -85,7 +86,7 @@ class Journal:
         self._something = threading.Event()
         self._much = threading.Event()
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="mq journal", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Begin to write. The first row is on the disk on return, or counted as missing."""
@@ -95,7 +96,7 @@ class Journal:
             self._writer.sync()
         except OSError as error:
             logger.warning("the beginning of the journal may not outlive a power cut: %s", error.strerror)
-        self._thread.start()
+        self._thread = threads.start(self._run, name="mq-journal")
 
     def saw(self, transitions: Sequence[Transition]) -> None:
         """As :meth:`mq.lifecycle.Observer.saw`. The list's end belongs to this thread, its front to the writer."""
@@ -134,7 +135,8 @@ class Journal:
         self._closing = True
         self._something.set()
         self._much.set()
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
 
     # The broker's thread
 

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from mq import turns
+from mq import threads, turns
 from mq.storage.files.calls import Native, Step
 
 _T = TypeVar("_T")
@@ -139,6 +139,7 @@ class OwnThread:
         self._worker: threading.Thread | None = None
         self._hearing = self._telling = -1  # the two ends of the pipe
         self._told = 0  # so many results of the call that is under way
+        self._is_dead = False
 
     def start(self) -> None:
         """Start the thread, unless it has been, or there are no handles for its pipe."""
@@ -148,8 +149,7 @@ class OwnThread:
             self._hearing, self._telling = os.pipe2(os.O_CLOEXEC)
         except OSError:
             return
-        self._worker = threading.Thread(target=self._work, args=(self._telling,), name=self._name, daemon=True)
-        self._worker.start()
+        self._worker = threads.start(self._work, self._telling, name=self._name)
         self.is_free = True
 
     async def hop(self, verb: Callable[..., Any], *args: object) -> Any:
@@ -168,13 +168,15 @@ class OwnThread:
         if thread is not None:
             self._jobs.put(None)
             thread.join()
-            if self.is_free:
+            if self.is_free or self._is_dead:
                 self.is_free = False
                 self._close_pipe()
 
     async def _make(self, job: _Job, parts: _Parts | None = None) -> Any:
         assert self.is_free, "start it, and ask for one call at a time"
         await trio.lowlevel.checkpoint_if_cancelled()
+        if self._is_dead:
+            raise threads.ThreadDied(f"thread {self._name} has died")
         self.is_free = False
         self._told = 0
         self._jobs.put(job)
@@ -195,6 +197,8 @@ class OwnThread:
         """Wait for what the thread tells next."""
         await trio.lowlevel.wait_readable(self._hearing)
         said = list(_TOLD.iter_unpack(os.read(self._hearing, _MOST_READ)))
+        if not said:
+            raise threads.ThreadDied(f"thread {self._name} has died: what became of its last call is not known")
         count, at = said[-1]
         self.heard_late = max(0.0, time.monotonic() - at)
         if count != _END:
@@ -203,12 +207,18 @@ class OwnThread:
 
     def _close_pipe(self) -> None:
         os.close(self._hearing)
-        os.close(self._telling)
+        if not self._is_dead:
+            os.close(self._telling)
 
     def _work(self, telling: int) -> None:
-        while (job := self._jobs.get()) is not None:
-            job.run()
-            _write(telling, _END)
+        try:
+            while (job := self._jobs.get()) is not None:
+                job.run()
+                _write(telling, _END)
+        except BaseException:
+            self._is_dead = True
+            os.close(telling)  # so the caller that waits for an answer gets the end of the file
+            raise
 
 
 def _write(fd: int, count: int) -> None:

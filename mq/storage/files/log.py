@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Final, NamedTuple
 
+from mq import threads
 from mq.storage.files.barrier import close_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind
 
@@ -288,8 +289,7 @@ class Log:
     def begin(self) -> None:
         """Take records from now on. It has none."""
         if self._in_thread:
-            self._worker = threading.Thread(target=self._work, name="mq-checkpoint", daemon=True)
-            self._worker.start()
+            self._worker = threads.start(self._work, name="mq-checkpoint")
 
     def record(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
         """Write a record for file calls that come next; its sequence. Only with :attr:`lock`, and keep that until they
@@ -404,6 +404,13 @@ class Log:
 
     def _work(self) -> None:
         """Checkpoint what is left or has become old, until the end."""
+        try:
+            self._checkpoint_until_end()
+        except BaseException:
+            self._note_failure(OSError(errno.EIO, "the thread of checkpoints has died"))  # no commit waits for it
+            raise
+
+    def _checkpoint_until_end(self) -> None:
         while True:
             with self.lock:
                 while self._leaving is None:

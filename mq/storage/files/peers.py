@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from mq import threads
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
@@ -215,8 +216,7 @@ class Heartbeat:
     def __init__(self, peer_lease: PeerLease) -> None:
         self._peer_lease = peer_lease
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="mq-heart", daemon=True)
-        self._thread.start()
+        self._thread = threads.start(self._work, name="mq-heart")
 
     def stop(self) -> None:
         """End the thread, and give the lease up."""
