@@ -35,6 +35,7 @@ from mq.storage.files.layout import (
     leaf_name,
     parse_flat,
     parse_leaf,
+    with_checksum,
 )
 from mq.storage.files.records import Records
 from mq.web.authorizer import _basic, find_rule
@@ -105,14 +106,14 @@ def _sum(data: bytes) -> None:
 def _attributes(data: bytes) -> None:
     """What was read comes back; compared as text, since a NaN is not equal to itself."""
     with contextlib.suppress(Senseless):
-        found = decode_attributes(data)
+        found = decode_attributes(with_checksum(data))
         text = encode_attributes(found)
-        assert not found or encode_attributes(decode_attributes(text)) == text
+        assert not found or encode_attributes(decode_attributes(with_checksum(text))) == text
 
 
 def _side(data: bytes) -> None:
     with contextlib.suppress(Senseless):
-        found = decode_side(data)
+        found = decode_side(with_checksum(data))
         assert encode_side(decode_side(encode_side(found))) == encode_side(found)
 
 
@@ -129,6 +130,7 @@ def _record(data: bytes) -> None:
     records = Records(calls, "/records")
     records.put("kind", "mine", {"whole": True})
     _lay(calls, "/records/kind/kother.7", data)
+    _lay(calls, "/records/kind/kother.6", with_checksum(data))
     found = records.all("kind")
     assert found["mine"] == {"whole": True}
     assert found.keys() <= {"mine", "other"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.posix import FolderStorage
+from mq.storage.files.records import encode_record
 from mq.storage.files.watch import GRANULARITY_NS, KeptLook
 from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
@@ -85,7 +86,7 @@ async def test_the_records_of_queues_are_read_again_when_one_of_them_changes(tem
     torn = temp_root / "state" / "records" / QUEUE / "kby-hand.1"
     torn.write_bytes(b'{"key": "by-')
     assert await one.records(QUEUE) == {"by-hand": {}}
-    torn.write_bytes(b'{"key": "by-hand", "value": {"settings": {"ttl": 5}}}')  # no folder has changed since
+    torn.write_bytes(encode_record("by-hand", {"settings": {"ttl": 5}}))  # no folder has changed since
     assert (await one.records(QUEUE))["by-hand"]["settings"] == {"ttl": 5}
     for store in stores:
         await store.aclose()

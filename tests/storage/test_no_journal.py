@@ -12,7 +12,7 @@ import pytest
 
 from mq.lifecycle import State
 from mq.storage.files.mount import mount_of
-from mq.storage.files.records import Records
+from mq.storage.files.records import Records, encode_record
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Unlink, Write
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 from tests.storage.test_batch import chunks, shown, syncing
@@ -149,7 +149,7 @@ async def test_the_name_of_an_old_record_is_forgotten(disk: Disk) -> None:
 async def test_a_record_under_anothers_name_is_none(disk: Disk) -> None:
     """A name whose inode still holds what another record said before the cut."""
     await disk.storage.put_record("settings", "a", {"n": 1})
-    disk.put("state/records/settings/kb.1", b'{"key": "a", "value": {"n": 0}}')
+    disk.put("state/records/settings/kb.1", encode_record("a", {"n": 0}))
     assert Records(disk.inner, f"{disk.root}/state/records").all("settings") == {"a": {"n": 1}}
 
 

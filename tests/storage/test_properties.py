@@ -18,6 +18,8 @@ from mq.storage.files.layout import (
     decode_side,
     encode_attributes,
     encode_side,
+    with_checksum,
+    without_checksum,
 )
 
 texts: Final = st.text(st.characters(codec=None), max_size=20)
@@ -86,7 +88,7 @@ def test_a_size_is_announced_only_where_it_can_be_one(value: bytes | None, size:
 
 @given(mappings.filter(bool))
 def test_attributes_come_back(attributes: dict[str, Any]) -> None:
-    assert decode_attributes(encode_attributes(attributes)) == attributes
+    assert decode_attributes(with_checksum(encode_attributes(attributes) or b"{}")) == attributes
 
 
 def test_no_attributes_are_no_bytes() -> None:
@@ -102,11 +104,20 @@ def test_attributes_are_plain_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000]
+    "content", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000]
 )
-def test_attributes_are_not_believed(value: bytes) -> None:
+def test_attributes_are_not_believed(content: bytes) -> None:
     with pytest.raises(Senseless, match=r"user\.mq\.attributes makes no sense"):
-        decode_attributes(value)
+        decode_attributes(with_checksum(content))
+
+
+def test_attributes_with_one_bit_changed_are_not_believed() -> None:
+    whole = with_checksum(encode_attributes({"content_type": "text/plain"}))
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(Senseless, match="its checksum does not match"):
+            decode_attributes(bytes(changed))
 
 
 @given(sizes, checksums, mappings)
@@ -116,7 +127,7 @@ def test_side_file_comes_back(size: int, checksum: int, attributes: dict[str, An
 
 
 def test_side_file_is_plain_json() -> None:
-    side = json.loads(encode_side(Properties(4, 255, {"a": 1})))
+    side = json.loads(without_checksum(encode_side(Properties(4, 255, {"a": 1}))))
     assert side == {"size": 4, "crc32": 255, "attributes": {"a": 1}}
 
 
@@ -149,7 +160,7 @@ def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
 )
 def test_side_file_is_not_believed(content: bytes) -> None:
     with pytest.raises(Senseless, match="side file"):
-        decode_side(content)
+        decode_side(with_checksum(content))
 
 
 def test_attributes_that_many_messages_share_are_written_once_and_as_any_others() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mq.storage.files.calls import FileKind
 from mq.storage.files.fake import make_calls
+from mq.storage.files.layout import with_checksum, without_checksum
 from mq.storage.files.records import Records
 from mq.testing.calls import FaultyCalls
 
@@ -71,16 +72,16 @@ def shelf() -> Shelf:
 
 
 def record(key: str, value: dict[str, Any]) -> bytes:
-    return json.dumps({"key": key, "value": value}).encode()
+    return with_checksum(json.dumps({"key": key, "value": value}).encode())
 
 
 # One after another
 
 
-def test_a_record_comes_back_and_is_plain_json(shelf: Shelf) -> None:
+def test_a_record_comes_back_and_is_plain_json_with_a_checksum(shelf: Shelf) -> None:
     assert shelf.records.put("kind", "key", {"a": 1})
     assert shelf.records.all("kind") == {"key": {"a": 1}}
-    assert {name: json.loads(content) for name, content in shelf.files().items()} == {
+    assert {name: json.loads(without_checksum(content)) for name, content in shelf.files().items()} == {
         "kkey.1": {"key": "key", "value": {"a": 1}}
     }
 
@@ -164,12 +165,42 @@ def test_a_version_torn_anywhere_is_passed_over(shelf: Shelf, length: int, fill:
 
 @pytest.mark.parametrize(
     "content",
-    [b"[]", b"1", b"[" * 3000, b'{"key":"key"}', b'{"value":{}}', b'{"key":1,"value":{}}', b'{"key":"key","value":[]}'],
+    [
+        b"",
+        b"[]",
+        b"1",
+        b"[" * 3000,
+        b'{"key":"key"}',
+        b'{"value":{}}',
+        b'{"key":1,"value":{}}',
+        b'{"key":"key","value":[]}',
+    ],
 )
 def test_a_version_that_is_no_record_is_passed_over(shelf: Shelf, content: bytes) -> None:
     shelf.lay("kkey.1", record("key", {"a": 1}))
-    shelf.lay("kkey.2", content)
+    shelf.lay("kkey.2", with_checksum(content))
     assert shelf.records.all("kind") == {"key": {"a": 1}}
+
+
+def test_a_version_without_a_checksum_is_passed_over(shelf: Shelf) -> None:
+    shelf.lay("kkey.1", json.dumps({"key": "key", "value": {}}).encode())
+    assert shelf.records.all("kind") == {}
+
+
+@pytest.mark.parametrize("bit", range(8 * len(WHOLE)))
+def test_a_version_with_one_bit_changed_is_passed_over(shelf: Shelf, bit: int) -> None:
+    changed = bytearray(WHOLE)
+    changed[bit // 8] ^= 1 << bit % 8
+    shelf.lay("kkey.1", bytes(changed))
+    assert shelf.records.all("kind") == {}
+    assert shelf.records.get("kind", "key") is None
+    assert shelf.records.passed_over == 2
+
+
+def test_a_record_under_the_name_of_another_is_passed_over(shelf: Shelf) -> None:
+    shelf.lay("kother.1", WHOLE)
+    assert shelf.records.all("kind") == {}
+    assert shelf.records.get("kind", "other") is None
 
 
 def test_of_two_whole_versions_the_higher_counts(shelf: Shelf) -> None:
@@ -194,6 +225,39 @@ def test_foreign_files_are_left_alone(shelf: Shelf) -> None:
     shelf.records.put("kind", "key", {})
     shelf.records.drop("kind", "key")
     assert shelf.files() == foreign
+
+
+# Kept names
+
+
+def test_a_change_lists_no_folder_once_names_are_kept(shelf: Shelf) -> None:
+    for number in range(20):
+        shelf.records.put("kind", f"key{number}", {"a": number})
+    shelf.records.keep_names()
+    others = shelf.records.through(shelf.calls)
+    shelf.calls.log.clear()
+    others.put("kind", "key3", {"a": "new"})
+    shelf.records.put("other", "key", {})
+    shelf.records.drop("kind", "key4")
+    others.drop("other", "key")
+    assert shelf.records.versions("kind", "key3") == [2]
+    assert shelf.records.newest("kind", ["key3", "key4"]) == ["/records/kind/kkey3.2"]
+    assert shelf.calls.said("names") == []
+    assert shelf.records.all("kind") == {
+        f"key{number}": {"a": "new" if number == 3 else number} for number in range(20) if number != 4
+    }
+
+
+def test_calls_of_a_change_are_the_same_among_many_records(shelf: Shelf) -> None:
+    shelf.records.keep_names()
+    counts = []
+    for number in range(300):
+        shelf.calls.log.clear()
+        shelf.records.put("kind", f"key{number}", {})
+        shelf.records.put("kind", f"key{number}", {"a": 1})
+        shelf.records.drop("kind", "key0")
+        counts.append(len(shelf.calls.log))
+    assert counts[1] == counts[-1]
 
 
 # When the medium refuses or fails

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +49,7 @@ from mq.storage.files.layout import (
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
 from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of, read_log
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
+from mq.storage.files.records import decode_record
 from mq.storage.files.recovery import rank
 from mq.storage.interface import Entry
 
@@ -419,7 +419,7 @@ class _Saver:
         path = _record(folder, name)
         self._records[path] = self._read(fd)
         close_all(self._calls, [old for old in [self._torn_records.pop(path, None)] if old is not None])
-        if _is_json(self._records[path]):
+        if _is_record(self._records[path]):
             self._calls.close(fd)
         else:
             self._torn_records[path] = fd
@@ -498,10 +498,10 @@ def _is_torn(saved: SavedMessage) -> bool:
     return (told.size, told.checksum) != (saved.size, saved.crc) if told is not None else not saved.size
 
 
-def _is_json(content: bytes) -> bool:
+def _is_record(content: bytes) -> bool:
     try:
-        json.loads(content)
-    except (ValueError, RecursionError):
+        decode_record(content)
+    except ValueError:
         return False
     return True
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import errno
-import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -31,7 +30,7 @@ from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import explain, open_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.peers import is_peer_name
-from mq.storage.files.records import Records
+from mq.storage.files.records import Records, decode_record
 from mq.storage.interface import QUEUE, WRITE_JOBS, Entry
 from mq.storage.options import StorageOptions
 
@@ -444,9 +443,9 @@ class _Inspector:
         except FileNotFoundError:
             return ""  # a newer version has taken its place
         try:
-            json.loads(b"".join(iter(lambda: calls.read(fd, _READ_SIZE), b"")))
-        except ValueError:
-            return "a record that is not whole: the one before it counts"
+            decode_record(b"".join(iter(lambda: calls.read(fd, _READ_SIZE), b"")))
+        except ValueError as error:
+            return str(error)
         finally:
             calls.close(fd)
         return ""

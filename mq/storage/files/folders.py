@@ -341,6 +341,8 @@ class Folders:
     def _properties(self, entry: Entry, fd: int) -> Properties | None:
         noted = Sum.decode(self.calls.get_attribute(fd, SUM)) if self.xattrs else None
         if noted is None:
+            if self.xattrs and self.calls.get_attribute(fd, ATTRIBUTES) is not None:
+                raise Senseless(f"its attribute {SUM} is missing")  # mq sets both: the other one was lost
             return self._side(entry) if self.has_side_files else None
         if not noted.attributes:
             return Properties(noted.size, noted.checksum)

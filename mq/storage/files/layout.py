@@ -20,10 +20,10 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 * ``user.mq.sum``: ``size:crc32`` in decimal and hexadecimal, then ``:a`` or ``:f`` where there are attributes,
   in the other extended attribute or in a side file. It is set *before* the bytes are written, so that a file
   torn by a power cut can be told from a whole one.
-* ``user.mq.attributes``: the attributes as JSON.
+* ``user.mq.attributes``: the attributes as JSON, with their checksum (:func:`with_checksum`).
 
-A side file ``state/properties/<id>`` takes the place of both where the file system has no extended attributes,
-and of the second where it would not fit. It is durable before the message's name appears.
+A side file ``state/properties/<id>``, which has its checksum, too, takes the place of both where the file system has no
+extended attributes, and of the second where it would not fit. It is durable before the message's name appears.
 
 *Operations.* What the file calls of one need to know of it (:func:`plan`).
 """
@@ -46,6 +46,8 @@ LARGEST_ATTRIBUTES: Final = 800
 """Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block, and that has 1,024
 bytes on a small file system."""
 
+_CHECKSUM_LENGTH: Final = 9
+"""Bytes that :func:`with_checksum` adds."""
 _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 """What JSON that mq never wrote can raise."""
 _MOST_DIGITS: Final = 19
@@ -322,6 +324,23 @@ class Senseless(ValueError):
     text says more."""
 
 
+def with_checksum(content: bytes) -> bytes:
+    """A block of JSON, a space, and the CRC-32 of the JSON in hexadecimal."""
+    return b"%s %08x" % (content, checksum(content))
+
+
+def without_checksum(block: bytes) -> bytes:
+    """The content that :func:`with_checksum` was given.
+
+    Raises:
+        ValueError: the block has no checksum, or another content's.
+    """
+    content = block[:-_CHECKSUM_LENGTH]
+    if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
+        raise ValueError("its checksum does not match")
+    return content
+
+
 class Sum(NamedTuple):
     """The content of ``user.mq.sum``.
 
@@ -369,8 +388,8 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
 
 
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
-    """What the two extended attributes of a file hold: its attributes, empty where there are none or more than
-    `largest` bytes of them, and its sum, which says where they are.
+    """What the two extended attributes of a file hold: its attributes with their checksum, empty where there are none
+    or more than `largest` bytes of them, and its sum, which says where they are.
 
     Args:
         attributes: as :func:`encode_attributes` gives them.
@@ -382,30 +401,30 @@ def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[byte
         return b"", b"%d:%08x" % (size, crc)
     if len(attributes) > largest:
         return b"", b"%d:%08x:f" % (size, crc)
-    return attributes, b"%d:%08x:a" % (size, crc)
+    return with_checksum(attributes), b"%d:%08x:a" % (size, crc)
 
 
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
-    """The attributes in `value`.
+    """The attributes in the value of an extended attribute.
 
     Raises:
-        Senseless: there are none, or that is no JSON object.
+        Senseless: there are none, their checksum does not match, or they are no JSON object.
     """
     if value is None:
         raise Senseless(f"its attribute {ATTRIBUTES} is missing")
     try:
-        found = json.loads(value)
+        found = json.loads(without_checksum(value))
     except _NOT_OURS as error:
-        raise Senseless(f"its attribute {ATTRIBUTES} makes no sense") from error
+        raise Senseless(f"its attribute {ATTRIBUTES} makes no sense: {_first_line(error)}") from error
     if not isinstance(found, dict):
-        raise Senseless(f"its attribute {ATTRIBUTES} makes no sense")
+        raise Senseless(f"its attribute {ATTRIBUTES} makes no sense: it is no JSON object")
     return found
 
 
 def encode_side(properties: Properties) -> bytes:
     """A side file's content."""
-    return encode_json(
-        {"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)}
+    return with_checksum(
+        encode_json({"size": properties.size, "crc32": properties.checksum, "attributes": dict(properties.attributes)})
     )
 
 
@@ -416,7 +435,11 @@ def decode_side(content: bytes) -> Properties:
         Senseless: it is damaged.
     """
     try:
-        found = json.loads(content)
+        found = json.loads(without_checksum(content))
         return Properties(int(found["size"]), int(found["crc32"]), dict(found["attributes"]))
     except (*_NOT_OURS, KeyError, TypeError) as error:
-        raise Senseless("its side file makes no sense") from error
+        raise Senseless(f"its side file makes no sense: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -171,7 +171,7 @@ def _open(
             published_whole=options.sharing is not Sharing.ALONE,
             stage=peer_lease.stage if peers and options.sharing is Sharing.PEERS else "",
         )
-        records = Records(calls, layout.records)
+        records = _records(calls, layout, options)
         if alone:
             with _nobody_moves(calls, layout, root):
                 records = _repair(
@@ -216,6 +216,13 @@ def _open(
         why = explain(error) if isinstance(error, OSError) else error
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {why}") from error
     return OpenRoot(folders, records, tuple(handles), heartbeat)
+
+
+def _records(calls: Calls, layout: Layout, options: StorageOptions) -> Records:
+    records = Records(calls, layout.records)
+    if options.sharing is not Sharing.PEERS:
+        records.keep_names()
+    return records
 
 
 def _repair(
@@ -263,7 +270,7 @@ def _repair(
     mark_whole(folders)
     log.begin()
     folders.log = log
-    return Records(UnsyncedCalls(calls), layout.records)
+    return records.through(UnsyncedCalls(calls))
 
 
 def _remove_log(calls: Calls, layout: Layout) -> None:

@@ -502,7 +502,7 @@ class FolderStorage:
         """The new value of an existing queue: of two brokers that make one at once, the first has made it."""
         # A queue without a record was made by hand, at an unknown time. In a record from before there were
         # incarnations, the instant stands for that, too.
-        before = self._root_open.records.all(QUEUE).get(key, {})
+        before = self._root_open.records.get(QUEUE, key) or {}
         created = before.get("created", 0)
         made = {"created": created, "incarnation": before.get("incarnation", created)}
         return {**value, **{what: made[what] for what in made.keys() & value.keys()}}

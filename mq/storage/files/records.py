@@ -1,10 +1,14 @@
-"""Durable records: small JSON files below state/records/<kind>/, replaced without ever being half there.
+"""Durable records: small JSON files below state/records/<kind>/, each with its checksum, replaced without ever being
+half there.
 
 A record's file is ``<key>.<version>``: ``k`` and the key percent-encoded, or ``d`` and its SHA-256 where that would be
 too long for a file name. The file itself holds the whole key.
 
 A new version is written beside the old one and synced with its folder; only then the old one goes. The highest version
-that is whole JSON counts: an object torn anywhere is not JSON. This needs no atomic rename, so it holds everywhere.
+whose checksum matches counts. This needs no atomic rename, so it holds everywhere.
+
+Where one process alone changes the records, it keeps the names of their files in memory (:meth:`Records.keep_names`):
+a change then costs the same however many records there are.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from mq.storage.files.barrier import sync, sync_folder, synced_after
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.layout import with_checksum, without_checksum
 
 logger = logging.getLogger("mq.storage")
 
@@ -28,6 +33,10 @@ _KIND: Final = re.compile(r"[a-z0-9_-]+")
 _NAME: Final = re.compile(r"([kd][A-Za-z0-9_~%-]*)\.([0-9]{1,18})")
 _LONGEST_FILE: Final = 200
 _LOOKS: Final = 100
+
+
+Names = dict[str, dict[str, tuple[int, ...]]]
+"""Of each kind of record, the first parts of its files' names, and the versions of each."""
 
 
 class Records:
@@ -45,6 +54,25 @@ class Records:
         self.passed_over = 0
         self._calls = calls
         self._folder = folder
+        self._kept_names: Names | None = None
+
+    def keep_names(self) -> None:
+        """Keep the names of all files in memory from now on: no other process changes records.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        self._kept_names = {kind: self._listed(kind) for kind in self.kinds()}
+
+    def kinds(self) -> list[str]:
+        """The kinds of which there are records, or were."""
+        return [kind for kind, file in self._calls.names(self._folder) if file is FileKind.FOLDER]
+
+    def through(self, calls: Calls) -> Records:
+        """The same records by other calls. Both know of each other's changes where names are kept."""
+        others = Records(calls, self._folder)
+        others._kept_names = self._kept_names
+        return others
 
     def put(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep `value`; durable on return. True when there was none.
@@ -64,23 +92,25 @@ class Records:
         """
         self._make_kind(kind)
         file, versions = self._versions(kind, key)
-        content = json.dumps({"key": key, "value": dict(value)}, ensure_ascii=False, sort_keys=True)
+        content = encode_record(key, value)
         path = f"{self._folder}/{kind}/{file}"
         with synced_after(self._calls, f"{self._folder}/{kind}"):
-            made = self._write(path, max(versions, default=0) + 1, content.encode("utf-8", "surrogatepass"))
+            made = self._write(path, max(versions, default=0) + 1, content)
+            self._note_versions(kind, file, (*versions, made))
         return made, versions
 
     def forget(self, kind: str, key: str, versions: Sequence[int]) -> None:
         """Take versions of a record away; durable on return."""
+        file = _file(key)
         for version in versions:
-            self._unlink(f"{self._folder}/{kind}/{_file(key)}.{version}")
+            self._unlink(kind, file, version)
         if versions:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # no name may outlive its file: inodes are used again
 
     def drop(self, kind: str, key: str) -> bool:
         """Forget a record; durable on return. False when there was none."""
         file, versions = self._versions(kind, key)
-        found = [self._unlink(f"{self._folder}/{kind}/{file}.{version}") for version in sorted(versions)]
+        found = [self._unlink(kind, file, version) for version in sorted(versions)]
         if self._calls.kind(f"{self._folder}/{kind}") is not None:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # also when none is left: an earlier try may have failed
         return any(found)
@@ -91,15 +121,14 @@ class Records:
         Raises:
             OSError: the medium failed.
         """
-        for kind, file in self._calls.names(self._folder):
-            if file is not FileKind.FOLDER:
-                continue
-            for key, version in self._listed(kind):
-                fd = self._calls.open(f"{self._folder}/{kind}/{key}.{version}", OPEN_READ)
-                try:
-                    sync(self._calls, fd)
-                finally:
-                    self._calls.close(fd)
+        for kind in self.kinds():
+            for file, versions in self._listed(kind).items():
+                for version in versions:
+                    fd = self._calls.open(f"{self._folder}/{kind}/{file}.{version}", OPEN_READ)
+                    try:
+                        sync(self._calls, fd)
+                    finally:
+                        self._calls.close(fd)
             sync_folder(self._calls, f"{self._folder}/{kind}")
 
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:
@@ -127,10 +156,12 @@ class Records:
 
     def _all(self, kind: str) -> dict[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
-        for file, version in sorted(self._listed(kind)):
-            record = self._read(f"{self._folder}/{kind}/{file}.{version}")
-            if record is not None and file == _file(record["key"]):
-                found[record["key"]] = record["value"]
+        for file, versions in sorted(self._listed(kind).items()):
+            for version in sorted(versions, reverse=True):
+                record = self._read(f"{self._folder}/{kind}/{file}.{version}")
+                if record is not None and file == _file(record["key"]):
+                    found[record["key"]] = record["value"]
+                    break
         return found
 
     def _write(self, file: str, version: int, content: bytes) -> int:
@@ -149,20 +180,21 @@ class Records:
             self._calls.close(fd)
         return version
 
-    def _unlink(self, path: str) -> bool:
+    def _unlink(self, kind: str, file: str, version: int) -> bool:
+        is_there = True
         try:
-            self._calls.unlink(path)
+            self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
         except FileNotFoundError:  # another process was faster
-            return False
-        return True
+            is_there = False
+        if self._kept_names is not None:
+            self._note_versions(kind, file, [other for other in self._versions_of(kind, file) if other != version])
+        return is_there
 
     def newest(self, kind: str, keys: Iterable[str]) -> list[str]:
         """The paths of the files that hold these records now; those of which there is none are left out."""
-        newest: dict[str, int] = {}
-        for file, version in self._listed(kind):
-            newest[file] = max(version, newest.get(file, 0))
-        files = map(_file, keys)
-        return [f"{self._folder}/{kind}/{file}.{newest[file]}" for file in files if file in newest]
+        names = self._names(kind)
+        files = ((file, names.get(file)) for file in map(_file, keys))
+        return [f"{self._folder}/{kind}/{file}.{max(versions)}" for file, versions in files if versions]
 
     def versions(self, kind: str, key: str) -> list[int]:
         """The versions of a record that are there."""
@@ -171,15 +203,35 @@ class Records:
     def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
         """The first part of a record's file names, and the versions that are there."""
         file = _file(key)
-        return file, [version for other, version in self._listed(kind) if other == file]
+        return file, self._versions_of(kind, file)
 
-    def _listed(self, kind: str) -> list[tuple[str, int]]:
+    def _versions_of(self, kind: str, file: str) -> list[int]:
+        return list(self._names(kind).get(file, ()))
+
+    def _names(self, kind: str) -> Mapping[str, tuple[int, ...]]:
+        return self._listed(kind) if self._kept_names is None else self._kept_names.get(kind, {})
+
+    def _note_versions(self, kind: str, file: str, versions: Iterable[int]) -> None:
+        """Keep in memory which versions of a record are there now."""
+        # Each change is one item of a dictionary, for a checkpoint reads them in another thread.
+        if self._kept_names is None:
+            return
+        names, left = self._kept_names.setdefault(kind, {}), tuple(versions)
+        if left:
+            names[file] = left
+        else:
+            names.pop(file, None)
+
+    def _listed(self, kind: str) -> dict[str, tuple[int, ...]]:
         try:
             listed = self._calls.names(f"{self._folder}/{kind}")
         except FileNotFoundError:
-            return []
+            return {}
+        found: dict[str, tuple[int, ...]] = {}
         matches = (_NAME.fullmatch(name) for name, file in listed if file is FileKind.FILE)
-        return [(match[1], int(match[2])) for match in matches if match is not None]
+        for match in filter(None, matches):
+            found[match[1]] = (*found.get(match[1], ()), int(match[2]))
+        return found
 
     def _make_kind(self, kind: str) -> None:
         assert _KIND.fullmatch(kind), f"not a kind of record: {kind!r}"
@@ -200,12 +252,32 @@ class Records:
 
     def _decoded(self, path: str, content: bytes) -> Mapping[str, Any] | None:
         try:
-            value = json.loads(content)
-        except (ValueError, RecursionError):
+            return decode_record(content)
+        except ValueError as error:
             self.passed_over += 1
-            logger.warning("a torn record is passed over: %s", ascii(path))
+            logger.warning("a record that cannot be read is passed over: %s: %s", ascii(path), error)
             return None
-        return value if _is_record(value) else None
+
+
+def encode_record(key: str, value: Mapping[str, Any]) -> bytes:
+    """The content of a record's file."""
+    content = json.dumps({"key": key, "value": dict(value)}, ensure_ascii=False, sort_keys=True)
+    return with_checksum(content.encode("utf-8", "surrogatepass"))
+
+
+def decode_record(content: bytes) -> Mapping[str, Any]:
+    """The key and the value in a record's file.
+
+    Raises:
+        ValueError: it is not as mq wrote it.
+    """
+    try:
+        record = json.loads(without_checksum(content))
+    except RecursionError as error:
+        raise ValueError("its checksum matches, but it is nested too deeply") from error
+    if not _is_record(record):
+        raise ValueError("its checksum matches, but it has no key and value")
+    return record
 
 
 def _is_record(value: Any) -> TypeGuard[Mapping[str, Any]]:
@@ -217,3 +289,8 @@ def _file(key: str) -> str:
     text = key.encode("utf-8", "surrogatepass")
     plain = "k" + quote(text, safe="").replace(".", "%2E")
     return plain if len(plain) <= _LONGEST_FILE else "d" + hashlib.sha256(text).hexdigest()
+
+
+def key_of(file: str) -> str | None:
+    """The key that the first part of a file name stands for; None where it is a digest."""
+    return unquote(file[1:], errors="surrogatepass") if file.startswith("k") else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
@@ -31,10 +32,9 @@ from mq.storage.files.layout import (
     ATTRIBUTES,
     LARGEST_ATTRIBUTES,
     SUM,
-    Sum,
-    decode_attributes,
     encode_side,
     is_queue_name,
+    noted_of,
     parse_flat,
     parse_leaf,
     parse_path,
@@ -112,7 +112,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         for saying in sayings
         if isinstance(saying, Wrote) and sequence > newest
     }
-    _write_again(folders, everything, unsure)
+    _write_again(folders, records, everything, unsure)
     if any(redone):
         logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
     return redone
@@ -138,7 +138,7 @@ def _refused(told: Iterable[tuple[int, Sequence[Saying]]]) -> set[tuple[int, int
     }
 
 
-def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[str]) -> None:
+def _write_again(folders: Folders, records: Records, sayings: Sequence[Saying], unsure: Container[str]) -> None:
     """Let the next sync bring all bodies and records of the log, also those that read right.
 
     A sync that failed before the crash may have left them in the kernel's memory alone. The kernel takes them for
@@ -147,6 +147,7 @@ def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[
 
     Args:
         folders: of the root.
+        records: of the root.
         sayings: all that the log says.
         unsure: messages of records that may not have been flushed: of these the large bodies, too, may be in memory
             alone.
@@ -163,7 +164,7 @@ def _write_again(folders: Folders, sayings: Sequence[Saying], unsure: Container[
             _overwrite(folders, folders.layout.above(fate.place), fate.wrote.body)
             if has_side(folders, fate.wrote):
                 _overwrite(folders, f"{folders.layout.properties}/{id}", _side(fate.wrote))
-    unsynced = Records(UnsyncedCalls(folders.calls), folders.layout.records)
+    unsynced = records.through(UnsyncedCalls(folders.calls))
     for (kind, key), kept in last_records(sayings).items():
         if kept is not None and unsynced.get(kind, key) == kept.value:
             with _unless_refused():
@@ -347,14 +348,13 @@ def _overwrite_with_itself(folders: Folders, path: str) -> None:
 
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Set the properties of a message's file as they were when it was written."""
-    is_long = len(wrote.attributes) > LARGEST_ATTRIBUTES
     if folders.xattrs:
+        attributes, noted = noted_of(wrote.attributes, wrote.size, wrote.crc, LARGEST_ATTRIBUTES)
         fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
         try:
-            if wrote.attributes and not is_long:
-                folders.calls.set_attribute(fd, ATTRIBUTES, wrote.attributes)
-            where = "f" if is_long else "a" if wrote.attributes else ""
-            folders.calls.set_attribute(fd, SUM, Sum(wrote.size, wrote.crc, where).encode())
+            if attributes:
+                folders.calls.set_attribute(fd, ATTRIBUTES, attributes)
+            folders.calls.set_attribute(fd, SUM, noted)
         finally:
             folders.calls.close(fd)
     if has_side(folders, wrote):
@@ -372,7 +372,7 @@ def has_side(folders: Folders, wrote: Wrote) -> bool:
 
 def _side(wrote: Wrote) -> bytes:
     """The content of a message's side file."""
-    attributes = decode_attributes(wrote.attributes) if wrote.attributes else {}
+    attributes = json.loads(wrote.attributes) if wrote.attributes else {}
     return encode_side(Properties(wrote.size, wrote.crc, attributes))
 
 
@@ -421,7 +421,7 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
     for (kind, key), kept in last_records(sayings).items():
         if kept is None:
             records.drop(kind, key)
-        elif records.all(kind).get(key) != kept.value:
+        elif records.get(kind, key) != kept.value:
             records.put(kind, key, kept.value)
 
 
