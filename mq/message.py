@@ -307,6 +307,27 @@ checksum: Final = zlib.crc32
 """CRC-32 of some bytes, going on from a second argument, that of the bytes before them."""
 
 
+_CHECKSUM_LENGTH: Final = 9
+"""Bytes that :func:`with_checksum` adds."""
+
+
+def with_checksum(content: bytes) -> bytes:
+    """A block of JSON, a space, and the CRC-32 of the JSON in hexadecimal."""
+    return b"%s %08x" % (content, checksum(content))
+
+
+def without_checksum(block: bytes) -> bytes:
+    """The content that :func:`with_checksum` was given.
+
+    Raises:
+        ValueError: the block has no checksum, or another content's.
+    """
+    content = block[:-_CHECKSUM_LENGTH]
+    if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
+        raise ValueError("its checksum does not match")
+    return content
+
+
 def no_such_queue(queue: str) -> NoSuchQueue:
     """The refusal of a request for a queue that does not exist, in one text for all doors' callers."""
     return NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")

@@ -234,6 +234,12 @@ class Settings:
     no_fast_lane: bool = _line(False, _SWITCHED, "serve plain HTTP/1.1 requests by Hypercorn, too, as all others", "")
     no_log: bool = _line(False, _SWITCHED, "make changes durable file by file, not by a log, on ext4 and xfs", "")
     no_native: bool = _line(False, _SWITCHED, "call the kernel file by file, though mq-native is installed", "")
+    verify_every: float = _line(
+        604_800.0,
+        _seconds(0, 10**9),
+        "seconds in which all stored messages are compared with their checksums; 0 is never",
+        "604800",
+    )
     untested_fs: bool = _line(
         False,
         _SWITCHED,

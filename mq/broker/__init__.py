@@ -22,6 +22,7 @@ Its files, in reading order:
   or due at a given instant; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both
   keep, small; ``shared``: the watcher of a store that others change, too; ``second_names``: what a killed one leaves of
   messages.
+* ``damage``: pauses the queues that damaged records concern; ``background_check``: verifies stored messages, slowly.
 """
 
 from mq.broker.batch_consumers import LARGEST_CLAIM, ClaimedBatch, ConsumerPosition

@@ -25,6 +25,7 @@ from mq.broker.write_jobs import WriteJobStatus
 from mq.errors import Conflict, MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
+from mq.storage.interface import Health as Health
 
 DISK: Final = "disk"
 """In the store of this daemon: there again after a restart."""

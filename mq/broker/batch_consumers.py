@@ -53,7 +53,8 @@ from mq.errors import (
 )
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
-from mq.storage.interface import Entry, Move, Outcome, Put, Result, Stored
+from mq.storage.interface import QUEUE as QUEUE_RECORD
+from mq.storage.interface import Entry, Move, Outcome, Put, Result, Stored, damages_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -1161,10 +1162,13 @@ class ConsumerRecords:
         Raises:
             StorageError: it cannot be read.
         """
+        damaged = {damage.key for damage in damages_of(self._storage, QUEUE_RECORD)}
         for key, record in (await self._storage.records(KIND)).items():
             queue, _, name = key.partition("/")
             index = queues.get(queue)
-            if index is None or incarnation_of(record) != index.incarnation:
+            if index is None and queue in damaged:
+                logger.error("consumer %s waits for its queue, whose record is damaged", key)
+            elif index is None or incarnation_of(record) != index.incarnation:
                 with suppress(StorageFull, StorageUnsure):  # dropped at a later start, then
                     await self._storage.drop_record(KIND, key)
             else:

@@ -13,6 +13,7 @@ import trio
 from mq import threads
 from mq.broker import dead_letters
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
+from mq.broker.background_check import BackgroundCheck
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, ConsumerRecords
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
@@ -25,6 +26,7 @@ from mq.broker.commit import Committer, InFlight, SaveWorker, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
+from mq.broker.damage import pause_damaged
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
 from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, UnackedDeliverer
 from mq.broker.exclusion import Exclusion
@@ -575,6 +577,7 @@ class Wiring:
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover)
         self.claims = BatchConsumers(core, ConsumerRecords(core, leases), claimed, upkeep)
+        self.check = BackgroundCheck(core)
         self.columns = ColumnReader.of(core, self.claims, self.queues.get, self._get_caught_up)
 
     async def load(self) -> None:
@@ -589,6 +592,7 @@ class Wiring:
             record = None if self._core.config.others_move else await self._recorded_time()
             await self.watcher.load()
             self._begin_clock(record)
+            await pause_damaged(self._core)
             self._check_groups()
             await self._dead_letters.load()
             await self.writes.load()
@@ -617,6 +621,7 @@ class Wiring:
             nursery.start_soon(self.watcher.run)
         if config.sharing is Sharing.PEERS:
             nursery.start_soon(self.unacked.run)
+        nursery.start_soon(self.check.run)
         self.claims.resume(nursery, self.catalog.queues)
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)

@@ -17,7 +17,7 @@ from mq.broker.message_groups import GroupTurns, MessageGroups, heaps_of
 from mq.broker.settings import DEFAULTS, QueueSettings
 from mq.lifecycle import State
 from mq.message import OF_A_PROCESS, MessageId
-from mq.storage.interface import FRESH, GIVEN_MS, NEEDS, WITH_GROUPS, Entry, Meta
+from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta
 
 _KEY_BITS: Final = 128
 _KEY: Final = (1 << _KEY_BITS) - 1
@@ -249,7 +249,6 @@ class QueueIndex:
             "settings": settings.kept(),
             "declared": self.declared,
             "transient": self.is_transient,
-            NEEDS: WITH_GROUPS if settings.groups else None,
         }
         return {"created": self.created} | {name: value for name, value in optional.items() if value}
 

@@ -55,7 +55,7 @@ from mq.errors import (
 )
 from mq.lifecycle import State
 from mq.message import shorten
-from mq.storage.interface import WRITE_JOBS, Entry, Outcome, Result, Write
+from mq.storage.interface import WRITE_JOBS, Entry, Outcome, Result, Write, damages_of
 
 logger = logging.getLogger("mq.broker")
 
@@ -223,7 +223,9 @@ class WriteJobs:
             logger.error("rows of a write job are damaged, and stay where they are: %s in new/", entry.id)
             return
         job = self._jobs.get(chunk.job)
-        if job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk):
+        if job is None and damages_of(self._core.storage, KIND):
+            logger.error("rows of a write job without a record stay where they are: %s in new/", entry.id)
+        elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk):
             self._garbage.append(chunk)
 
     # Operations

@@ -12,7 +12,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
   ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging,
   clock), ``bench``.
-* ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root. ``backup``: that and ``restore``.
+* ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root,
+  and by ``record_schemas`` what records say. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.
 * ``mover``, ``reaper``: programs over a root. ``pipeline``: programs over the journal.
 """

@@ -6,16 +6,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import click
 from tqdm import tqdm
 
+from mq.broker import background_check
 from mq.cli.commands import CANNOT_START, FINDINGS, trust_options
+from mq.cli.record_schemas import flaw_of
 from mq.cli.remote import fail, json_option
 from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
 from mq.storage.files.doctor import InspectableRoot, Inspection, check_ownership, open_to_inspect, quarantine, repair
+from mq.storage.interface import Damage
 from mq.storage.options import StorageOptions
 
 
@@ -25,6 +29,11 @@ from mq.storage.options import StorageOptions
 @click.option("--repair", "repairs", is_flag=True, help="Then put right what a start of the daemon puts right.")
 @click.option(
     "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files there."
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="List what is lost with files that are gone or damaged, and make the root fit to be served without them.",
 )
 @click.option(
     "--pause",
@@ -41,16 +50,20 @@ def doctor_command(
     no_bodies: bool,
     repairs: bool,
     folder: str | None,
+    accept_loss: bool,
     pause: float,
     as_json: bool,
     trust: Mapping[str, Any],
 ) -> None:
     """Check a root: torn and foreign files, and messages in two places.
 
-    Without --repair or --quarantine it changes nothing, and may look while a daemon serves the root. Exits with 5 when
-    something is left that should not be.
+    Without --repair, --quarantine or --accept-loss it changes nothing, and may look while a daemon serves the root.
+    Exits with 5 when something is left that should not be.
     """
     try:
+        if accept_loss:
+            check_ownership(root, StorageOptions(**trust))
+            _tell_losses(repair(root, StorageOptions(**trust), accept_loss=True), as_json=as_json)
         if repairs or folder is not None:
             check_ownership(root, StorageOptions(**trust))
         seen = _look(root, no_bodies, pause, folder, needs_alone=repairs or folder is not None, as_json=as_json)
@@ -71,7 +84,7 @@ def _look(
         if needs_alone and not look.alone:
             raise StorageUnusable("somebody serves the root: stop the daemon, its mover and its reaper first")
         with tqdm(disable=None, unit=" messages", leave=False) as bar:
-            seen = look.inspect(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update)
+            seen = look.inspect(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update, schema=flaw_of)
         _tell(look, seen, as_json=as_json)
         if folder is not None:
             for source, target in quarantine(look, seen.found, folder):
@@ -80,6 +93,17 @@ def _look(
                 else:
                     say(f"moved    {_shown(source)} to {_shown(target)}")
     return seen
+
+
+def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
+    for loss in losses:
+        if as_json:
+            say_json({"lost": _shown(loss.path), "detail": loss.why})
+        else:
+            say(f"lost     {_shown(loss.path)}: {loss.why}")
+    if not as_json:
+        known = f"{len(losses)} losses are known" if losses else "nothing is known to be lost"
+        say(f"{known}; the root can be served now")
 
 
 def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
@@ -96,6 +120,28 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
         while_served = "" if look.alone else ", while a daemon serves it"
         told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "all is well"
         say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
+    _tell_check(look, as_json=as_json)
+
+
+def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
+    """Print how far the daemon's background check is, and what it has found."""
+    record = look.records.get(background_check.KIND, background_check.KEY)
+    if record is None:
+        return
+    progress = background_check.PassProgress.stored(record)
+    damaged = record.get("damaged", [])
+    if as_json:
+        say_json({"check": progress._asdict(), "damaged": damaged})
+        return
+    for queue, id, why in damaged:
+        say(f"check    message {id} of {queue} was found damaged: {why}")
+    ended = _utc(progress.ended_ms) if progress.ended_ms else "never"
+    now = f"; now at {progress.checked} of {progress.total}, since {_utc(progress.began_ms)}" if progress.queue else ""
+    say(f"background check: last complete pass ended {ended}{now}")
+
+
+def _utc(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _shown(path: str) -> str:

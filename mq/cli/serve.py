@@ -103,6 +103,7 @@ def _broker_config(settings: Settings, cluster: ClusterConfig | None) -> BrokerC
         strict_seeds=settings.strict_seeds,
         awaits_sink=settings.serves_amqp,
         store=DISK if cluster is None else NODE,
+        verify_seconds=settings.verify_every,
     )
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import quote
 
+from mq.message import with_checksum, without_checksum
+
 logger = logging.getLogger("mq")
 
 _DIGITS: Final = 20
@@ -53,9 +55,15 @@ class ConfirmedFile:
 
     async def recall(self, store: str) -> int:
         """As in :class:`LastConfirmed`."""
+        path = self._path(store)
         try:
-            return int(self._path(store).read_text("ascii"))
-        except (OSError, ValueError):
+            return int(without_checksum(path.read_bytes().removesuffix(b"\n")))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            logger.error(
+                "damaged: %s: %s: this start will not find out a server that lacks what was confirmed", path, error
+            )
             return 0
 
     def note(self, store: str, number: int) -> None:
@@ -64,7 +72,7 @@ class ConfirmedFile:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             file = os.open(self._path(store), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
-                os.pwrite(file, f"{number:0{_DIGITS}}\n".encode(), 0)
+                os.pwrite(file, with_checksum(f"{number:0{_DIGITS}}".encode()) + b"\n", 0)
             finally:
                 os.close(file)
         except OSError as error:

@@ -28,12 +28,6 @@ QUEUE: Final = "queue"
 WRITE_JOBS: Final = "_write-jobs@mq"
 """In place of a queue in entries that hold what write jobs have not committed yet. No queue has this name."""
 
-NEEDS: Final = "needs"
-"""In the value of a QUEUE: the number of the format that a version needs to serve it. A store whose root has a format
-keeps other versions out as long as the queue exists."""
-WITH_GROUPS: Final = 3
-"""The first format that has message groups."""
-
 
 class Sharing(Enum):
     """Who else works on a store."""
@@ -259,6 +253,54 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
+class Damage(NamedTuple):
+    """Something of a store that was lost or cannot be read any more.
+
+    Attributes:
+        kind: of the record; "" if it is not a record.
+        key: of the record; None if that is unknown.
+        path: the file, or another name of the place.
+        why: what is wrong and what to do, in one line.
+        hint: what can still be read of a record's file. Names in it may be wrong.
+    """
+
+    kind: str
+    key: str | None
+    path: str
+    why: str
+    hint: bytes = b""
+
+
+class Health:
+    """What a store knows of damage. It changes while the store is open.
+
+    Attributes:
+        damages: what was found lost or unreadable when the store was opened.
+        damaged: messages whose bytes or attributes are not the published ones, each with its queue and the reason.
+        unchecked: how often a message was read that has no checksum.
+        verified: how many messages were verified by :meth:`VerifyingStorage.verify`.
+        progress: the part of a broker's present pass over all messages that is done, from 0 to 1.
+        ended_seconds: when its last complete pass ended, seconds since 1970; 0 before the first.
+    """
+
+    def __init__(self) -> None:
+        self.damages: list[Damage] = []
+        self.damaged: dict[MessageId, tuple[str, str]] = {}
+        self.unchecked = 0
+        self.verified = 0
+        self.progress = 0.0
+        self.ended_seconds = 0.0
+
+    def __eq__(self, other: object) -> bool:  # it says how a store is, not what it is
+        return isinstance(other, Health)
+
+    __hash__ = object.__hash__
+
+    def note(self, entry: Entry, why: str) -> None:
+        """Note a message that is damaged."""
+        self.damaged[entry.id] = entry.queue, why
+
+
 class Stored(NamedTuple):
     """A message read from the store.
 
@@ -325,6 +367,7 @@ class Description(NamedTuple):
         counts_staged: among these are the bodies that were staged.
         tells: it tells of the first outcomes of a batch before it has them all (:class:`TellingStorage`).
         native: mq-native makes its system calls, or at least those that read.
+        health: what it knows of damage; None if it finds none by itself.
     """
 
     name: str
@@ -340,6 +383,7 @@ class Description(NamedTuple):
     counts_staged: bool = False
     tells: bool = False
     native: bool = False
+    health: Health | None = None
 
 
 class Storage(Protocol):
@@ -459,6 +503,25 @@ def tells(storage: Storage) -> TypeGuard[TellingStorage]:
 
 Hear = Callable[[Sequence[Outcome], float], object]
 """Called with outcomes, and with how many seconds ago they were there."""
+
+
+class VerifyingStorage(Protocol):
+    """What a store can do besides, if its messages may rot on a disk."""
+
+    async def verify(self, entries: Sequence[Entry]) -> None:
+        """Compare messages on the medium with their checksums, and note the damaged ones in the store's health. One
+        that is not there, or has no checksum, is passed over."""
+
+
+def verifies(storage: Storage) -> TypeGuard[VerifyingStorage]:
+    """Whether a store can."""
+    return storage.description.health is not None and hasattr(storage, "verify")
+
+
+def damages_of(storage: Storage, kind: str = "") -> list[Damage]:
+    """What a store has found damaged: all of it, or the records of a kind."""
+    health = storage.description.health
+    return [damage for damage in (health.damages if health is not None else ()) if kind in ("", damage.kind)]
 
 
 class ColumnStorage(Protocol):

@@ -42,6 +42,7 @@ from mq.storage.interface import (
     Write,
     reads_columns,
     tells,
+    verifies,
 )
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
@@ -207,6 +208,11 @@ class LayeredStorage:
         if queue in self._transient or not reads_columns(self._below):
             return None
         return await self._below.read_columns(queue, messages, base, most_bytes)
+
+    async def verify(self, entries: Sequence[Entry]) -> None:
+        """In the store below; memory does not rot."""
+        if verifies(self._below):
+            await self._below.verify(entries)
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         """Where that message is."""

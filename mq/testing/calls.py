@@ -110,6 +110,10 @@ class RecordingCalls:
         self._meet("read_at", self._path(fd))
         return self._inner.read_at(fd, size, offset)
 
+    def drop_cached(self, fd: int) -> None:
+        """As in Calls."""
+        self._inner.drop_cached(fd)
+
     def write_in_place(self, fd: int) -> None:
         """As in Calls."""
         self._meet("write_in_place", self._path(fd))

@@ -269,6 +269,9 @@ class Disk:
         self._enter("read_at", str(size))
         return self._open[fd].node.data[offset : offset + size]
 
+    def drop_cached(self, fd: int) -> None:
+        """This disk is read as it is."""
+
     def write_in_place(self, fd: int) -> None:
         """Files of this disk are written in place."""
         self._note(f"write_in_place {self._path(fd)}")

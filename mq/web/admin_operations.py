@@ -100,6 +100,7 @@ async def _scrape(context: RequestContext) -> bytes:
     budget = context.budget
     refused = {use.value: budget.refused[use] for use in Use}
     snapshot = snapshot._replace(memory=(budget.used, budget.most), memory_refused=refused)
+    snapshot = snapshot._replace(health=context.broker.description.health)
     return await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
 
 

@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from mq.broker import QueueStatus
-from mq.broker.api import ALONE, Membership
+from mq.broker.api import ALONE, Health, Membership
 from mq.lifecycle import Kind, Span
 from mq.observers.metrics import DELIVERY_AGE, OTHERS, Durations, Totals
 
@@ -69,6 +69,7 @@ class Scrape(NamedTuple):
         memory: how many bytes clients have reserved, of how many they may.
         memory_refused: how often they were refused more, by what it was for.
         is_clock_doubted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
+        health: what the store knows of damage; None where it finds none by itself.
     """
 
     version: str
@@ -86,6 +87,7 @@ class Scrape(NamedTuple):
     memory: tuple[int, int] = (0, 0)
     memory_refused: Mapping[str, int] = {}
     is_clock_doubted: bool = False
+    health: Health | None = None
 
 
 def page(snapshot: Scrape) -> bytes:
@@ -129,6 +131,8 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
         refused.add_metric([use], count)
     yield refused
     yield from _of_cluster(snapshot.cluster)
+    if snapshot.health is not None:
+        yield from _of_health(snapshot.health)
     if snapshot.room is not None:
         yield from _room(snapshot.room)
     yield from _counters(snapshot.totals)
@@ -136,6 +140,23 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     yield from _depths(snapshot)
     for name, found in snapshot.durations.items():
         yield HistogramMetricFamily(*TIMED[name], buckets=found.buckets, sum_value=found.total)
+
+
+def _of_health(health: Health) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "mq_store_damages",
+        "records, folders and other files found lost or unreadable at the start",
+        len(health.damages),
+    )
+    yield GaugeMetricFamily("mq_messages_damaged", "messages found damaged since the start", len(health.damaged))
+    yield CounterMetricFamily("mq_messages_unchecked", "reads of messages without a checksum", health.unchecked)
+    yield CounterMetricFamily("mq_messages_verified", "messages that the background check has read", health.verified)
+    yield GaugeMetricFamily("mq_check_progress_ratio", "part of the background check's pass done", health.progress)
+    yield GaugeMetricFamily(
+        "mq_check_ended_timestamp_seconds",
+        "when the last complete pass ended; 0 before the first",
+        health.ended_seconds,
+    )
 
 
 def _room(room: os.statvfs_result) -> Iterator[Metric]:

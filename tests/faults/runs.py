@@ -184,7 +184,7 @@ def strike(name: str, part: int, parts: int) -> Report:
                 run(world.copy(), live_and_look, variant, life, fault)
             except* Exception as errors:  # noqa: BLE001 - whatever it is, a promise is broken
                 broken.append(f"{fault}, in {life.__name__}: {_first(errors)!r}")
-        torn = litter(after.disk, after.ledger, seconds, attributes=variant.attributes)
+        torn = litter(after.disk, after.ledger, seconds, attributes=variant.attributes, log=variant.log)
         world = after._replace(seconds=seconds, torn=torn)
     return Report(calls, runs, broken)
 

@@ -12,7 +12,8 @@ import trio
 
 from mq.message import MessageId, MessageIds, Properties, checksum
 from mq.storage.files.calls import OPEN_NEW
-from mq.storage.files.layout import SUM, Sum, encode_side
+from mq.storage.files.format import Use, note_use
+from mq.storage.files.layout import SUM, Layout, Sum, encode_side
 from mq.testing.disk import Disk
 from tests.faults.actor import ROOT, START_NS, Actor
 from tests.faults.ledger import Fate, Ledger
@@ -40,22 +41,25 @@ async def first_life(client: Actor) -> None:
         await client.fetch("q")
 
 
-def litter(disk: Disk, ledger: Ledger, seconds: float, *, attributes: bool) -> str:
+def litter(disk: Disk, ledger: Ledger, seconds: float, *, attributes: bool, log: bool) -> str:
     """Leave what a crash can leave: a message under two names, torn and stranded ones, bodies that never arrived.
 
-    The id of the torn message.
+    The id of the torn message; beside a log there is none.
     """
+    if not log:
+        note_use(disk, Layout.under(ROOT), Use.FILES)
     ids = MessageIds(lambda: START_NS + round(seconds * 1e9), node=2)
     stranded, torn, removed, arriving, lost = (ids.new() for _ in range(5))
     _put(disk, f"new/q:{stranded}", b"stranded", b"stranded", stranded, attributes=attributes)
-    _put(disk, f"new/q:{torn}", b"torn to pieces", b"torn", torn, attributes=attributes)
+    if not log:
+        _put(disk, f"new/q:{torn}", b"torn to pieces", b"torn", torn, attributes=attributes)
     _put(disk, f"remove/q:{removed}", b"removed", b"removed", removed, attributes=attributes)
     _put(disk, f"state/stage/{arriving}", b"half a body", b"half", arriving, attributes=True)
     _put(disk, f"state/stage/{lost}", b"", b"", lost, attributes=False)
     ledger.publishing("q", b"stranded", {}).fate = Fate.THERE
     leased = min(name for name, _ in disk.names(f"{ROOT}/delay"))
     disk.link(f"{ROOT}/delay/{leased}", f"{ROOT}/new/{leased.partition(',')[0]}")
-    return torn
+    return "" if log else torn
 
 
 def _put(disk: Disk, path: str, body: bytes, arrived: bytes, id: MessageId, *, attributes: bool) -> None:

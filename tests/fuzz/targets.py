@@ -20,7 +20,7 @@ from mq.access.users_file import check_user_name, parse_users
 from mq.broker import Draft
 from mq.errors import BatchTooLarge, InvalidId, InvalidName, InvalidRequest, InvalidSetting
 from mq.lifecycle import State
-from mq.message import BytesBody, Message, MessageId, Properties, QueueName
+from mq.message import BytesBody, Message, MessageId, Properties, QueueName, with_checksum
 from mq.settings import LINES, Settings, load_settings
 from mq.storage.files.fake import FakeCalls, make_calls
 from mq.storage.files.layout import (
@@ -35,7 +35,6 @@ from mq.storage.files.layout import (
     leaf_name,
     parse_flat,
     parse_leaf,
-    with_checksum,
 )
 from mq.storage.files.records import Records
 from mq.web.authorizer import _basic, find_rule

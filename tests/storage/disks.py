@@ -120,6 +120,8 @@ class Disk:
     async def open(self) -> FolderStorage:
         """Open the store, as after a kill when it was open."""
         if self._storage is not None:
+            if self._storage._open is not None and self.folders.log is None:
+                self.folders.failure = self.folders.failure or "killed"
             await self._storage.aclose()
         self._storage = self.another()
         await self._storage.open()
@@ -156,13 +158,13 @@ class Disk:
         return found
 
     def files(self, *folders: str) -> set[str]:
-        """The files below these folders, or below the root; records and the lock are left out."""
+        """The files below these folders, or below the root; records, the format and the lock are left out."""
         return {
             path
             for path, what in self.tree().items()
             if isinstance(what, bytes)
             and path.startswith(folders or "")
-            and not path.startswith(("state/rec", "state/l"))
+            and not path.startswith(("state/rec", "state/l", "state/format"))
         }
 
     def bytes_of(self, path: str) -> bytes:

@@ -22,7 +22,7 @@ from mq.storage.files.backup import BackupReport, back_up, save, servable
 from mq.storage.files.backup_folder import open_backups
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, LinuxCalls
 from mq.storage.files.fake import make_calls
-from mq.storage.files.format import check_format, open_moves_lock, put_to_rest, take_in_use, take_to_restore
+from mq.storage.files.format import Use, note_use, open_moves_lock, read_use
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent, Overflowed
 from mq.storage.files.log import Record
@@ -432,9 +432,7 @@ async def everything_in(calls: Calls) -> set[Entry] | None:
     layout = Layout.under(RESTORED)
     if calls.kind(layout.new) is None:
         return None  # a daemon would begin with an empty root: nothing was restored, and nobody was told otherwise
-    if calls.kind(layout.format) is not None:
-        with pytest.raises(StorageUnusable, match="run mq restore again"):
-            check_format(calls, layout, RESTORED)
+    if read_use(calls, layout) is Use.RESTORING:
         return None
     disk = Disk(MOUNTS["link"], calls, RESTORED)
     await disk.open()
@@ -479,11 +477,19 @@ async def test_a_body_that_is_gone_from_the_backup_is_copied_by_the_next_one(dis
         assert await again.everything() == {kept, gone, empty}
 
 
+def take_in_use(disk: Disk) -> None:
+    """Let the root look as if its daemon had a log: then none holds the lock of movers."""
+    layout = Layout.under(disk.root)
+    disk.inner.unlink(layout.moves_lock)
+    note_use(disk.inner, layout, Use.LOG)
+
+
 @on_one_disk
 async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
     layout = Layout.under(disk.root)
     await disk.storage.aclose()
-    take_in_use(disk.inner, layout)
+    take_in_use(disk)
+    monkeypatch.setattr(backup, "read_log", lambda calls, folder: [])
     with servable(disk.calls, disk.root, is_remote=False):
         pass  # the log has nothing to say, and mq doctor --repair nothing to do
     monkeypatch.setattr(backup, "read_log", lambda calls, folder: [Record(1, b"", 0)])
@@ -492,16 +498,16 @@ async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch
         servable(disk.calls, disk.root, is_remote=False),
     ):
         pass
-    put_to_rest(disk.inner, layout)
+    note_use(disk.inner, layout, Use.FILES)
     await disk.open()
 
 
 @on_one_disk
 async def test_a_root_with_a_log_that_is_served_is_not_refused(disk: Disk) -> None:
-    take_in_use(disk.inner, Layout.under(disk.root))
+    take_in_use(disk)
     with servable(disk.calls, disk.root, is_remote=False):
         pass
-    put_to_rest(disk.inner, Layout.under(disk.root))
+    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
 
 
 @on_one_disk
@@ -513,11 +519,11 @@ async def test_a_log_of_before_is_not_yet_in_the_files(
     monkeypatch.setattr(backup, "lives_of", lambda calls, folder: {life})
     monkeypatch.setattr(backup, "is_of_this_boot", lambda life: not life or life.startswith("this-boot:"))
     monkeypatch.setattr(backup, "life_of", lambda fd: "this-boot:8")  # seen from another container
-    take_in_use(disk.inner, Layout.under(disk.root))
+    take_in_use(disk)
     expected = pytest.raises(StorageUnusable, match="in a moment") if is_refused else contextlib.nullcontext()
     with expected, servable(disk.calls, disk.root, is_remote=False):
         pass
-    put_to_rest(disk.inner, Layout.under(disk.root))
+    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
 
 
 @on_one_disk
@@ -528,11 +534,11 @@ async def test_no_lock_is_tried_that_a_start_could_meet(disk: Disk, monkeypatch:
     disk.calls.log.clear()
     with servable(disk.calls, disk.root, is_remote=False):
         pass
-    take_in_use(disk.inner, Layout.under(disk.root))
+    take_in_use(disk)
     with servable(disk.calls, disk.root, is_remote=False):
         pass
     assert disk.calls.said("lock") == []
-    put_to_rest(disk.inner, Layout.under(disk.root))
+    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
 
 
 @on_one_disk
@@ -555,7 +561,7 @@ async def test_a_root_that_is_shared_by_machines_is_refused_while_it_is_served(d
 @on_one_disk
 async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
     layout = Layout.under(disk.root)
-    take_in_use(disk.inner, layout)
+    take_in_use(disk)
     fd = open_moves_lock(disk.inner, layout, make=True)
     disk.inner.lock(fd, exclusive=True)
     with (
@@ -564,7 +570,7 @@ async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
     ):
         pass
     disk.inner.close(fd)
-    put_to_rest(disk.inner, layout)
+    note_use(disk.inner, layout, Use.FILES)
 
 
 @on_one_disk
@@ -572,7 +578,7 @@ async def test_a_half_restored_root_is_refused(disk: Disk) -> None:
     calls = make_calls()
     for folder in ("/restored", *Layout.under(RESTORED).all()):
         calls.mkdir(folder)
-    take_to_restore(calls, Layout.under(RESTORED))
+    note_use(calls, Layout.under(RESTORED), Use.RESTORING)
     with pytest.raises(StorageUnusable, match="run mq restore again"), servable(calls, RESTORED, is_remote=False):
         pass
 

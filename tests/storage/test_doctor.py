@@ -136,7 +136,7 @@ def test_what_a_crash_leaves_is_found_and_repaired(root: Path) -> None:
         (FindingKind.DOUBLED, first.name),
         (FindingKind.DOUBLED, twice.name),
     } < findings(seen)
-    assert {(FindingKind.STAGED, "x"), (FindingKind.SIDE, side.name), (FindingKind.RECORD, "queue")} < findings(seen)
+    assert {(FindingKind.STAGED, "x"), (FindingKind.SIDE, side.name), (FindingKind.MISSING, "b")} < findings(seen)
     assert len(seen.found) == 6
     repair(str(root))
     assert look(root) == Inspection((), 3, 0)

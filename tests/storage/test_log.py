@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from mq.storage.files.calls import Calls, LinuxCalls
-from mq.storage.files.log import PAGE, Log, LogDamaged, read_log
+from mq.storage.files.log import PAGE, Log, LogDamaged, Record, read_log, salvage
 from mq.testing.calls import RecordingCalls
 
 SEGMENT: Final = 16 * PAGE
@@ -32,7 +33,7 @@ class Machine:
         self.calls: Calls = LinuxCalls()
         self.is_spare = True
 
-    def log(self, *, in_thread: bool = False, largest: int = SEGMENT) -> Log:
+    def log(self, *, in_thread: bool = False, largest: int = SEGMENT, in_use: bool = False) -> Log:
         return Log(
             self.calls,
             str(self.folder / "log"),
@@ -40,6 +41,7 @@ class Machine:
             self.failures.append,
             smallest=SEGMENT,
             largest=largest,
+            in_use=in_use,
             in_thread=in_thread,
             spare_room=lambda: nullcontext(self.is_spare),
         )
@@ -110,9 +112,9 @@ def test_what_was_appended_is_read_in_order(machine: Machine, log: Log) -> None:
 def test_the_file_is_as_described(machine: Machine, log: Log) -> None:
     append(log, b"body")
     head = machine.page(0, 0)
-    magic, epoch, key, _ = struct.unpack_from("<8sQ16s64s", head)
-    assert magic == b"mqlog-1\0"
-    assert struct.unpack_from("<I", head, 96) == (zlib.crc32(head[:96]),)
+    magic, epoch, size, key, _ = struct.unpack_from("<8sQQ16s64s", head)
+    assert (magic, size) == (b"mqlog-2\0", SEGMENT)
+    assert struct.unpack_from("<I", head, 104) == (zlib.crc32(head[:104]),)
     page = machine.page(0, 1)
     assert struct.unpack_from("<4sIIQQ16sQ", page) == (
         b"mqr1",
@@ -331,3 +333,111 @@ def test_no_room_to_grow_is_no_error(machine: Machine, monkeypatch: pytest.Monke
     assert machine.payloads() == [b"goes on"]
     assert not machine.failures
     log.close()
+
+
+# Segments that are gone or not as they were
+
+SPOILED: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
+    "deleted": (lambda path: path.unlink(), "is missing"),
+    "emptied": (lambda path: os.truncate(path, 0), "the header of .* cannot be read"),
+    "halved": (lambda path: os.truncate(path, SEGMENT // 2), f"has {SEGMENT // 2} of the {SEGMENT} bytes"),
+    "one byte short": (lambda path: os.truncate(path, SEGMENT - 1), f"has {SEGMENT - 1} of the {SEGMENT} bytes"),
+    "zeroed": (lambda path: path.write_bytes(bytes(SEGMENT)), "the header of .* cannot be read"),
+    "noise": (lambda path: path.write_bytes(os.urandom(SEGMENT)), "the header of .* cannot be read"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file: move it away"),
+    "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is not a file: move it away"),
+}
+
+
+@pytest.mark.parametrize("segment", [0, 1])
+@pytest.mark.parametrize("how", SPOILED)
+def test_log_in_use_is_refused_when_a_segment_is(machine: Machine, log: Log, how: str, segment: int) -> None:
+    append(log, b"confirmed")
+    spoil, text = SPOILED[how]
+    spoil(machine.folder / "log" / str(segment))
+    with pytest.raises(LogDamaged, match=text) as damaged:
+        machine.log(in_use=True)
+    assert f"/log/{segment}" in str(damaged.value)
+    assert open_files(machine.folder / "log") == {segment.fd for segment in log._segments}
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * 108, 7))
+def test_log_in_use_is_refused_when_a_bit_of_a_header_is_changed(machine: Machine, log: Log, bit: int) -> None:
+    head = bytearray(machine.page(1, 0))
+    head[bit // 8] ^= 1 << bit % 8
+    machine.overwrite(1, 0, bytes(head))
+    with pytest.raises(LogDamaged, match=r"the header of .*/log/1 cannot be read"):
+        machine.log(in_use=True)
+
+
+def test_log_in_use_is_refused_when_a_segment_is_a_copy_of_another_time(machine: Machine, log: Log) -> None:
+    shutil.copy(machine.folder / "log" / "0", machine.folder / "copy")
+    append(log, b"one")
+    log.empty()
+    append(log, b"two")
+    log.empty()
+    shutil.copy(machine.folder / "copy", machine.folder / "log" / "0")
+    with pytest.raises(LogDamaged, match=r"epochs of .* not consecutive"):
+        machine.log(in_use=True)
+
+
+def test_segment_may_be_longer_than_its_header_states(machine: Machine, log: Log) -> None:
+    """It was growing when the power failed."""
+    append(log, b"one")
+    with (machine.folder / "log" / "0").open("ab") as file:
+        file.write(b"x" * 3 * PAGE)
+    again = machine.log(in_use=True)
+    assert [record.payload for record in again.read()] == [b"one"]
+    again.close(failed=True)
+
+
+@pytest.mark.parametrize("how", [how for how in SPOILED if not how.startswith("a ")])
+def test_segments_of_a_log_not_in_use_are_made_anew(machine: Machine, how: str) -> None:
+    machine.begun().close()
+    SPOILED[how][0](machine.folder / "log" / "1")
+    log = machine.begun()
+    append(log, b"new")
+    assert machine.payloads() == [b"new"]
+    log.close(failed=True)
+
+
+def test_salvage_returns_what_is_left_and_says_what_is_missing(machine: Machine, log: Log) -> None:
+    append(log, b"older")
+    leave(log)
+    append(log, b"lost", b"newer", b"newest")
+    machine.lose(1, 1)
+    assert salvage(machine.calls, str(machine.folder / "log")) == (
+        [Record(1, b"older", 0), Record(3, b"newer", 1), Record(4, b"newest", 1)],
+        ["pages 2 to 2 of the log cannot be read"],
+    )
+    (machine.folder / "log" / "0").unlink()
+    os.truncate(machine.folder / "log" / "1", 3 * PAGE)
+    found, flaws = salvage(machine.calls, str(machine.folder / "log"))
+    assert [record.payload for record in found] == [b"newer"]
+    assert [flaw.rpartition("/")[2] for flaw in flaws] == [
+        "0 is missing",
+        f"1 has {3 * PAGE} of the {SEGMENT} bytes that its header states",
+    ]
+
+
+@pytest.mark.parametrize("length", [1, 50, 300])
+def test_last_record_that_cannot_be_read_is_named(
+    machine: Machine, log: Log, length: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    append(log, b"one", b"x" * length)
+    page = bytearray(machine.page(0, 2))
+    page[HEAD_BYTES] ^= 1
+    machine.overwrite(0, 2, bytes(page))
+    assert machine.payloads() == [b"one"]
+    assert "the log ends with a record that cannot be read" in caplog.text
+    assert f"/log/0 at {2 * PAGE}" in caplog.text
+
+
+def open_files(folder: Path) -> set[int]:
+    """The numbers of this process's open files in a folder."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # that of the listing itself
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(folder)):
+                found.add(int(fd))
+    return found

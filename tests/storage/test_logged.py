@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
+from mq.message import with_checksum
 from mq.storage.conformance import (
     CHECKS,
     REOPENING_CHECKS,
@@ -28,7 +29,9 @@ from mq.storage.conformance import (
 )
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
+from mq.storage.files.format import Use, note_use, open_moves_lock, read_use
 from mq.storage.files.hop import inline_hop
+from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import Layout
 from mq.storage.files.log import Log, read_log
 from mq.storage.files.logged import LARGEST_INLINE
@@ -47,12 +50,11 @@ from mq.storage.files.payload import (
     encode,
 )
 from mq.storage.files.posix import FolderStorage
+from mq.storage.files.records import Records
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import (
     FRESH,
-    NEEDS,
     QUEUE,
-    WITH_GROUPS,
     Entry,
     Group,
     Move,
@@ -834,33 +836,40 @@ async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: 
     await disk.check_whole()
 
 
-async def test_while_a_log_is_in_use_versions_that_know_none_refuse_the_root() -> None:
-    """They open state/lock-moves as a file, before they change anything."""
+async def test_format_says_how_a_root_is_used_and_how_it_was_left() -> None:
     disk = CutDisk()
     await disk.open()
-    with pytest.raises(IsADirectoryError):
-        disk.power.open("/root/state/lock-moves", os.O_RDWR | os.O_CREAT)
+    assert _use(disk) is Use.LOG
     await disk.storage.aclose()
-    at_rest = disk.tree()
-    assert not any(path.startswith(("state/lock-moves", "state/format")) for path in at_rest)
+    assert _use(disk) is Use.CLEAN
 
 
-async def test_a_root_of_a_later_version_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (b"mq 5 clean     ", "has the format 5, and this mq serves format 4"),
+        (b"mq 4 dirty     ", "is damaged"),
+        (b"mq x clean     ", "is damaged"),
+        (b"", "is damaged"),
+    ],
+)
+async def test_root_of_another_format_is_refused_with_path(line: bytes, text: str) -> None:
     disk = CutDisk()
     await disk.open()
     disk.power.crash()
     disk.power.unlink("/root/state/format")
     fd = disk.power.open("/root/state/format", os.O_WRONLY | os.O_CREAT)
-    disk.power.write(fd, b"4\n")
+    disk.power.write(fd, with_checksum(line) + b"\n")
     disk._storage = None
-    with pytest.raises(StorageUnusable, match="of a later mq than this one"):
+    with pytest.raises(StorageUnusable, match=text) as refused:
         await disk.open()
+    assert "/root/state/format" in str(refused.value)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A real one, with a log in which a message is pending that the files have lost."""
-    for folder in ("new", "queues/q", "delay", "remove", "state/log"):
+    for folder in ("new", "queues/q", "delay", "remove", "state/log", "state/records", "state/properties"):
         (tmp_path / folder).mkdir(parents=True)
     log = Log(LinuxCalls(), str(tmp_path / "state" / "log"), lambda *_: None, lambda error: None, in_thread=False)
     log.forget()
@@ -869,7 +878,11 @@ def root(tmp_path: Path) -> Path:
         log.append(encode([Wrote(f"queues/q/{new_id()}", 5, 0x3610A686, b"", b"hello")]))
         log.flush()
     log.close(failed=True)
-    (tmp_path / "state" / "format").write_text("2\n")
+    layout = Layout.under(str(tmp_path))
+    records = Records(LinuxCalls(), layout.records)
+    records.keep_names()
+    keep_inventory(records)
+    note_use(LinuxCalls(), layout, Use.LOG)
     return tmp_path
 
 
@@ -884,32 +897,31 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
     source = SourceFolder(State.NEW, str(tmp_path / "new"), str(tmp_path / "queues"))
     id = new_id()
     (tmp_path / "new" / f"q:{id}").write_bytes(b"body")
-    (tmp_path / "state" / "format").write_text("2\n")
+    note_use(LinuxCalls(), Layout.under(str(tmp_path)), Use.LOG)
     [outcome] = await source.commit([Move(Entry("q", id, State.NEW), State.READY)])
     assert outcome.result is Result.FULL
     assert (tmp_path / "new" / f"q:{id}").exists()
     source.close()
 
 
-@pytest.mark.parametrize("has_folder", [True, False])
-def test_a_mover_may_work_again_where_a_log_is_gone(root: Path, has_folder: bool) -> None:
-    """A crash between the last file of the log and the end of its use; or somebody who moved a damaged one away."""
-    if has_folder:
-        (root / "state" / "lock-moves").mkdir()
+def test_mover_works_again_once_the_loss_of_a_log_is_accepted(root: Path) -> None:
     shutil.rmtree(root / "state" / "log")
     with pytest.raises(StorageUnusable, match="has a log in use there"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
-    repair(str(root))
+    with pytest.raises(StorageUnusable, match=r"state/log is missing.*mq doctor --accept-loss"):
+        repair(str(root))
+    assert next(loss.why for loss in repair(str(root), accept_loss=True)).endswith("state/log is missing")
     SourceFolder(State.NEW, str(root / "new"), str(root / "queues")).close()
-    assert not (root / "state" / "format").exists()
-    assert not (root / "state" / "lock-moves").is_dir()
+    assert read_use(LinuxCalls(), Layout.under(str(root))) is not Use.LOG
 
 
-def test_no_mover_works_between_what_is_locked_and_what_takes_its_place(root: Path) -> None:
-    with unrepaired(LinuxCalls(), Layout.under(str(root))) as free:
+def test_no_mover_works_while_a_log_is_in_use(root: Path) -> None:
+    calls, layout = LinuxCalls(), Layout.under(str(root))
+    open_moves_lock(calls, layout, make=True)
+    with unrepaired(calls, layout) as free:
         assert not free
-    (root / "state" / "format").unlink()
-    with unrepaired(LinuxCalls(), Layout.under(str(root))) as free:
+    note_use(calls, layout, Use.FILES)
+    with unrepaired(calls, layout) as free:
         assert free
 
 
@@ -972,29 +984,5 @@ def test_what_a_later_version_says_is_not_passed_over() -> None:
         decode(encode([Removed("x")]).replace(b"u\t", b"z\t"))
 
 
-async def test_a_root_with_message_groups_is_kept_from_versions_that_know_none() -> None:
-    """Also at rest, and until no queue has groups any more."""
-    disk = CutDisk()
-    await disk.open()
-    queue = {"created": 1, "incarnation": 1}
-    await disk.storage.put_record(QUEUE, "grouped", queue | {NEEDS: WITH_GROUPS})
-    assert _format(disk) == "2 3"
-    disk.power.crash()
-    disk._storage = None
-    await disk.open()
-    assert _format(disk) == "2 3"
-    await disk.storage.aclose()
-    assert _format(disk) == "3"
-    with pytest.raises(IsADirectoryError):
-        disk.power.open("/root/state/lock-moves", os.O_RDWR | os.O_CREAT)
-    disk._storage = None
-    await disk.open()
-    await disk.storage.put_record(QUEUE, "grouped", queue)
-    await disk.storage.aclose()
-    at_rest = disk.tree()
-    assert not any(path.startswith(("state/lock-moves", "state/format")) for path in at_rest)
-
-
-def _format(disk: CutDisk) -> str:
-    fd = disk.power.open("/root/state/format", os.O_RDONLY)
-    return disk.power.read(fd, 20).decode().strip()
+def _use(disk: CutDisk) -> Use | None:
+    return read_use(disk.power, Layout.under("/root"))

@@ -215,7 +215,7 @@ async def test_whoever_starts_alone_repairs_all_and_whoever_may_not_be_repairs_n
     """A peer that is cut off has lost its locks, and lives."""
     repaired = []
     recover = opening.recover
-    monkeypatch.setattr(opening, "recover", lambda *args: (repaired.append(1), recover(*args)))
+    monkeypatch.setattr(opening, "recover", lambda *args, **named: (repaired.append(1), recover(*args, **named)))
     first, second, third = store(temp_root, FAR), store(temp_root, FAR), store(temp_root)
     await first.open()
     assert len(repaired) == 1

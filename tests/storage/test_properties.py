@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.message import Properties, SharedAttributes
+from mq.message import Properties, SharedAttributes, with_checksum, without_checksum
 from mq.storage.files.layout import (
     Senseless,
     Sum,
@@ -18,8 +18,6 @@ from mq.storage.files.layout import (
     decode_side,
     encode_attributes,
     encode_side,
-    with_checksum,
-    without_checksum,
 )
 
 texts: Final = st.text(st.characters(codec=None), max_size=20)

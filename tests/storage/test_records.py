@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mq.message import with_checksum, without_checksum
 from mq.storage.files.calls import FileKind
 from mq.storage.files.fake import make_calls
-from mq.storage.files.layout import with_checksum, without_checksum
 from mq.storage.files.records import Records
 from mq.testing.calls import FaultyCalls
 

@@ -59,6 +59,10 @@ class Topology:
         has_queue: whether mq has a queue of that name, not declared over AMQP. It is taken for a durable one.
         may_have: whether mq may have one that is not known here.
         is_caught_up: whether the bindings that other nodes have made are known here.
+
+    Attributes:
+        stranded: bindings in the store that are not in effect, for they have lost an exchange. A deleted exchange
+            leaves none; a damaged record does. They are in effect again after a restart, once that is declared.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Topology:
         is_caught_up: Callable[[], bool] = _always,
     ) -> None:
         self.consumers = ConsumerRegistry()
+        self.stranded: list[Binding] = []
         self._has_queue = has_queue
         self._may_have = may_have
         self._is_caught_up = is_caught_up
@@ -377,8 +382,8 @@ class Topology:
             records: values by kind. Records of a vhost that is not served now stay in the store: it may come back.
 
         Returns:
-            The bindings that have lost an end. The caller must drop them: else they would come back unasked for, once
-            that end is declared again.
+            The bindings that have lost a queue. The caller must drop them: else they would come back unasked for, once
+            that queue is declared again. Those that have lost an exchange are :attr:`stranded`.
 
         Raises:
             ValueError, KeyError, TypeError: a value that mq has not written.
@@ -391,23 +396,26 @@ class Topology:
                 tuple(queue for queue in queues if queue.vhost in self._vhosts),
             )
         )
-        lost = []
+        lost: list[DurableRecord] = []
         for binding in map(Binding.stored, records.get(declared.BINDING, ())):
             if binding.vhost not in self._vhosts:
                 continue
             if self._has_ends(binding):
                 self._vhosts[binding.vhost].add_binding(binding)
-            else:
+            elif self._has_exchanges(binding):
                 lost.append(binding.record())
+            else:
+                self.stranded.append(binding)
         return lost
 
-    def _has_ends(self, binding: Binding) -> bool:
+    def _has_exchanges(self, binding: Binding) -> bool:
         exchanges = self._vhosts[binding.vhost].exchanges
-        if binding.source not in exchanges:
+        return binding.source in exchanges and (binding.to.is_queue or binding.to.name in exchanges)
+
+    def _has_ends(self, binding: Binding) -> bool:
+        if not self._has_exchanges(binding):
             return False
-        if not binding.to.is_queue:
-            return binding.to.name in exchanges
-        return self._find_queue(binding.vhost, binding.to.name) is not None
+        return not binding.to.is_queue or self._find_queue(binding.vhost, binding.to.name) is not None
 
 
 def _traits(thing: Exchange | Queue) -> dict[str, Any]:

@@ -63,7 +63,16 @@ class TopologyStore:
                     records[kind].append(value)
             records[declared.QUEUE] = [value for _, value in store.queues()]
             elsewhere = (await store.records(declared.ELSEWHERE)).keys()
-            for record in self._topology.load(records):
+            lost = self._topology.load(records)
+            for binding in self._topology.stranded:
+                logger.error(
+                    "a binding of exchange %r to %r is kept, and not in effect: one of its exchanges has no record. "
+                    "Declare that exchange again and restart mq, or delete the binding (%s)",
+                    binding.source,
+                    binding.to.name,
+                    binding.record().key,
+                )
+            for record in lost:
                 if (
                     declared.Binding.stored(record.value).queue not in elsewhere
                 ):  # the root of a node, on its own for once

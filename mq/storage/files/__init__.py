@@ -13,10 +13,11 @@ In reading order, the verbs first:
 * ``log``: the log of a root: its two segments and its records. ``payload``: what a record says, and the file calls of
   plain operations.
 * ``checkpoint``: what a segment says is brought to the medium, before it is used again.
-* ``format``: which versions may serve a root as it is: while its log is in use, only those that know it.
+* ``format``: how a root is used, and how its last daemon left it.
+* ``inventory``: a list of all records, by which a start finds those that are missing.
 * ``redo``: what the log says is done again, after a crash.
 * ``staging``: large bodies on their way to the medium, and read from it.
-* ``records``: small JSON files that are never half there.
+* ``records``: small JSON files with checksums, never half there.
 * ``reserve``: room that is given up for removals when the disk is full.
 * ``watch``: what other processes do to the folders, by inotify, or by when each was changed; not what this one does.
 * ``opening``: a root is checked, locked, made and repaired before it is served, and by which of several daemons.

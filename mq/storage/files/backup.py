@@ -36,7 +36,7 @@ from mq.storage.files.backup_folder import (
 )
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
-from mq.storage.files.format import WITH_LOG, check_format, open_moves_lock
+from mq.storage.files.format import Use, open_moves_lock, read_use
 from mq.storage.files.layout import (
     ATTRIBUTES,
     SUM,
@@ -145,7 +145,10 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     layout, shown = Layout.under(root), shorten(root, 200)
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
         raise StorageUnusable(f"{shown} is no root of mq: it has no new/, queues/ and state/")
-    if WITH_LOG in check_format(calls, layout, root):
+    use = read_use(calls, layout)
+    if use is Use.RESTORING:
+        raise StorageUnusable(f"{shown} is half restored: run mq restore again, with the same backup and the same root")
+    if use is Use.LOG:
         _check_log(calls, layout, shown)
     locks: list[int] = []
     try:

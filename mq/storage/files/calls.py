@@ -164,6 +164,10 @@ class Calls(Protocol):
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
         """The system call pread(2)."""
 
+    def drop_cached(self, fd: int) -> None:
+        """As posix_fadvise(2) with POSIX_FADV_DONTNEED: what is read next of the file comes from the disk. Bytes that
+        are not there yet stay in memory."""
+
     def write_in_place(self, fd: int) -> None:
         """Ask the file system to overwrite this empty file where it will stand, instead of writing a copy each time.
         Nothing is done where it does so anyway, or cannot."""
@@ -260,6 +264,10 @@ class LinuxCalls:
     def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
         """The system call of that name."""
         os.mkdir(path, mode, dir_fd=dir_fd)
+
+    def drop_cached(self, fd: int) -> None:
+        """The system call posix_fadvise(2) with POSIX_FADV_DONTNEED."""
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def write_in_place(self, fd: int) -> None:
         """Set the flag by which btrfs does not copy on write; elsewhere it means nothing, or is refused."""
@@ -383,7 +391,8 @@ class UnsyncedCalls:
         self.open, self.close = inner.open, inner.close
         self.read, self.write = inner.read, inner.write
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
-        self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
+        self.drop_cached, self.file_size = inner.drop_cached, inner.file_size
+        self.changed_ns, self.kind = inner.changed_ns, inner.kind
         self.rename, self.link, self.unlink = inner.rename, inner.link, inner.unlink
         self.mkdir, self.rmdir, self.names, self.touch = inner.mkdir, inner.rmdir, inner.names, inner.touch
         self.ownership, self.lock = inner.ownership, inner.lock
@@ -424,7 +433,7 @@ class RetryingCalls:
         self.native: Native | None = None  # it would not repeat a call
         self.close = inner.close
         self.write = inner.write
-        self.write_out, self.touch = inner.write_out, inner.touch
+        self.write_out, self.touch, self.drop_cached = inner.write_out, inner.touch, inner.drop_cached
         self.fsync = inner.fsync
         self.syncfs = inner.syncfs
         self.write_at = inner.write_at

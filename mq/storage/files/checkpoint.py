@@ -13,6 +13,7 @@ from typing import Final
 from mq.storage.files.barrier import bring_in_order, close_all, write_out
 from mq.storage.files.calls import OPEN_READ, SyncFailed
 from mq.storage.files.folders import Folders
+from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.log import Record
 from mq.storage.files.payload import Kept, Saying, decode
 from mq.storage.files.records import Records
@@ -42,6 +43,7 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     Raises:
         OSError: the medium has failed.
     """
+    keep_inventory(records)
     most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.syncs.ordered else 0
     files: list[str] | None = None
     try:

@@ -11,11 +11,11 @@ import enum
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
@@ -23,18 +23,22 @@ from mq.message import MessageId, shorten
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.folders import Folders
-from mq.storage.files.format import open_moves_lock
+from mq.storage.files.format import FormatDamaged, Use, open_moves_lock, read_use
+from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
 from mq.storage.files.log import LogDamaged, read_log
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import explain, open_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.peers import is_peer_name
-from mq.storage.files.records import Records, decode_record
-from mq.storage.interface import QUEUE, WRITE_JOBS, Entry
+from mq.storage.files.records import Records, decode_record, file_of
+from mq.storage.interface import QUEUE, WRITE_JOBS, Damage, Entry
 from mq.storage.options import StorageOptions
 
 _READ_SIZE: Final = 1 << 20
+_ACCEPT: Final = "restore a backup, or list what is lost and serve what is left: mq doctor --accept-loss"
+_ENOUGH: Final = 2
+"""Of the folders new/, queues/ and state/, so many tell a root of mq, which may have lost one."""
 _LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -42,7 +46,7 @@ class FindingKind(enum.Enum):
     """What is wrong with a file. The value is its name for programs."""
 
     TORN = "torn"
-    """A message in new/ that is not whole: it was never acknowledged."""
+    """A message in new/ that is not whole, in a root that was not stopped cleanly: it was never acknowledged."""
     DAMAGED = "damaged"
     """A message with other bytes than the published ones. It is not handed out."""
     DOUBLED = "doubled"
@@ -55,10 +59,14 @@ class FindingKind(enum.Enum):
     """A side file without a message."""
     STAGED = "staged"
     """A body that never fully arrived."""
+    LOST = "lost"
+    """A file or folder that every root in use has, and this one has not."""
     LOG = "log"
     """Changes that only the log has, or a log that cannot be read."""
     RECORD = "record"
-    """A record that cannot be read, or one of a queue that is not there."""
+    """A record that cannot be read, or makes no sense."""
+    MISSING = "missing"
+    """A record or a queue's folder that should be there."""
     FOREIGN = "foreign"
     """Something that is not mq's. It is left alone."""
 
@@ -93,8 +101,16 @@ class Inspection(NamedTuple):
     unchecked: int
 
 
-QUARANTINED: Final = frozenset({FindingKind.FOREIGN, FindingKind.DAMAGED})
-"""Findings that a quarantine takes: files that are not handed out, and that no repair takes away."""
+QUARANTINED: Final = frozenset({FindingKind.FOREIGN, FindingKind.DAMAGED, FindingKind.RECORD})
+"""Findings that a quarantine takes: files that are not handed out or read, and that no repair takes away."""
+
+Schema = Callable[[str, Mapping[str, Any]], str]
+"""Returns why the value of a record of a kind makes no sense; empty if it does."""
+
+
+def no_schema(kind: str, value: Mapping[str, Any]) -> str:
+    """Judge no value."""
+    return ""
 
 
 class InspectableRoot(NamedTuple):
@@ -111,7 +127,12 @@ class InspectableRoot(NamedTuple):
     alone: bool
 
     def inspect(
-        self, *, bodies: bool, pause: Callable[[], object], told: Callable[[], object] = lambda: None
+        self,
+        *,
+        bodies: bool,
+        pause: Callable[[], object],
+        told: Callable[[], object] = lambda: None,
+        schema: Schema = no_schema,
     ) -> Inspection:
         """Inspect it; while a daemon serves it, twice with a pause between.
 
@@ -119,28 +140,40 @@ class InspectableRoot(NamedTuple):
             bodies: hold every message to its checksum.
             pause: called between the two inspections.
             told: called after each message of the first.
+            schema: judges the values of records.
         """
         pending = list(_pending(self.folders)) if self.alone else []
         if pending:  # what the files lack is not lost, and not to be judged before it is there again
             return Inspection(tuple(pending), 0, 0)
-        first = inspect(self.folders, self.records, bodies=bodies, told=told)
+        first = inspect(self.folders, self.records, bodies=bodies, told=told, schema=schema)
         if self.alone or not first.found:
             return first
         pause()
-        second = inspect(self.folders, self.records, bodies=bodies)
+        second = inspect(self.folders, self.records, bodies=bodies, schema=schema)
         return second._replace(found=confirmed(self.folders, first.found, second.found))
 
 
 def _pending(folders: Folders) -> Iterator[Finding]:
-    """Findings in the log of a root that no daemon serves."""
-    log = folders.layout.log
+    """Findings without which the files of a root that no daemon serves cannot be judged."""
+    calls, layout = folders.calls, folders.layout
     try:
-        count = len(read_log(folders.calls, log))
+        use = read_use(calls, layout)
+    except FormatDamaged as error:
+        yield Finding(FindingKind.LOST, layout.format, f"{error}; {_ACCEPT}")
+        return
+    for path in layout.all() if use is not None else ():
+        if calls.kind(path) is None and path not in (layout.remove, layout.stage):
+            yield Finding(FindingKind.LOST, path, f"the folder is missing, with all that was in it; {_ACCEPT}")
+    if use is not Use.LOG:
+        return
+    try:
+        count = len(read_log(calls, layout.log))
     except LogDamaged as error:
-        yield Finding(FindingKind.LOG, log, f"it is damaged: {error}")
+        yield Finding(FindingKind.LOG, layout.log, f"it is damaged: {error}; {_ACCEPT}")
     else:
         if count:
-            yield Finding(FindingKind.LOG, log, f"{count} records to be done again at the next start; then look again")
+            text = f"{count} records to be done again at the next start; then look again"
+            yield Finding(FindingKind.LOG, layout.log, text)
 
 
 @contextmanager
@@ -154,11 +187,12 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
     layout = Layout.under(os.path.abspath(root))
     handles: list[int] = []
     try:
-        if any(calls.kind(folder) is not FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state)):
+        there = sum(calls.kind(folder) is FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state))
+        if there < _ENOUGH:
             raise StorageUnusable(f"{shorten(root)} is no root of mq: it has no new/, queues/ and state/")
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
-        handles.append(root_fd := calls.open(layout.queues, OPEN_FOLDER))
+        handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
         folders = Folders(calls, layout, Mount("unknown"), root_fd, syncfs=False, xattrs=True, published_whole=True)
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
     except OSError as error:
@@ -186,13 +220,23 @@ def check_ownership(root: str, options: StorageOptions, calls: Calls | None = No
         raise StorageUnusable(f"cannot look at {shorten(root)}: {explain(error)}") from error
 
 
-def repair(root: str, options: StorageOptions = StorageOptions(), calls: Calls | None = None) -> None:  # noqa: B008
+def repair(
+    root: str,
+    options: StorageOptions = StorageOptions(),  # noqa: B008 - frozen
+    calls: Calls | None = None,
+    *,
+    accept_loss: bool = False,
+) -> list[Damage]:
     """Do what a daemon does at its start: bring every state that a crash can leave back to one that mq knows.
 
     Args:
         root: the root.
         options: which users to trust with it.
         calls: the system.
+        accept_loss: also repair a root that has lost files which may have held confirmed messages.
+
+    Returns:
+        What is lost or damaged.
 
     Raises:
         StorageUnusable: in one line, why not; a daemon serves the root, for one.
@@ -205,7 +249,9 @@ def repair(root: str, options: StorageOptions = StorageOptions(), calls: Calls |
         raise StorageUnusable(f"cannot repair {shorten(root)}: {explain(error)}") from error
     syncfs = mount.syncfs and syncfs_reports_errors()
     # No log of its own: the repairing user may be another one than the daemon's.
-    open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs).close()
+    opened = open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs, accept_loss=accept_loss)
+    opened.close()
+    return opened.folders.health.damages
 
 
 def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: str) -> Iterator[tuple[str, str]]:
@@ -256,7 +302,12 @@ def _try_lock(calls: Calls, opens: Callable[[], int], handles: list[int]) -> boo
 
 
 def inspect(
-    folders: Folders, records: Records, *, bodies: bool = True, told: Callable[[], object] = lambda: None
+    folders: Folders,
+    records: Records,
+    *,
+    bodies: bool = True,
+    told: Callable[[], object] = lambda: None,
+    schema: Schema = no_schema,
 ) -> Inspection:
     """Inspect a root once.
 
@@ -265,12 +316,13 @@ def inspect(
         records: its records.
         bodies: hold every message to its checksum: all of them are read.
         told: called after each message.
+        schema: judges the values of records.
 
     Raises:
         OSError: a folder cannot be read.
         StorageFull: no file handle is free.
     """
-    return _Inspector(folders, records, bodies, told).run()
+    return _Inspector(folders, records, bodies, told, schema).run()
 
 
 def confirmed(folders: Folders, first: Iterable[Finding], second: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -291,7 +343,11 @@ def confirmed(folders: Folders, first: Iterable[Finding], second: Iterable[Findi
 class _Inspector:
     """One inspection. It holds a number in memory for each message, and no more."""
 
-    def __init__(self, folders: Folders, records: Records, bodies: bool, told: Callable[[], object]) -> None:
+    def __init__(
+        self, folders: Folders, records: Records, bodies: bool, told: Callable[[], object], schema: Schema
+    ) -> None:
+        self._schema = schema
+        self._is_clean = read_use(folders.calls, folders.layout) is Use.CLEAN
         self._folders = folders
         self._layout = folders.layout
         self._records = records
@@ -377,7 +433,7 @@ class _Inspector:
         if flaw is None:
             self._unchecked += 1
         elif flaw and self._folders.calls.kind(path) is not None:  # else it has moved on meanwhile
-            is_torn = entry.state is State.NEW and self._folders.tear(entry)
+            is_torn = entry.state is State.NEW and not self._is_clean and self._folders.tear(entry)
             self._add(FindingKind.TORN if is_torn else FindingKind.DAMAGED, path, flaw, entry.id)
 
     def _note(self, entry: Entry) -> None:
@@ -430,25 +486,37 @@ class _Inspector:
         for kind, _ in self._listed(self._layout.records):
             folder = f"{self._layout.records}/{kind}"
             for name, file in self._listed(folder):
-                flaw = self._flaw_of_record(f"{folder}/{name}") if file is FileKind.FILE else _what(file)
+                flaw = self._flaw_of_record(kind, f"{folder}/{name}") if file is FileKind.FILE else _what(file)
                 if flaw:
                     self._add(FindingKind.RECORD, f"{folder}/{name}", flaw)
         for queue in self._settled - self._queues:
-            self._add(FindingKind.RECORD, f"{self._layout.records}/{QUEUE}", f"settings of {queue}, which is not there")
+            path = f"{self._layout.queues}/{queue}"
+            self._add(FindingKind.MISSING, path, f"the folder of queue {queue}, which has settings, is missing")
+        if self._is_clean:
+            self._see_missing_records()
 
-    def _flaw_of_record(self, path: str) -> str:
+    def _see_missing_records(self) -> None:
+        for kind, files in (read_inventory(self._records) or {}).items():
+            there = self._records.files(kind)
+            for file in files:
+                if file not in there:
+                    self._add(FindingKind.MISSING, f"{self._layout.records}/{kind}/{file}", "the record is missing")
+
+    def _flaw_of_record(self, kind: str, path: str) -> str:
         calls = self._folders.calls
         try:
             fd = calls.open(path, OPEN_READ)
         except FileNotFoundError:
             return ""  # a newer version has taken its place
         try:
-            decode_record(b"".join(iter(lambda: calls.read(fd, _READ_SIZE), b"")))
+            record = decode_record(b"".join(iter(lambda: calls.read(fd, _READ_SIZE), b"")))
         except ValueError as error:
             return str(error)
         finally:
             calls.close(fd)
-        return ""
+        if file_of(record["key"]) != os.path.basename(path).rpartition(".")[0]:
+            return f"it is the record of another key, {record['key']}"
+        return self._schema(kind, record["value"])
 
     def _listed(self, folder: str) -> list[tuple[str, FileKind]]:
         try:

@@ -77,6 +77,9 @@ class FakeCalls:
         self._os.lseek(fd, offset, os.SEEK_SET)
         return self.read(fd, size)
 
+    def drop_cached(self, fd: int) -> None:
+        """Nothing is cached."""
+
     def write_in_place(self, fd: int) -> None:
         """There is nothing to ask for."""
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageFull
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, checksum
+from mq.message import MessageId, Properties, checksum, shorten
 from mq.storage.files.barrier import Spare, Syncs, close_all
 from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
 from mq.storage.files.layout import (
@@ -37,12 +37,13 @@ from mq.storage.files.log import Log
 from mq.storage.files.mount import Mount
 from mq.storage.files.peers import Alarm
 from mq.storage.files.reserve import Reserve
-from mq.storage.interface import Entry, MessageColumns
+from mq.storage.interface import Damage, Entry, Health, MessageColumns
 
 logger = logging.getLogger("mq.storage")
 
 READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
+_NO_SUM: Final = f"its attribute {SUM} is missing"
 _REMEMBERED_SKIPS: Final = 1000
 _REMEMBERED_WRITES: Final = 10_000
 
@@ -133,6 +134,10 @@ class Folders:
         """Folders of removed queues of which the log still speaks."""
         self.failure = ""
         """Why nothing more is changed; empty while the medium is well."""
+        self.is_cut_off = False
+        """Whether a change was cut off half-way by something other than an error of the system."""
+        self.health = Health()
+        """What is known of damage."""
         self._skipped: set[str] = set()
 
     def _native_reads(self) -> Native | None:
@@ -144,6 +149,11 @@ class Folders:
     def skipped(self) -> int:
         """How many foreign names have been met, and left alone."""
         return len(self._skipped)
+
+    def note_damage(self, damage: Damage) -> None:
+        """Log what is lost or cannot be read, and count it."""
+        self.health.damages.append(damage)
+        logger.error("damaged: %s: %s", shorten(damage.path, 300), damage.why)
 
     def note_written(self, id: MessageId) -> None:
         """Remember that this process has written a message, and will have synced it before it moves it."""
@@ -253,6 +263,42 @@ class Folders:
         folder = self.layout.folder(State.READY, queue)
         return _decoded(self.native_reads.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
 
+    def verify(self, entry: Entry) -> None:
+        """Compare a message on the medium with its checksum, and note the result.
+
+        Raises:
+            StorageFull: no file handle is free.
+        """
+        self._drop_cached(entry)
+        opened = self.read(entry)
+        if opened is None:  # it has moved on
+            return
+        damage = opened.damage
+        if opened.fd is not None:
+            try:
+                damage = self._flaw_of_large(opened, opened.fd) or ""
+            except OSError as error:
+                damage = f"{error.strerror}"
+            finally:
+                self.calls.close(opened.fd)
+        self.health.verified += 1
+        self.health.unchecked += opened.properties.checksum is None and not damage
+        if damage and self.calls.kind(self.layout.path(entry)) is not None:
+            if entry.id not in self.health.damaged:
+                logger.error("damaged: %s: %s", shorten(self.layout.path(entry), 300), damage)
+            self.health.note(entry, damage)
+        elif not damage:
+            self.health.damaged.pop(entry.id, None)
+
+    def _drop_cached(self, entry: Entry) -> None:
+        """Let the next read of a message come from the disk."""
+        with contextlib.suppress(OSError):  # then the read says why
+            fd = self.calls.open(self.layout.path(entry), OPEN_READ)
+            try:
+                self.calls.drop_cached(fd)
+            finally:
+                self.calls.close(fd)
+
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when that is unknown (no checksum, or unreadable)."""
         opened = self.read(entry)
@@ -281,6 +327,8 @@ class Folders:
         if opened.properties.checksum is None:
             # A file of ours gets its checksum before its first byte: without either it is torn, with bytes it is
             # foreign.
+            if opened.damage == _NO_SUM:
+                return _NO_SUM
             return None if opened.properties.size or opened.damage else "without bytes and without a checksum"
         return opened.damage
 
@@ -342,7 +390,7 @@ class Folders:
         noted = Sum.decode(self.calls.get_attribute(fd, SUM)) if self.xattrs else None
         if noted is None:
             if self.xattrs and self.calls.get_attribute(fd, ATTRIBUTES) is not None:
-                raise Senseless(f"its attribute {SUM} is missing")  # mq sets both: the other one was lost
+                raise Senseless(_NO_SUM)  # mq sets both: the other one was lost, or not set yet
             return self._side(entry) if self.has_side_files else None
         if not noted.attributes:
             return Properties(noted.size, noted.checksum)

@@ -1,173 +1,129 @@
-"""The format of a root: which versions of mq may serve it as it is.
+"""The format of a root, and how its last daemon left it: the file ``state/format``.
 
-A root at rest is plain files, which every version serves. The file ``state/format`` exists where a version has to know
-more: it holds the number of each thing to know, separated by spaces.
-
-* While a log is in use, only a version that redoes the log may serve the root: from the start of a daemon to its clean
-  end, and so after a crash, too.
-* As long as a queue has message groups, only a version that keeps their order may serve the root: the queue's record
-  says so.
-
-Versions older than that file do not read it. Something that they refuse keeps them out: ``state/lock-moves``, a file
-that they lock while they repair a root, is a folder meanwhile.
+It is one line of a fixed length, which is overwritten in place: ``mq``, the number of the format, the :class:`Use`, and
+a checksum. Every root has it, from before its first message or record. So a root that has lost it, or one of the files
+that its use asks for, is not taken for an empty one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 from typing import Final
 
 from mq.errors import StorageUnusable
-from mq.message import shorten
+from mq.message import shorten, with_checksum, without_checksum
 from mq.storage.files.barrier import sync, sync_folder
-from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.calls import OPEN_READ, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
-from mq.storage.files.records import Records
-from mq.storage.interface import NEEDS, QUEUE, WITH_GROUPS
 
-WITH_LOG: Final = 2
-"""Messages may lie in the log and not yet in the files."""
-_LATEST: Final = WITH_GROUPS
-_RESTORING: Final = "restoring"
-_EMPTY: Final = "(empty)"
-"""The content that stands for a file that this version has not written."""
-_LONGEST: Final = 20
+FORMAT: Final = 4
+"""The number of the format. A version of mq serves roots of its own format alone."""
+_LONGEST: Final = 64
 _LOCK: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+_OVERWRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-def check_format(calls: Calls, layout: Layout, root: str) -> frozenset[int]:
-    """Check that this version may serve the root. Returns the numbers of the things to know.
+class Use(enum.Enum):
+    """How a root is used, or was when its daemon ended. The value is the word in the file."""
+
+    LOG = "log"
+    """With a log: messages may be in the log and not yet in the files. Both segments of the log exist."""
+    FILES = "files"
+    """Without a log, or by several daemons. A crash may have left torn files."""
+    CLEAN = "clean"
+    """Stopped cleanly: all is in the files, none of them is torn, and the inventory lists the records."""
+    RESTORING = "restoring"
+    """Half restored."""
+
+
+class FormatDamaged(StorageUnusable):
+    """``state/format`` is missing or cannot be read."""
+
+
+def read_use(calls: Calls, layout: Layout) -> Use | None:
+    """How a root was left; None without the file.
 
     Raises:
-        StorageUnusable: a later version has to.
+        FormatDamaged: the file is not as mq wrote it.
+        StorageUnusable: another version of mq wrote it.
         OSError: from the system.
     """
-    text = _read(calls, layout)
-    if text == _RESTORING:
+    path = layout.format
+    kind = calls.kind(path)
+    if kind is None:
+        return None
+    if kind is not FileKind.FILE:
+        raise FormatDamaged(f"{shorten(path, 200)} is not a file")
+    try:
+        fd = calls.open(path, OPEN_READ)
+    except FileNotFoundError:  # it has gone just now
+        return None
+    try:
+        line = calls.read(fd, _LONGEST)
+        while len(line) < _LONGEST and (more := calls.read(fd, _LONGEST)):
+            line += more
+    finally:
+        calls.close(fd)
+    try:
+        mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
+        if mq != "mq" or not number.isdigit():
+            raise ValueError("it does not say mq and a number")
+        use = Use(word) if int(number) == FORMAT else None
+    except ValueError as error:
+        raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
+    if use is None:
         raise StorageUnusable(
-            f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
+            f"root {shorten(os.path.dirname(layout.state))} has the format {number}, and this mq serves format "
+            f"{FORMAT}: start the version that has served it ({shorten(path, 200)})"
         )
-    numbers = text.split()
-    if text and not all(number.isdigit() and int(number) <= _LATEST for number in numbers):
-        raise StorageUnusable(
-            f"root {shorten(root)} has the format {shorten(text)}, of a later mq than this one; start that one, end "
-            "what this one does not know (the groups of queues), and stop it cleanly: then this one can serve it, too"
-        )
-    return frozenset(map(int, numbers))
+    return use
 
 
 def is_in_use(calls: Calls, layout: Layout) -> bool:
     """Whether a log is in use, or was when the machine or the daemon ended, so that the files may lack its changes.
-    Also true while a root is half restored, or where a later version knows more of it."""
-    return _read(calls, layout) not in ("", str(WITH_GROUPS))
+    Also true while a root is half restored, and if its format cannot be read."""
+    try:
+        return read_use(calls, layout) in (Use.LOG, Use.RESTORING)
+    except StorageUnusable:
+        return True
 
 
-def take_in_use(calls: Calls, layout: Layout) -> None:
-    """Note that a log is in use. Durable on return. Only while no mover is at work."""
-    need(calls, layout, WITH_LOG)
-
-
-def need(calls: Calls, layout: Layout, number: int) -> None:
-    """Note that only a version that knows `number` may serve the root. Durable on return."""
-    text = _read(calls, layout)
-    if str(number) not in text.split():
-        if text:
-            _overwrite(calls, layout, f"{text} {number}\n")
-        else:
-            _write(calls, layout.format, f"{number}\n".encode())
-        sync_folder(calls, layout.state)  # the number first: the folder alone says nothing to this version
-    if calls.kind(layout.moves_lock) is not FileKind.FOLDER:
-        with contextlib.suppress(FileNotFoundError):
-            calls.unlink(layout.moves_lock)
-        calls.mkdir(layout.moves_lock)
-    sync_folder(calls, layout.state)
-
-
-def take_to_restore(calls: Calls, layout: Layout) -> None:
-    """Note that a root is half restored, so that no version serves it until it is put to rest. Durable on return."""
-    if not is_half_restored(calls, layout):
-        _write(calls, layout.format, f"{_RESTORING}\n".encode())
-        sync_folder(calls, layout.state)  # the text first, as above
-    if calls.kind(layout.moves_lock) is None:
-        calls.mkdir(layout.moves_lock)
+def note_use(calls: Calls, layout: Layout, use: Use) -> None:
+    """Note how a root is used from now on. Durable on return."""
+    line = with_checksum(f"mq {FORMAT} {use.value:9}".encode()) + b"\n"
+    if calls.kind(layout.format) is FileKind.FILE:
+        fd = calls.open(layout.format, _OVERWRITE)
+        try:
+            calls.write_at(fd, line, 0)  # a few bytes of one sector: a power cut leaves the old line or the new one
+            sync(calls, fd)
+        finally:
+            calls.close(fd)
+        return
+    fd = calls.open(f"{layout.format}.new", _WRITE)
+    try:
+        write_all(calls, fd, line)
+        sync(calls, fd)
+    finally:
+        calls.close(fd)
+    calls.rename(f"{layout.format}.new", layout.format)
     sync_folder(calls, layout.state)
 
 
 def is_half_restored(calls: Calls, layout: Layout) -> bool:
     """Whether a restore of that root was cut off."""
-    return _read(calls, layout) == _RESTORING
-
-
-def put_to_rest(calls: Calls, layout: Layout) -> None:
-    """Note that the files have everything: the log is empty. Durable on return."""
-    text = _read(calls, layout)
-    if text not in ("", str(WITH_LOG)) and (needed := _needed(calls, layout)):
-        if text == _RESTORING:
-            calls.unlink(layout.format)
-            _write(calls, layout.format, f"{needed}\n".encode())
-        elif text != str(needed):
-            _overwrite(calls, layout, str(needed).ljust(len(text)))
-        sync_folder(calls, layout.state)
-        return
-    if calls.kind(layout.moves_lock) is FileKind.FOLDER:
-        calls.rmdir(layout.moves_lock)
-    with contextlib.suppress(FileNotFoundError):
-        calls.unlink(layout.format)
-    sync_folder(calls, layout.state)
+    with contextlib.suppress(StorageUnusable):
+        return read_use(calls, layout) is Use.RESTORING
+    return False
 
 
 def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
-    """Open what a process locks while it moves messages or repairs a root: a file, or a folder.
+    """Open the file that a process locks while it moves messages or repairs a root.
 
     Raises:
         FileNotFoundError: it is missing, and `make` is false.
         OSError: from the system.
     """
-    try:
-        return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)
-    except IsADirectoryError:
-        return calls.open(layout.moves_lock, OPEN_FOLDER)
-
-
-def _needed(calls: Calls, layout: Layout) -> int:
-    """The number that a version needs for the queues; 0 for none."""
-    return max(
-        (int(record.get(NEEDS) or 0) for record in Records(calls, layout.records).all(QUEUE).values()), default=0
-    )
-
-
-def _read(calls: Calls, layout: Layout) -> str:
-    """The content of the file; empty where there is none."""
-    if calls.kind(layout.format) is None:
-        return ""
-    try:
-        fd = calls.open(layout.format, OPEN_READ)
-    except FileNotFoundError:  # it has gone just now
-        return ""
-    try:
-        return calls.read(fd, _LONGEST).decode("ascii", "replace").strip() or _EMPTY
-    finally:
-        calls.close(fd)
-
-
-def _overwrite(calls: Calls, layout: Layout, text: str) -> None:
-    """Overwrite the file with a text that is not shorter. A power cut at any byte leaves the old text or the new
-    one."""
-    fd = calls.open(layout.format, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        calls.write_at(fd, text.encode(), 0)  # a few bytes of one sector: all of them
-        sync(calls, fd)
-    finally:
-        calls.close(fd)
-
-
-def _write(calls: Calls, path: str, content: bytes) -> None:
-    fd = calls.open(f"{path}.new", _WRITE)
-    try:
-        write_all(calls, fd, content)
-        sync(calls, fd)
-    finally:
-        calls.close(fd)
-    calls.rename(f"{path}.new", path)
+    return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)

@@ -20,7 +20,7 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 * ``user.mq.sum``: ``size:crc32`` in decimal and hexadecimal, then ``:a`` or ``:f`` where there are attributes,
   in the other extended attribute or in a side file. It is set *before* the bytes are written, so that a file
   torn by a power cut can be told from a whole one.
-* ``user.mq.attributes``: the attributes as JSON, with their checksum (:func:`with_checksum`).
+* ``user.mq.attributes``: the attributes as JSON, with their checksum (:func:`mq.message.with_checksum`).
 
 A side file ``state/properties/<id>``, which has its checksum, too, takes the place of both where the file system has no
 extended attributes, and of the second where it would not fit. It is durable before the message's name appears.
@@ -37,7 +37,15 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, SharedAttributes, checksum, encode_json
+from mq.message import (
+    MessageId,
+    Properties,
+    SharedAttributes,
+    checksum,
+    encode_json,
+    with_checksum,
+    without_checksum,
+)
 from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta, Move, Operation, Write
 
 SUM: Final = "user.mq.sum"
@@ -46,8 +54,6 @@ LARGEST_ATTRIBUTES: Final = 800
 """Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block, and that has 1,024
 bytes on a small file system."""
 
-_CHECKSUM_LENGTH: Final = 9
-"""Bytes that :func:`with_checksum` adds."""
 _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 """What JSON that mq never wrote can raise."""
 _MOST_DIGITS: Final = 19
@@ -322,23 +328,6 @@ def is_queue_name(name: str) -> bool:
 class Senseless(ValueError):
     """The properties of a message are not as mq writes them, or a part is missing: what was published is unknown. The
     text says more."""
-
-
-def with_checksum(content: bytes) -> bytes:
-    """A block of JSON, a space, and the CRC-32 of the JSON in hexadecimal."""
-    return b"%s %08x" % (content, checksum(content))
-
-
-def without_checksum(block: bytes) -> bytes:
-    """The content that :func:`with_checksum` was given.
-
-    Raises:
-        ValueError: the block has no checksum, or another content's.
-    """
-    content = block[:-_CHECKSUM_LENGTH]
-    if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
-        raise ValueError("its checksum does not match")
-    return content
 
 
 class Sum(NamedTuple):

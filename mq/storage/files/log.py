@@ -7,7 +7,7 @@ Files stay the truth while the machine is up. The log is for the power cut: a re
 Two segments, ``state/log/0`` and ``state/log/1``, are written full with zeros and synced when they are made, and used
 in turn: no write to them changes anything but bytes. Page 0 of each is its header::
 
-    mqlog-1\0 | epoch u64 | key 16 bytes | life 64 bytes | crc32 of all before
+    mqlog-2\0 | epoch u64 | size u64 | key 16 bytes | life 64 bytes | crc32 of all before
 
 Records begin on page boundaries from page 1 on, with zeros up to the next one. Numbers are little endian::
 
@@ -18,6 +18,11 @@ number of its first page, counted on through both segments, so an unreadable rec
 *key* is drawn at random for each epoch: neither a record of an earlier use of the page nor a body that looks like a
 record can have it. *Flushed* is the newest sequence that was on the medium when the record was written: an unreadable
 record up to there is damage; any other one is the end of the log.
+
+From a start until the next clean stop the log is *in use*: both segments exist, at least as long as their headers
+state, and their epochs are consecutive, at each instant at which a power cut can come. Anything else means that a file
+was lost, cut or replaced, and confirmed messages may be missing (:class:`LogDamaged`). A segment may be longer than its
+header states: it was growing.
 
 What a payload says is in :mod:`mq.storage.files.payload`.
 
@@ -30,6 +35,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import logging
 import os
 import struct
 import threading
@@ -37,11 +43,14 @@ import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from mq import threads
 from mq.storage.files.barrier import close_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_READ, Calls, FileKind
+
+logger = logging.getLogger("mq.storage")
 
 PAGE: Final = 4096
 SMALLEST: Final = 1 << 20
@@ -52,11 +61,11 @@ AGE_SECONDS: Final = 5.0
 """After so long what the log says is brought to the medium, however little it is."""
 _PARTS: Final = 4
 """A record is at most this part of the smaller segment."""
-_MAGIC: Final = b"mqlog-1\0"
+_MAGIC: Final = b"mqlog-2\0"
 _RECORD_MAGIC: Final = b"mqr1"
 _KEY_BYTES: Final = 16
 _LIFE_BYTES: Final = 64
-_HEADER: Final = struct.Struct(f"<8sQ{_KEY_BYTES}s{_LIFE_BYTES}sI")
+_HEADER: Final = struct.Struct(f"<8sQQ{_KEY_BYTES}s{_LIFE_BYTES}sI")
 _RECORD: Final = struct.Struct(f"<4sIIQQ{_KEY_BYTES}sQ")
 _CHECKED: Final = 8
 """Bytes of a record before those of which it has the CRC."""
@@ -71,7 +80,23 @@ def _no_reserve() -> AbstractContextManager[bool]:
 
 
 class LogDamaged(Exception):
-    """A record that was on the medium cannot be read any more. The text says where."""
+    """A record or a segment that was on the medium cannot be read any more. The text says where."""
+
+
+class Header(NamedTuple):
+    """Page 0 of a segment.
+
+    Attributes:
+        epoch: of the records that count in it.
+        size: bytes of the segment.
+        key: random bytes of that epoch.
+        life: what tells the mount in which the epoch was begun (:func:`life_of`).
+    """
+
+    epoch: int
+    size: int
+    key: bytes
+    life: str
 
 
 class Record(NamedTuple):
@@ -102,30 +127,22 @@ class Segment:
 
     Args:
         calls: the system.
-        path: the file; made where it is missing.
-        size: its length in bytes, where it is made.
+        path: the file.
+        header: its header.
 
     Raises:
-        OSError: no room, or the medium failed.
-        LogDamaged: its header is not what was written.
+        OSError: the medium failed.
     """
 
-    def __init__(self, calls: Calls, path: str, size: int) -> None:
+    def __init__(self, calls: Calls, path: str, header: Header) -> None:
         self._calls = calls
-        if calls.kind(path) is not FileKind.FILE:
-            self._make(path, size)
-        self.fd = calls.open(path, _OPEN)
         self.path = path
-        try:
-            self.size = calls.file_size(self.fd) or 0
-            self.epoch, self.key, self.life = _read_header(calls, self.fd, path)
-        except (OSError, LogDamaged):
-            close_all(calls, [self.fd])
-            raise
+        self.epoch, self.size, self.key, self.life = header
+        self.fd = calls.open(path, _OPEN)
 
     def free(self, epoch: int, key: bytes, life: str) -> None:
         """Let nothing in it count any more, and what is appended from now on. Durable on return."""
-        head = _HEADER.pack(_MAGIC, epoch, key, life.encode(), 0)[:-4]
+        head = _HEADER.pack(_MAGIC, epoch, self.size, key, life.encode(), 0)[:-4]
         write_all_at(self._calls, self.fd, (head + struct.pack("<I", zlib.crc32(head))).ljust(PAGE, b"\0"), 0)
         self._calls.fdatasync(self.fd)
         self.epoch, self.key, self.life = epoch, key, life
@@ -148,6 +165,14 @@ class Segment:
                 yield at, record
                 at += record.pages * PAGE
 
+    def is_torn(self, at: int) -> bool:
+        """Whether a record of its epoch begins at byte `at` and cannot be read."""
+        head = self._calls.read_at(self.fd, _RECORD.size, at)
+        if len(head) < _RECORD.size or self._read(at) is not None:
+            return False
+        magic, _, _, epoch, _, key, _ = _RECORD.unpack(head)
+        return [magic == _RECORD_MAGIC, epoch == self.epoch, key == self.key].count(True) > 1
+
     def _read(self, at: int) -> Record | None:
         head = self._calls.read_at(self.fd, _RECORD.size, at)
         if len(head) < _RECORD.size or not head.startswith(_RECORD_MAGIC):
@@ -160,15 +185,56 @@ class Segment:
             return None
         return Record(sequence, payload, flushed)
 
-    def _make(self, path: str, size: int) -> None:
-        fd = self._calls.open(f"{path}.new", _OPEN | os.O_CREAT)
-        try:
-            self._calls.write_in_place(fd)
-            _write_zeros(self._calls, fd, 0, size)
-            self._calls.fsync(fd)
-        finally:
-            self._calls.close(fd)
-        self._calls.rename(f"{path}.new", path)
+
+def open_segment(calls: Calls, path: str) -> Segment:
+    """Open a segment of a log in use.
+
+    Raises:
+        LogDamaged: it is not there, shorter than its header states, or its header cannot be read.
+        OSError: the medium failed.
+    """
+    header = _header_of(calls, path)
+    segment = Segment(calls, path, header)
+    if (size := calls.file_size(segment.fd) or 0) < header.size:
+        close_all(calls, [segment.fd])
+        raise LogDamaged(f"{path} has {size} of the {header.size} bytes that its header states")
+    return segment
+
+
+def _header_of(calls: Calls, path: str) -> Header:
+    kind = calls.kind(path)
+    if kind is not FileKind.FILE:
+        raise LogDamaged(f"{path} is missing" if kind is None else f"{path} is not a file: move it away")
+    fd = calls.open(path, OPEN_READ)
+    try:
+        return _read_header(calls, fd, path)
+    finally:
+        calls.close(fd)
+
+
+def make_segment(calls: Calls, path: str, size: int) -> Segment:
+    """Open a segment of a log that is not in use, or make it if it is not as a log in use needs it.
+
+    Raises:
+        LogDamaged: something that is not a file is in its place.
+        OSError: no room, or the medium failed.
+    """
+    try:
+        return open_segment(calls, path)
+    except LogDamaged:
+        if calls.kind(path) not in (FileKind.FILE, None):
+            raise
+    fd = calls.open(f"{path}.new", _OPEN | os.O_CREAT | os.O_TRUNC)
+    try:
+        calls.write_in_place(fd)
+        _write_zeros(calls, fd, 0, size)
+        calls.fsync(fd)
+    finally:
+        calls.close(fd)
+    if calls.kind(path) is not None:
+        calls.unlink(path)
+    calls.rename(f"{path}.new", path)
+    return Segment(calls, path, Header(0, size, b"", ""))
 
 
 class Log:
@@ -183,6 +249,7 @@ class Log:
         life: what tells this mount from each earlier one; empty where nothing does.
         draw: random bytes, as many as asked for.
         smallest, largest: bytes of a segment at the beginning, and at the most.
+        in_use: whether the log was in use when its last daemon ended: nothing of it is made then.
         in_thread: whether checkpoints are made in a thread, while commits go on. Else each is made where it is due, and
             none because of its age.
         clock: seconds from anywhere.
@@ -207,6 +274,7 @@ class Log:
         draw: Callable[[int], bytes] = os.urandom,
         smallest: int = SMALLEST,
         largest: int = LARGEST,
+        in_use: bool = False,
         in_thread: bool = True,
         clock: Callable[[], float] = time.monotonic,
         spare_room: Callable[[], AbstractContextManager[bool]] = _no_reserve,
@@ -240,17 +308,7 @@ class Log:
         """Where the records of the segment that is left end."""
         self._is_full = False
         """Whether the segment that is left was full."""
-        if calls.kind(folder) is None:
-            calls.mkdir(folder)
-            sync_folder(calls, os.path.dirname(folder))
-        self._segments: list[Segment] = []
-        try:
-            for number in range(2):
-                self._segments.append(Segment(calls, f"{folder}/{number}", smallest))
-            sync_folder(calls, folder)
-        except (OSError, LogDamaged):
-            close_all(calls, (segment.fd for segment in self._segments))
-            raise
+        self._segments = _open_both(calls, folder) if in_use else _make_both(calls, folder, smallest)
         self._current = self._segments[0]
         self.largest_payload = 0
         self._note_size()
@@ -475,22 +533,91 @@ class Log:
             raise OSError(errno.EIO, f"the log has failed: {self._failure.strerror}") from self._failure
 
 
+def _check_folder(calls: Calls, folder: str) -> None:
+    kind = calls.kind(folder)
+    if kind is not FileKind.FOLDER:
+        raise LogDamaged(f"{folder} is missing" if kind is None else f"{folder} is not a folder: move it away")
+
+
+def _open_both(calls: Calls, folder: str) -> list[Segment]:
+    _check_folder(calls, folder)
+    segments: list[Segment] = []
+    try:
+        segments += (open_segment(calls, f"{folder}/{number}") for number in range(2))
+        older, newer = sorted(segments, key=lambda segment: segment.epoch)
+        if newer.epoch - older.epoch != 1:
+            raise LogDamaged(
+                f"the epochs of {older.path} and {newer.path} are {older.epoch} and {newer.epoch}, not consecutive: "
+                "one of them is a copy of another time"
+            )
+    except (OSError, LogDamaged):
+        close_all(calls, (segment.fd for segment in segments))
+        raise
+    return segments
+
+
+def _make_both(calls: Calls, folder: str, size: int) -> list[Segment]:
+    if calls.kind(folder) is None:
+        calls.mkdir(folder)
+        sync_folder(calls, os.path.dirname(folder))
+    _check_folder(calls, folder)
+    segments: list[Segment] = []
+    try:
+        segments += (make_segment(calls, f"{folder}/{number}", size) for number in range(2))
+        sync_folder(calls, folder)
+    except (OSError, LogDamaged):
+        close_all(calls, (segment.fd for segment in segments))
+        raise
+    return segments
+
+
 def read_log(calls: Calls, folder: str) -> list[Record]:
-    """The records that count in the log of an unserved root, in order; none without a log. Changes nothing.
+    """The records that count in a log in use of an unserved root, in order. Changes nothing.
 
     Raises:
         LogDamaged: one that was on the medium is not among them.
         OSError: it cannot be read.
     """
-    paths = [f"{folder}/{number}" for number in range(2)]
-    if any(calls.kind(path) is not FileKind.FILE for path in paths):
-        return []  # they are made before the first record
-    segments: list[Segment] = []
+    segments = _open_both(calls, folder)
     try:
-        segments += (Segment(calls, path, 0) for path in paths)  # those that are open when one fails are closed, too
         return _read(segments)
     finally:
         close_all(calls, (segment.fd for segment in segments))
+
+
+def salvage(calls: Calls, folder: str) -> tuple[list[Record], list[str]]:
+    """The records that can still be read in a damaged log, in order, and what of it is missing, in words.
+
+    Raises:
+        OSError: the medium failed.
+    """
+    try:
+        _check_folder(calls, folder)
+    except LogDamaged as error:
+        return [], [str(error)]
+    segments: list[Segment] = []
+    flaws: list[str] = []
+    for path in (f"{folder}/{number}" for number in range(2)):
+        try:
+            segments.append(open_segment(calls, path))
+        except LogDamaged as error:
+            flaws.append(str(error))
+            with contextlib.suppress(LogDamaged):  # what is left of one that was cut
+                segments.append(Segment(calls, path, _header_of(calls, path)))
+    try:
+        records = sorted((record for segment in segments for _, record in segment.records()), key=_sequence)
+    finally:
+        close_all(calls, (segment.fd for segment in segments))
+    gaps = [
+        f"pages {before.sequence + before.pages} to {after.sequence - 1} of the log cannot be read"
+        for before, after in pairwise(records)
+        if after.sequence > before.sequence + before.pages
+    ]
+    return records, flaws + gaps
+
+
+def _sequence(record: Record) -> int:
+    return record.sequence
 
 
 def lives_of(calls: Calls, folder: str) -> set[str]:
@@ -513,23 +640,20 @@ def _life_in(calls: Calls, path: str) -> str:
     try:
         for _ in range(_LOOKS):
             with contextlib.suppress(LogDamaged):  # half of it may be what a checkpoint writes just now
-                return _read_header(calls, fd, path)[2]
-        return _read_header(calls, fd, path)[2]
+                return _read_header(calls, fd, path).life
+        return _read_header(calls, fd, path).life
     finally:
         calls.close(fd)
 
 
-def _read_header(calls: Calls, fd: int, path: str) -> tuple[int, bytes, str]:
-    """Epoch, key and life of a segment."""
+def _read_header(calls: Calls, fd: int, path: str) -> Header:
+    """The header of a segment. It is in one sector, which a power cut leaves as it was, or as it is to be."""
     head = calls.read_at(fd, _HEADER.size, 0)
-    if len(head) < _HEADER.size:
-        return 0, b"", ""
-    magic, epoch, key, life, crc = _HEADER.unpack(head)
-    if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
-        return epoch, key, life.rstrip(b"\0").decode(errors="replace")
-    if any(head):  # it is in one sector, which a power cut leaves as it was, or as it is to be
-        raise LogDamaged(f"the header of {path} cannot be read")
-    return 0, b"", ""
+    if len(head) == _HEADER.size:
+        magic, epoch, size, key, life, crc = _HEADER.unpack(head)
+        if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
+            return Header(epoch, size, key, life.rstrip(b"\0").decode(errors="replace"))
+    raise LogDamaged(f"the header of {path} cannot be read")
 
 
 def _read(segments: Sequence[Segment]) -> list[Record]:
@@ -552,6 +676,13 @@ def _read(segments: Sequence[Segment]) -> list[Record]:
                 first = record.sequence - before if wanted is None else wanted
                 missing = missing or (first, f"{segment.path} at {end}")
             flushed = max(flushed, record.flushed)
+        if segment.is_torn(end):
+            logger.warning(
+                "the log ends with a record that cannot be read (%s at %d): its batch was not confirmed, or that part "
+                "of the file is damaged",
+                segment.path,
+                end,
+            )
     if missing is not None and flushed >= missing[0]:
         raise LogDamaged(f"a record that was on the medium cannot be read: {missing[1]}")
     return found

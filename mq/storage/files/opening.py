@@ -7,11 +7,12 @@ import errno
 import logging
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
+from mq.lifecycle import State
 from mq.message import shorten
 from mq.storage.files import checkpoint
 from mq.storage.files.barrier import Spare, close_all, sync, sync_folder
@@ -23,22 +24,22 @@ from mq.storage.files.calls import (
     Calls,
     FileKind,
     LinuxCalls,
-    UnsyncedCalls,
     is_transient,
 )
 from mq.storage.files.folders import Folders
-from mq.storage.files.format import WITH_LOG, check_format, is_in_use, open_moves_lock, put_to_rest, take_in_use
+from mq.storage.files.format import FormatDamaged, Use, is_in_use, note_use, open_moves_lock, read_use
+from mq.storage.files.inventory import INVENTORY, keep_inventory, read_inventory
 from mq.storage.files.layout import Layout
-from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, life_of
+from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, Record, life_of, salvage
 from mq.storage.files.logged import mark_whole
 from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.ownership import Guard, open_folders
 from mq.storage.files.peers import Heartbeat, PeerLease
-from mq.storage.files.records import Records
+from mq.storage.files.records import Records, key_of
 from mq.storage.files.recovery import recover
-from mq.storage.files.redo import redo
+from mq.storage.files.redo import forgotten_by, redo
 from mq.storage.files.reserve import Reserve
-from mq.storage.interface import Sharing
+from mq.storage.interface import Damage, Sharing
 from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.storage")
@@ -67,29 +68,43 @@ class OpenRoot(NamedTuple):
         records: its records.
         handles: open files to keep for as long as it is served.
         heartbeat: tells the peers that this process lives.
+        is_ours: whether no other daemon serves it, nor can begin to.
     """
 
     folders: Folders
     records: Records
     handles: tuple[int, ...]
     heartbeat: Heartbeat | None = None
+    is_ours: bool = False
+
+    @property
+    def synced_records(self) -> Records:
+        """The records by calls that sync, also beside a log."""
+        return self.records.through(self.folders.calls)
 
     def close(self) -> None:
         """Let go of it."""
         if self.heartbeat is not None:
             self.heartbeat.stop()
-        if self.folders.log is not None:
-            self._end_log(self.folders.log)
+        if self.is_ours:
+            with contextlib.suppress(OSError):  # then the next start puts it right
+                self._put_to_rest()
         close_all(self.folders.calls, self.handles)
         for spare in (self.folders.syncs.spare, self.folders.read_spare):
             if spare is not None:
                 spare.close()
 
-    def _end_log(self, log: Log) -> None:
-        log.close(failed=bool(self.folders.failure))
-        if log.is_empty and not self.folders.failure:
-            with contextlib.suppress(OSError):  # then the next start puts it right
-                put_to_rest(self.folders.calls, self.folders.layout)
+    def _put_to_rest(self) -> None:
+        """Note that all is in the files, if it is."""
+        log, folders = self.folders.log, self.folders
+        if log is not None:
+            log.close(failed=bool(folders.failure))
+        if folders.failure or folders.is_cut_off or not (log.is_empty if log is not None else folders.syncs.syncfs):
+            return  # without syncfs, of what need not be durable a file may be torn yet
+        if log is None:
+            folders.syncs.everything()
+        keep_inventory(self.synced_records)
+        note_use(folders.calls, folders.layout, Use.CLEAN)
 
 
 def open_root(
@@ -101,6 +116,7 @@ def open_root(
     syncfs: bool = False,
     peers: bool = False,
     draw: Callable[[int], bytes] = os.urandom,
+    accept_loss: bool = False,
 ) -> OpenRoot:
     """Make a root ready.
 
@@ -112,6 +128,7 @@ def open_root(
         syncfs: whether that call may be used.
         peers: whether processes that share the root tell each other that they live, and threads may be used.
         draw: random bytes, as many as asked for.
+        accept_loss: whether a root is opened although files are gone that may have held confirmed messages.
 
     Raises:
         StorageUnusable: in one line, why not and what to do.
@@ -124,7 +141,7 @@ def open_root(
             "choose a --root on ext4, xfs or btrfs, or serve it all the same with --untested-fs"
         )
     try:
-        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw)
+        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw, accept_loss=accept_loss)
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
@@ -132,7 +149,7 @@ def open_root(
             Reserve(calls, Layout.under(root), mount.size, shared=True).release()
         except OSError as failed:
             raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
-        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw)
+        return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw, accept_loss=accept_loss)
 
 
 def _open(
@@ -144,6 +161,7 @@ def _open(
     syncfs: bool,
     peers: bool,
     draw: Callable[[int], bytes],
+    accept_loss: bool,
 ) -> OpenRoot:
     layout = Layout.under(root)
     handles: list[int] = []
@@ -151,14 +169,15 @@ def _open(
     peer_lease = PeerLease(calls, layout, expires=mount.remote)
     unless_opened = contextlib.ExitStack()
     try:
+        lost = _lost_folders(calls, layout, root, accept_loss=accept_loss)
         opened = _open_checked(calls, layout, root, Guard(calls, root, options, mount))
         handles += opened.values()
         handles.append(lock := calls.open(layout.lock, _LOCK_FILE))
         with _named(root, mount, "flock"):
             alone = _lock(calls, lock, root, shared=options.sharing is Sharing.PEERS)
-        needed = check_format(calls, layout, root)
         if peers:
             alone = _meet_peers(peer_lease, root, options, alone=alone)
+        use = _use_before(calls, layout, root, lost if accept_loss else None, alone=alone)
         _check_calls(calls, layout, root, mount)
         folders = Folders(
             calls,
@@ -171,19 +190,17 @@ def _open(
             published_whole=options.sharing is not Sharing.ALONE,
             stage=peer_lease.stage if peers and options.sharing is Sharing.PEERS else "",
         )
+        for damage in lost:
+            folders.note_damage(damage)
         records = _records(calls, layout, options)
         if alone:
             with _nobody_moves(calls, layout, root):
-                records = _repair(
-                    folders, records, opened, options, in_thread=peers, draw=draw, unless_opened=unless_opened
-                )
-                # Also where the log itself is gone, by a crash or by hand.
-                if needed and folders.log is None:
-                    put_to_rest(calls, layout)
+                start = _Start(use, folders, records, opened, options, in_thread=peers, accept_loss=accept_loss)
+                records = start.repair(draw, unless_opened)
             if options.sharing is Sharing.ALONE and folders.log is None:  # beside a log there is its mark
                 # A mover would take messages to where this daemon's index does not look again.
                 handles += (moves := [_lock_moves(calls, layout, root)])
-        elif WITH_LOG in needed:
+        elif use is Use.LOG:
             raise StorageUnusable(
                 f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
                 "stop that, and start all of them again"
@@ -210,12 +227,82 @@ def _open(
             raise
         if isinstance(error, LogDamaged):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root)}: its log is damaged ({error}), so messages that were acknowledged "
-                "may be missing. Restore the root from a backup, or move state/log away to serve what the files have"
+                f"cannot serve root {shorten(root, 200)}: its log is damaged ({error}), so confirmed messages may be "
+                f"missing. {_cure(root)}"
             ) from error
         why = explain(error) if isinstance(error, OSError) else error
         raise StorageUnusable(f"cannot serve root {shorten(root)}: {why}") from error
-    return OpenRoot(folders, records, tuple(handles), heartbeat)
+    is_ours = options.sharing is not Sharing.PEERS
+    return OpenRoot(folders, records, tuple(handles), heartbeat, is_ours=is_ours)
+
+
+def _cure(root: str) -> str:
+    """What an operator can do about files that are gone."""
+    return (
+        "Restore the root from a backup (mq restore), or list what is lost and serve what is left: "
+        f"mq doctor --accept-loss {shorten(root, 200)}"
+    )
+
+
+def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool) -> list[Damage]:
+    """The folders that a root in use has lost, before they are made again.
+
+    Raises:
+        StorageUnusable: there are some, and that was not accepted.
+    """
+    if calls.kind(root) is not FileKind.FOLDER or calls.kind(layout.state) is not FileKind.FOLDER:
+        return []
+    if calls.kind(layout.format) is None:
+        return []  # it is written once all folders are there
+    # What was in remove/ or state/stage/ is not a message.
+    needed = [path for path in layout.all() if path not in (layout.state, layout.remove, layout.stage)]
+    lost = [path for path in needed if calls.kind(path) is None]
+    if lost and not accept_loss:
+        raise StorageUnusable(
+            f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} missing, "
+            f"with all that was in there. {_cure(root)}"
+        )
+    return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
+
+
+def _use_before(calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool) -> Use | None:
+    """How the root was left by its last daemon; None if it is new, or has lost all of state/.
+
+    Args:
+        calls: the system.
+        layout: the root's folders.
+        root: its path.
+        accepted: gets what is lost, where that is accepted; else None.
+        alone: whether no other daemon serves the root.
+
+    Raises:
+        StorageUnusable: this version cannot serve it, or it is damaged.
+    """
+    try:
+        use = read_use(calls, layout)
+        if use is None and calls.kind(layout.log) is not None:
+            raise FormatDamaged(f"{layout.format} is missing")
+        records = Records(calls, layout.records)
+        if use is None and any(map(records.files, records.kinds())):
+            raise FormatDamaged(f"{layout.format} is missing")
+    except FormatDamaged as error:
+        kind = calls.kind(layout.format)
+        if accepted is None or kind not in (FileKind.FILE, None):
+            raise StorageUnusable(
+                f"cannot serve root {shorten(root, 200)}: {error}, and it says whether the log has messages that the "
+                f"files lack. {_cure(root)}"
+            ) from error
+        accepted.append(Damage("", None, layout.format, str(error)))
+        if kind is FileKind.FILE:
+            calls.unlink(layout.format)
+        return Use.FILES if calls.kind(layout.log) is None else Use.LOG
+    if use is Use.RESTORING:
+        raise StorageUnusable(
+            f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
+        )
+    if use is None and alone:
+        note_use(calls, layout, Use.FILES)  # before the first record and the log
+    return use
 
 
 def _records(calls: Calls, layout: Layout, options: StorageOptions) -> Records:
@@ -225,52 +312,148 @@ def _records(calls: Calls, layout: Layout, options: StorageOptions) -> Records:
     return records
 
 
-def _repair(
-    folders: Folders,
-    records: Records,
-    opened: Mapping[str, int],
-    options: StorageOptions,
-    *,
-    in_thread: bool,
-    draw: Callable[[int], bytes],
-    unless_opened: contextlib.ExitStack,
-) -> Records:
-    """Restore what a crash has taken, and begin a log where one is wanted. Returns the records, as they are served
-    then."""
-    calls, layout = folders.calls, folders.layout
-    wanted = options.log and folders.mount.logged and options.sharing is Sharing.ALONE and folders.syncs.syncfs
-    log: Log | None = None
-    if wanted or calls.kind(layout.log) is not None:
+class _Start:
+    """Restores what a crash has taken, and begins a log where one is wanted.
+
+    Args:
+        use: how the root was left; None if it is new.
+        folders: of the root.
+        records: of the root.
+        opened: the folders by their paths, checked and open.
+        options: how it will be served.
+        in_thread: whether threads may be used.
+        accept_loss: whether the root is served although its log is damaged.
+    """
+
+    def __init__(
+        self,
+        use: Use | None,
+        folders: Folders,
+        records: Records,
+        opened: Mapping[str, int],
+        options: StorageOptions,
+        *,
+        in_thread: bool,
+        accept_loss: bool,
+    ) -> None:
+        self._use = use
+        self._folders = folders
+        self._calls = folders.calls
+        self._layout = folders.layout
+        self._records = records
+        self._opened = opened
+        self._options = options
+        self._in_thread = in_thread
+        self._accept_loss = accept_loss
+        alone = options.log and options.sharing is Sharing.ALONE
+        self._wants_log = alone and folders.mount.logged and folders.syncs.syncfs
+
+    def repair(self, draw: Callable[[int], bytes], unless_opened: contextlib.ExitStack) -> Records:
+        """Repair the root. Returns the records, as they are served then."""
+        log: Log | None = None
+        if self._use is Use.LOG and not self._accept_loss:
+            log = self._make_log(draw, unless_opened, in_use=True)
+            live = log.read()
+            redo(self._folders, self._records, live, survived=log.survived)
+        elif self._use is Use.LOG:
+            live = self._salvage()
+        else:
+            live = []
+        is_settled = self._use in (Use.LOG, Use.CLEAN)
+        self._check_records(live, is_settled=is_settled)
+        recover(self._folders, self._records, self._opened, is_settled=is_settled)
+        if self._use is None:
+            self._note_lost_state()
+        self._folders.alarm.clear()
+        if log is None and self._wants_log:
+            log = self._make_log(draw, unless_opened, in_use=False)
+        if log is not None:
+            self._folders.syncs.everything()
+            log.forget()
+        if log is None or not self._wants_log:
+            self._go_on_without_log(log)
+            return self._records
+        keep_inventory(self._records)
+        note_use(self._calls, self._layout, Use.LOG)
+        mark_whole(self._folders)
+        log.begin()
+        self._folders.log = log
+        return self._records.unsynced()
+
+    def _make_log(self, draw: Callable[[int], bytes], unless_opened: contextlib.ExitStack, *, in_use: bool) -> Log:
+        folders = self._folders
         log = Log(
-            calls,
-            layout.log,
-            partial(checkpoint.bring, folders, records),
+            self._calls,
+            self._layout.log,
+            partial(checkpoint.bring, folders, self._records),
             folders.fail,
             folders.removed_queues.forget,
-            life=life_of(folders.syncs.root_fd) if in_thread else "",
+            life=life_of(folders.syncs.root_fd) if self._in_thread else "",
             draw=draw,
-            in_thread=in_thread,
-            smallest=options.log_bytes or SMALLEST,
-            largest=options.log_bytes or LARGEST,
+            in_use=in_use,
+            in_thread=self._in_thread,
+            smallest=self._options.log_bytes or SMALLEST,
+            largest=self._options.log_bytes or LARGEST,
             spare_room=folders.reserve.held,
         )
         unless_opened.callback(log.close, failed=True)
-        redo(folders, records, log.read(), survived=log.survived)
-    recover(folders, records, opened)
-    folders.alarm.clear()
-    if log is None:
-        return records
-    folders.syncs.everything()
-    log.forget()
-    if not wanted:
-        log.close()
-        _remove_log(calls, layout)
-        return records
-    take_in_use(calls, layout)
-    mark_whole(folders)
-    log.begin()
-    folders.log = log
-    return records.through(UnsyncedCalls(calls))
+        return log
+
+    def _salvage(self) -> list[Record]:
+        """Do again what can still be read of the log."""
+        live, flaws = salvage(self._calls, self._layout.log)
+        for flaw in flaws:
+            self._folders.note_damage(Damage("", None, self._layout.log, flaw))
+        redone = redo(self._folders, self._records, live, survived=False)
+        for path in redone.lost:
+            self._folders.note_damage(Damage("", None, path, "the log names this message, and it is nowhere"))
+        return live
+
+    def _go_on_without_log(self, log: Log | None) -> None:
+        note_use(self._calls, self._layout, Use.FILES)  # first: the segments of a log in use must exist
+        if log is not None:
+            log.close()
+        if self._calls.kind(self._layout.log) is FileKind.FOLDER:
+            _remove_log(self._calls, self._layout)
+
+    def _check_records(self, live: Sequence[Record], *, is_settled: bool) -> None:
+        """Note records that are damaged or missing."""
+        damaged = self._records.check(is_settled=is_settled)
+        for damage in damaged.values():
+            self._folders.note_damage(damage)
+        if not is_settled:
+            return
+        listed = read_inventory(self._records)
+        if listed is None:
+            path = f"{self._layout.records}/{INVENTORY}"
+            why = "there is no list of all records that can be read: whether some are missing is not known"
+            self._folders.note_damage(Damage(INVENTORY, None, path, why))
+            return
+        self._records.names_are_listed(listed, INVENTORY)
+        forgotten = forgotten_by(live)
+        for kind, files in listed.items():
+            there = self._records.files(kind)
+            for file in files:
+                key = key_of(file)
+                if file not in there and (kind, file) not in damaged and (kind, file) not in forgotten:
+                    path = f"{self._layout.records}/{kind}/{file}"
+                    self._folders.note_damage(Damage(kind, key, path, "the record is missing"))
+
+    def _note_lost_state(self) -> None:
+        """Note that a root with messages has lost all of state/."""
+        folders = self._folders
+        queues = folders.queues()
+        has_messages = any(folders.scan(state, limit=1) for state in (State.NEW, State.DELAYED))
+        if has_messages or any(folders.scan(State.READY, queue, limit=1) for queue in queues):
+            why = (
+                "it is new here, though the root has messages or queues. If it was deleted, these are gone: the "
+                "settings of all queues, idempotency keys, schedules, exchanges and bindings, batch consumers, write "
+                "jobs, and confirmed messages that were in the log alone. Queues without settings: "
+                + (", ".join(sorted(queues)) or "none")
+            )
+            folders.note_damage(Damage("", None, self._layout.state, why))
+        elif queues:
+            logger.info("queues made by hand, with default settings: %s", ", ".join(sorted(queues)))
 
 
 def _remove_log(calls: Calls, layout: Layout) -> None:
@@ -307,9 +490,12 @@ def explain(error: OSError) -> str:
         errno.EACCES: "; give this user the right to write there, or choose another --root",
         errno.EROFS: "; choose a --root on a file system that can be written",
         errno.ENOTDIR: "; choose a folder as --root",
+        errno.EISDIR: "; it is not a file: move it away",
+        errno.ELOOP: "; it is a link: move it away",
         errno.ENOSPC: "; make room first",
     }
-    return f"{error.strerror or error}{advice.get(error.errno or 0, '')}"
+    where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
+    return f"{error.strerror or error}{advice.get(error.errno or 0, '')}{where}"
 
 
 def _open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:

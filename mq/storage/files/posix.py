@@ -17,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import trio
 
-from mq.errors import StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
+from mq.errors import MQError, StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
 from mq.storage.files.barrier import make_folder, sync_folder, synced_after
@@ -33,7 +33,6 @@ from mq.storage.files.calls import (
     is_unsure,
 )
 from mq.storage.files.folders import Opened
-from mq.storage.files.format import need
 from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.layout import flat_name
 from mq.storage.files.logged import commit, most_together, said
@@ -43,7 +42,6 @@ from mq.storage.files.payload import Forgotten, Kept, QueueRemoved, Saying
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import KeptLook, NotedCalls, OwnChanges, watch_folders
 from mq.storage.interface import (
-    NEEDS,
     QUEUE,
     AnyOperation,
     Change,
@@ -181,6 +179,7 @@ class FolderStorage:
             group_bytes=most_bytes,
             tells=log is not None and (self._committing is not None or self._hop_in_parts is not None),
             native=self._open is not None and self._open.folders.native_reads is not None,
+            health=None if self._open is None else self._open.folders.health,
         )
 
     async def open(self) -> None:
@@ -334,7 +333,8 @@ class FolderStorage:
             self._read_ahead.fill(folders, operations)
         if log is not None:
             return commit(folders, opened.records, log, operations, early)
-        return run_batch(folders, cast("Sequence[Operation]", operations))  # without a log nothing else comes
+        # without a log nothing else comes
+        return self._noting_cut(run_batch, folders, cast("Sequence[Operation]", operations))
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
@@ -345,7 +345,19 @@ class FolderStorage:
         opened: list[Opened | None] = await self._read_only(
             self._root_open.folders.read_many, entries, thread=self._reading, inline=inline
         )
+        health = self._root_open.folders.health
+        for entry, found in zip(entries, opened, strict=True):
+            if found is not None and found.damage:
+                health.note(entry, found.damage)
+            elif found is not None and found.properties.checksum is None:
+                health.unchecked += 1
         return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]
+
+    async def verify(self, entries: Sequence[Entry]) -> None:
+        """Verify in a thread, one message after the other."""
+        folders = self._root_open.folders
+        for entry in entries:
+            await self._read_only(folders.verify, entry)
 
     async def read_columns(
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
@@ -397,7 +409,7 @@ class FolderStorage:
                 f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
             )
         try:
-            result: _T = await self._hop(verb, *args)
+            result: _T = await self._hop(self._noting_cut, verb, *args)
             return result
         except OSError as error:
             if is_unsure(error) and verb == self._then_check_alarm:  # what is only staged is no message yet
@@ -409,6 +421,16 @@ class FolderStorage:
                 f"the store failed meanwhile: it may have been done, or not ({folders.failure}); repair the disk, "
                 "remount it, and start mq again"
             ) from error
+
+    def _noting_cut(self, verb: Callable[..., _T], *args: object) -> _T:
+        """Note if a change of the medium is cut off: then the root is not stopped cleanly."""
+        try:
+            return verb(*args)
+        except (OSError, MQError):
+            raise
+        except BaseException:
+            self._root_open.folders.is_cut_off = True
+            raise
 
     def _then_check_alarm(self, verb: Callable[..., _T], *args: object) -> _T:
         result = verb(*args)
@@ -470,8 +492,6 @@ class FolderStorage:
         if there not in (FileKind.FOLDER, None):
             raise StorageError(f"cannot make queue {key}: {shorten(folder)} is not a folder; move it away")
         made = there is None
-        if value.get(NEEDS):
-            need(self._calls, folders.layout, int(value[NEEDS]))  # first: no other version may see the queue
         value = value if made else self._made_before(key, value)
         with self._said(Kept(kind, key, value)) as calls:
             self._root_open.records.put(kind, key, value)
@@ -502,7 +522,10 @@ class FolderStorage:
         """The new value of an existing queue: of two brokers that make one at once, the first has made it."""
         # A queue without a record was made by hand, at an unknown time. In a record from before there were
         # incarnations, the instant stands for that, too.
-        before = self._root_open.records.get(QUEUE, key) or {}
+        before = self._root_open.records.get(QUEUE, key)
+        if before is None and any((QUEUE, key) == damage[:2] for damage in self._root_open.folders.health.damages):
+            return value  # its record is lost
+        before = before or {}
         created = before.get("created", 0)
         made = {"created": created, "incarnation": before.get("incarnation", created)}
         return {**value, **{what: made[what] for what in made.keys() & value.keys()}}

@@ -22,9 +22,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
+from mq.message import with_checksum, without_checksum
 from mq.storage.files.barrier import sync, sync_folder, synced_after
-from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
-from mq.storage.files.layout import with_checksum, without_checksum
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, UnsyncedCalls, write_all
+from mq.storage.interface import Damage
 
 logger = logging.getLogger("mq.storage")
 
@@ -32,11 +33,23 @@ _LARGEST: Final = 16 * 1024 * 1024
 _KIND: Final = re.compile(r"[a-z0-9_-]+")
 _NAME: Final = re.compile(r"([kd][A-Za-z0-9_~%-]*)\.([0-9]{1,18})")
 _LONGEST_FILE: Final = 200
+_LONGEST_HINT: Final = 1 << 20
 _LOOKS: Final = 100
 
 
-Names = dict[str, dict[str, tuple[int, ...]]]
-"""Of each kind of record, the first parts of its files' names, and the versions of each."""
+class _KeptNames:
+    """The names of all records' files, shared by all :class:`Records` of a root.
+
+    Attributes:
+        kinds: of each kind of record, the first parts of its files' names, and the versions of each.
+        is_new: whether records have come or gone since the inventory was written.
+        is_less: whether records have gone since then.
+    """
+
+    def __init__(self, kinds: dict[str, dict[str, tuple[int, ...]]]) -> None:
+        self.kinds = kinds
+        self.is_new = True
+        self.is_less = True
 
 
 class Records:
@@ -54,7 +67,7 @@ class Records:
         self.passed_over = 0
         self._calls = calls
         self._folder = folder
-        self._kept_names: Names | None = None
+        self._kept: _KeptNames | None = None
 
     def keep_names(self) -> None:
         """Keep the names of all files in memory from now on: no other process changes records.
@@ -62,17 +75,115 @@ class Records:
         Raises:
             OSError: a folder cannot be read.
         """
-        self._kept_names = {kind: self._listed(kind) for kind in self.kinds()}
+        self._kept = _KeptNames({kind: self._listed(kind) for kind in self.kinds()})
 
     def kinds(self) -> list[str]:
         """The kinds of which there are records, or were."""
         return [kind for kind, file in self._calls.names(self._folder) if file is FileKind.FOLDER]
 
+    def files(self, kind: str) -> set[str]:
+        """The first parts of the names of all files of a kind."""
+        return set(self._names(kind))
+
     def through(self, calls: Calls) -> Records:
         """The same records by other calls. Both know of each other's changes where names are kept."""
         others = Records(calls, self._folder)
-        others._kept_names = self._kept_names
+        others._kept = self._kept
         return others
+
+    def unsynced(self) -> Records:
+        """The same records by calls that do not sync."""
+        return self.through(UnsyncedCalls(self._calls))
+
+    def new_names(self) -> dict[str, list[str]] | None:
+        """The first parts of all files' names by kind, if records have come or gone since the last call; else None.
+        May be called in another thread."""
+        if self._kept is None or not self._kept.is_new:
+            return None
+        self._kept.is_new = self._kept.is_less = False  # first: what comes meanwhile is in the next list
+        return {kind: list(names) for kind, names in list(self._kept.kinds.items())}
+
+    def names_are_listed(self, listed: Mapping[str, Sequence[str]], but: str) -> None:
+        """Let :meth:`new_names` return nothing until records come or go, if an inventory lists all names.
+
+        Args:
+            listed: by kind.
+            but: a kind that is not listed.
+        """
+        if self._kept is not None:
+            there = {kind: set(files) for kind, files in self._kept.kinds.items() if files and kind != but}
+            self._kept.is_new = there != {kind: set(files) for kind, files in listed.items()}
+            self._kept.is_less = any(set(files) - there.get(kind, set()) for kind, files in listed.items())
+
+    @property
+    def have_gone(self) -> bool:
+        """Whether records have gone since :meth:`new_names` was last called."""
+        return self._kept is not None and self._kept.is_less
+
+    def names_are_new(self, *, have_gone: bool) -> None:
+        """Let :meth:`new_names` return all names next time.
+
+        Args:
+            have_gone: whether records had gone before the last call of it.
+        """
+        if self._kept is not None:
+            self._kept.is_new = True
+            self._kept.is_less = self._kept.is_less or have_gone
+
+    def check(self, *, is_settled: bool) -> dict[tuple[str, str], Damage]:
+        """Read all records, and take away versions that a later one has replaced. Only while no other process changes
+        records.
+
+        Args:
+            is_settled: whether no crash can have left a torn version.
+
+        Returns:
+            The damaged ones by kind and first part of the file's name.
+
+        Raises:
+            OSError: the medium failed.
+        """
+        found: dict[tuple[str, str], Damage] = {}
+        for kind in self.kinds():
+            for name, type in self._calls.names(f"{self._folder}/{kind}"):
+                match = _NAME.fullmatch(name)
+                if match is not None and type is not FileKind.FILE:
+                    path = f"{self._folder}/{kind}/{name}"
+                    found[kind, match[1]] = Damage(kind, key_of(match[1]), path, "it is a folder or a link")
+            for file in sorted(self._listed(kind)):
+                damage = self._check_one(kind, file, is_settled=is_settled)
+                if damage is not None:
+                    found[kind, file] = damage
+        return found
+
+    def _check_one(self, kind: str, file: str, *, is_settled: bool) -> Damage | None:
+        versions = sorted(self._versions_of(kind, file), reverse=True)
+        damage: Damage | None = None
+        for version in versions:
+            path = f"{self._folder}/{kind}/{file}.{version}"
+            content = self._content(path)
+            try:
+                record = decode_record(content)
+                if file != file_of(record["key"]):
+                    raise ValueError("it is the record of another key")
+            except ValueError as error:
+                damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
+                continue
+            if damage is None or not is_settled:
+                self._forget_but(kind, file, version)
+                return None
+            return damage._replace(why=f"{damage.why}; version {version}, which is older, counts")
+        return damage
+
+    def _forget_but(self, kind: str, file: str, version: int) -> None:
+        """Take away all other versions of a record. Durable on return."""
+        others = [other for other in self._versions_of(kind, file) if other != version]
+        for other in others:
+            if other > version:
+                logger.warning("a torn record is taken away: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
+            self._unlink(kind, file, other)
+        if others:
+            sync_folder(self._calls, f"{self._folder}/{kind}")
 
     def put(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep `value`; durable on return. True when there was none.
@@ -101,7 +212,7 @@ class Records:
 
     def forget(self, kind: str, key: str, versions: Sequence[int]) -> None:
         """Take versions of a record away; durable on return."""
-        file = _file(key)
+        file = file_of(key)
         for version in versions:
             self._unlink(kind, file, version)
         if versions:
@@ -159,7 +270,7 @@ class Records:
         for file, versions in sorted(self._listed(kind).items()):
             for version in sorted(versions, reverse=True):
                 record = self._read(f"{self._folder}/{kind}/{file}.{version}")
-                if record is not None and file == _file(record["key"]):
+                if record is not None and file == file_of(record["key"]):
                     found[record["key"]] = record["value"]
                     break
         return found
@@ -186,14 +297,14 @@ class Records:
             self._calls.unlink(f"{self._folder}/{kind}/{file}.{version}")
         except FileNotFoundError:  # another process was faster
             is_there = False
-        if self._kept_names is not None:
+        if self._kept is not None:
             self._note_versions(kind, file, [other for other in self._versions_of(kind, file) if other != version])
         return is_there
 
     def newest(self, kind: str, keys: Iterable[str]) -> list[str]:
         """The paths of the files that hold these records now; those of which there is none are left out."""
         names = self._names(kind)
-        files = ((file, names.get(file)) for file in map(_file, keys))
+        files = ((file, names.get(file)) for file in map(file_of, keys))
         return [f"{self._folder}/{kind}/{file}.{max(versions)}" for file, versions in files if versions]
 
     def versions(self, kind: str, key: str) -> list[int]:
@@ -202,25 +313,29 @@ class Records:
 
     def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
         """The first part of a record's file names, and the versions that are there."""
-        file = _file(key)
+        file = file_of(key)
         return file, self._versions_of(kind, file)
 
     def _versions_of(self, kind: str, file: str) -> list[int]:
         return list(self._names(kind).get(file, ()))
 
     def _names(self, kind: str) -> Mapping[str, tuple[int, ...]]:
-        return self._listed(kind) if self._kept_names is None else self._kept_names.get(kind, {})
+        return self._listed(kind) if self._kept is None else self._kept.kinds.get(kind, {})
 
     def _note_versions(self, kind: str, file: str, versions: Iterable[int]) -> None:
         """Keep in memory which versions of a record are there now."""
         # Each change is one item of a dictionary, for a checkpoint reads them in another thread.
-        if self._kept_names is None:
+        if self._kept is None:
             return
-        names, left = self._kept_names.setdefault(kind, {}), tuple(versions)
+        names, left = self._kept.kinds.setdefault(kind, {}), tuple(versions)
+        is_new = (file in names) != bool(left)
         if left:
             names[file] = left
         else:
             names.pop(file, None)
+        if is_new:  # last: a list that is made meanwhile may have missed it
+            self._kept.is_new = True
+            self._kept.is_less = self._kept.is_less or not left
 
     def _listed(self, kind: str) -> dict[str, tuple[int, ...]]:
         try:
@@ -284,8 +399,8 @@ def _is_record(value: Any) -> TypeGuard[Mapping[str, Any]]:
     return isinstance(value, dict) and isinstance(value.get("key"), str) and isinstance(value.get("value"), dict)
 
 
-def _file(key: str) -> str:
-    """A key as the first part of a file name."""
+def file_of(key: str) -> str:
+    """The first part of the file name of a record with this key."""
     text = key.encode("utf-8", "surrogatepass")
     plain = "k" + quote(text, safe="").replace(".", "%2E")
     return plain if len(plain) <= _LONGEST_FILE else "d" + hashlib.sha256(text).hexdigest()

@@ -3,6 +3,7 @@ to one that the rest of mq knows. Interrupted anywhere, it does the same again a
 
 * A message under several names keeps one: REMOVED before READY, DELAYED, NEW; of several leases the latest.
 * A torn message in NEW was never acknowledged: it goes. So does one in DELAYED, where its own batch may have leased it.
+  Not where the root was left settled: after a clean stop, and once a log is done again, no message can be torn.
 * A message in NEW or DELAYED goes with its queue, once that queue's folder is in remove/. If a queue of that name
   exists again, all messages are its own: it was not made before the others had gone.
 * Bodies that were still arriving, side files without a message, records without a queue: they go.
@@ -20,12 +21,12 @@ from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.files.barrier import sync_folder
+from mq.storage.files.barrier import make_folder, sync_folder
 from mq.storage.files.calls import OPEN_READ, FileKind
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import flat_name, parse_flat
 from mq.storage.files.records import Records
-from mq.storage.interface import MOST_MOVED_ON, QUEUE, Entry
+from mq.storage.interface import MOST_MOVED_ON, QUEUE, Damage, Entry
 
 logger = logging.getLogger("mq.storage")
 
@@ -46,13 +47,15 @@ class Repairs(NamedTuple):
     leftovers: int = 0
 
 
-def recover(folders: Folders, records: Records, opened: Mapping[str, int]) -> Repairs:
+def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is_settled: bool) -> Repairs:
     """Repair a root that no other process serves.
 
     Args:
         folders: its folders.
         records: its records.
         opened: the folders by their paths, checked and open.
+        is_settled: whether its last daemon stopped cleanly, or its log was done again: then no crash can have left a
+            torn file, or a queue's record without its folder. What looks so was damaged later, and stays.
 
     Raises:
         OSError: the medium failed.
@@ -62,12 +65,18 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int]) -> Re
     if not folders.syncs.syncfs:
         records.sync()
     queues = set(folders.queues())
-    for name in records.all(QUEUE).keys() - queues:
-        records.drop(QUEUE, name)
+    for name in sorted(records.all(QUEUE).keys() - queues):
+        if is_settled and _make_queue_again(folders, name):
+            queues.add(name)
+        elif not is_settled:
+            logger.warning(
+                "queue %s has a record and no folder: it was not made completely, or its folder is gone", name
+            )
+            records.drop(QUEUE, name)
     moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
     orphaned = _drop_orphans(folders, moving, queues)
     doubled = _drop_doubles(folders, moving, queues)
-    torn = _drop_torn(folders, [*moving[State.NEW], *_moved_on(moving[State.DELAYED])])
+    torn = 0 if is_settled else _drop_torn(folders, [*moving[State.NEW], *_moved_on(moving[State.DELAYED])])
     leftovers = _clear(folders, opened[folders.layout.stage])
     leftovers += _drop_sides(folders, opened[folders.layout.properties], queues)
     repairs = Repairs(torn, doubled, orphaned, leftovers)
@@ -75,6 +84,21 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int]) -> Re
         _sync_everything(folders)
         logger.warning("repaired after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items()))
     return repairs
+
+
+def _make_queue_again(folders: Folders, name: str) -> bool:
+    """Make the folder of a queue that has lost it. False if something else is in its place."""
+    path = folders.layout.folder(State.READY, name)
+    kind = folders.calls.kind(path)
+    if kind is not None:
+        folders.note_damage(Damage("", None, path, "it is not a folder: move it away, and start mq again"))
+        return False
+    folders.note_damage(
+        Damage("", None, path, f"the folder of queue {name} is missing, with all messages that were in it: made anew")
+    )
+    make_folder(folders.calls, path)
+    sync_folder(folders.calls, folders.layout.queues)
+    return True
 
 
 def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:

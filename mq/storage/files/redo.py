@@ -11,9 +11,10 @@ import contextlib
 import errno
 import json
 import logging
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import Properties, checksum
@@ -24,7 +25,6 @@ from mq.storage.files.calls import (
     OPEN_READ,
     OPEN_WRITE,
     FileKind,
-    UnsyncedCalls,
     write_all,
 )
 from mq.storage.files.folders import Folders
@@ -41,10 +41,12 @@ from mq.storage.files.layout import (
 )
 from mq.storage.files.log import LogDamaged, Record, write_all_at
 from mq.storage.files.payload import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
-from mq.storage.files.records import Records
-from mq.storage.interface import QUEUE
+from mq.storage.files.records import Records, file_of
+from mq.storage.interface import QUEUE, Damage
 
 logger = logging.getLogger("mq.storage")
+
+_DAMAGED: Final = "its bytes are not those that the log names: it is kept, and not delivered"
 
 
 class MessageFate:
@@ -72,12 +74,16 @@ class Redone(NamedTuple):
         moved: messages that were put where they belong.
         removed: names of messages that were taken away.
         missing: messages of the log that are nowhere.
+        damaged: messages whose bytes differ from what the log says, and of which it has no others.
+        lost: the paths of those that are missing.
     """
 
     written: int = 0
     moved: int = 0
     removed: int = 0
     missing: int = 0
+    damaged: int = 0
+    lost: tuple[str, ...] = ()
 
 
 def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived: bool) -> Redone:
@@ -103,8 +109,6 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     sayings = [saying for sayings in done[-1:] for saying in sayings] if survived else everything
     _redo_queues(folders, records, sayings)
     fates = fates_of(sayings)
-    redone = _redo_messages(folders, fates) if fates else Redone()
-    _redo_records(records, sayings)
     newest = max((record.flushed for record in live), default=0)
     unsure = {
         _id_of(saying.path)
@@ -112,10 +116,20 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         for saying in sayings
         if isinstance(saying, Wrote) and sequence > newest
     }
+    redone = _redo_messages(folders, fates, set() if survived else unsure) if fates else Redone()
+    _redo_records(records, sayings)
     _write_again(folders, records, everything, unsure)
     if any(redone):
-        logger.warning("done again after a crash: %s", ", ".join(f"{n} {what}" for what, n in redone._asdict().items()))
+        counts = {what: count for what, count in redone._asdict().items() if what != "lost"}
+        logger.warning("done again after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
     return redone
+
+
+def forgotten_by(live: Sequence[Record]) -> set[tuple[str, str]]:
+    """The records that these records of the log forget in the end, by kind and first part of their files' names."""
+    done = carried_out([(record.sequence, decode(record.payload)) for record in live])
+    last = last_records(saying for sayings in done for saying in sayings)
+    return {(kind, file_of(key)) for (kind, key), kept in last.items() if kept is None}
 
 
 def carried_out(told: Sequence[tuple[int, Sequence[Saying]]]) -> list[list[Saying]]:
@@ -164,7 +178,7 @@ def _write_again(folders: Folders, records: Records, sayings: Sequence[Saying], 
             _overwrite(folders, folders.layout.above(fate.place), fate.wrote.body)
             if has_side(folders, fate.wrote):
                 _overwrite(folders, f"{folders.layout.properties}/{id}", _side(fate.wrote))
-    unsynced = records.through(UnsyncedCalls(folders.calls))
+    unsynced = records.unsynced()
     for (kind, key), kept in last_records(sayings).items():
         if kept is not None and unsynced.get(kind, key) == kept.value:
             with _unless_refused():
@@ -223,9 +237,10 @@ def _id_of(path: str) -> str:
     return (name.partition(":")[2] or name).partition(",")[0]
 
 
-def _redo_messages(folders: Folders, fates: dict[str, MessageFate]) -> Redone:
+def _redo_messages(folders: Folders, fates: dict[str, MessageFate], unsure: Container[str]) -> Redone:
     names = _names(folders, fates)
-    written = moved = removed = missing = 0
+    done: Counter[str] = Counter()
+    lost: list[str] = []
     for id, fate in fates.items():
         there = names.get(id, [])
         if _is_elsewhere(folders, id, fate, there):
@@ -233,22 +248,28 @@ def _redo_messages(folders: Folders, fates: dict[str, MessageFate]) -> Redone:
         if fate.place is not None:
             if not _has_folder(folders, fate.place):
                 continue  # its queue was taken away by hand
-            done = _make_whole(folders, id, fate, fate.place, there)
-            written += done == "written"
-            moved += done == "moved"
-            missing += done == "missing"
+            what = _make_whole(folders, id, fate, fate.place, there, is_unsure=id in unsure)
+            done[what] += 1
+            if what == "damaged":
+                continue  # under whichever name
+            if what == "missing":
+                lost.append(fate.place)
         for name in there:
             if name != fate.place:
                 with contextlib.suppress(FileNotFoundError):
                     folders.calls.unlink(folders.layout.above(name))
-                    removed += fate.place is None
-    return Redone(written, moved, removed, missing)
+                    done["removed"] += fate.place is None
+    return Redone(done["written"], done["moved"], done["removed"], done["missing"], done["damaged"], tuple(lost))
 
 
 def _is_elsewhere(folders: Folders, id: str, fate: MessageFate, there: list[str]) -> bool:
     """Whether a message is whole under a name that the log does not know: moved by hand, or by a record that was not
     flushed. Removes its other names: where names have no order, the one that it left may have come back."""
     unknown = [name for name in there if name not in fate.places]
+    is_only_copy = unknown and len(there) == 1 and fate.wrote is not None and fate.wrote.body is None
+    if is_only_copy and not _is_whole(folders, unknown[0], fate.wrote):
+        folders.note_damage(Damage("", None, folders.layout.above(unknown[0]), _DAMAGED))
+        return True
     for name in unknown:
         if fate.place is None or _is_whole(folders, name, fate.wrote):
             if fate.place is not None and fate.wrote is not None:
@@ -262,18 +283,30 @@ def _is_elsewhere(folders: Folders, id: str, fate: MessageFate, there: list[str]
     return False
 
 
-def _make_whole(folders: Folders, id: str, fate: MessageFate, place: str, there: list[str]) -> str:
-    """Make a message whole in its place. Returns what was done for that, in a word."""
+def _make_whole(folders: Folders, id: str, fate: MessageFate, place: str, there: list[str], *, is_unsure: bool) -> str:
+    """Make a message whole in its place. Returns what was done for that, in a word.
+
+    Args:
+        folders: of the root.
+        id: the message.
+        fate: what the log says of it.
+        place: where it is in the end.
+        there: the names that it has.
+        is_unsure: whether a large body may be torn: it was never confirmed.
+    """
     calls, above = folders.calls, folders.layout.above
     whole = [name for name in there if _is_whole(folders, name, fate.wrote)]
+    staged = fate.wrote.staged if fate.wrote is not None else ""
+    if not whole and staged and _is_whole(folders, staged, fate.wrote):
+        whole = [staged]
     if place in whole:
         done = ""
+    elif there and not whole and not is_unsure and fate.wrote is not None and fate.wrote.body is None:
+        folders.note_damage(Damage("", None, above(there[0]), _DAMAGED))
+        return "damaged"
     else:
         if place in there:
             calls.unlink(above(place))
-        staged = fate.wrote.staged if fate.wrote is not None else ""
-        if not whole and staged and _is_whole(folders, staged, fate.wrote):
-            whole = [staged]
         if whole:
             calls.rename(above(whole[0]), above(place))
             done = "moved"
@@ -414,6 +447,7 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
                 made[key] = True
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
+            logger.warning("queue %s had no folder, and gets one: the log has its record", queue)
             calls.mkdir(f"{layout.queues}/{queue}")
 
 

@@ -26,15 +26,17 @@ from mq.storage.files.backup_folder import (
 )
 from mq.storage.files.barrier import close_all, make_folder, sync_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_FOLDER, OPEN_NEW, Calls, FileKind, LinuxCalls, write_all
-from mq.storage.files.format import is_half_restored, put_to_rest, take_to_restore
+from mq.storage.files.format import Use, is_half_restored, note_use
+from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_attributes, encode_side
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
 from mq.storage.files.opening import explain, has_xattrs
 from mq.storage.files.ownership import check_root
+from mq.storage.files.records import Records
 from mq.storage.options import StorageOptions
 
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-_KEPT: Final = frozenset({"format", "lock", "lock-moves"})
+_KEPT: Final = frozenset({"format", "lock"})
 _BEGUN: Final = frozenset({"format.new", "lock"})
 
 
@@ -114,8 +116,7 @@ def restore(
             raise StorageFull(
                 f"no room for the root {shorten(root, 200)}: make room, and run the same command again"
             ) from error
-        where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
-        raise StorageUnusable(f"cannot restore {shorten(root, 200)}: {explain(error)}{where}") from error
+        raise StorageUnusable(f"cannot restore {shorten(root, 200)}: {explain(error)}") from error
 
 
 def _find(backups: BackupFolder, number: int | None) -> Backup:
@@ -180,7 +181,10 @@ def bring_back(
         else:
             for folder in (root, layout.state, *writer.folders):
                 sync_folder(calls, folder)
-        put_to_rest(calls, layout)
+        records = Records(calls, layout.records)
+        records.keep_names()
+        keep_inventory(records)
+        note_use(calls, layout, Use.CLEAN)
     return RestoreReport(backup.header, len(backup.messages) - len(writer.damaged), tuple(writer.damaged))
 
 
@@ -204,7 +208,8 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
     if calls.kind(layout.state) is None:
         make_folder(calls, layout.state)
         sync_folder(calls, root)
-    take_to_restore(calls, layout)
+    if not is_half_restored(calls, layout):
+        note_use(calls, layout, Use.RESTORING)
 
 
 def _has_just_begun(calls: Calls, layout: Layout, root: str) -> bool:

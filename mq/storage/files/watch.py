@@ -366,7 +366,8 @@ class NotedCalls:
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
         self.write_out, self.touch, self.fdatasync = inner.write_out, inner.touch, inner.fdatasync
         self.fsync, self.syncfs = inner.fsync, inner.syncfs
-        self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
+        self.drop_cached, self.file_size = inner.drop_cached, inner.file_size
+        self.changed_ns, self.kind = inner.changed_ns, inner.kind
         self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
         self.ownership, self.lock = inner.ownership, inner.lock
         self.set_attribute, self.get_attribute = inner.set_attribute, inner.get_attribute
