@@ -278,6 +278,8 @@ class Health:
         damages: what was found lost or unreadable when the store was opened.
         damaged: messages whose bytes or attributes are not the published ones, each with its queue and the reason.
         unchecked: how often a message was read that has no checksum.
+        torn: how many torn messages the start has taken away, which were never confirmed.
+        skipped: how many names that are not mq's were met in the store, and left alone.
         verified: how many messages were verified by :meth:`VerifyingStorage.verify`.
         progress: the part of a broker's present pass over all messages that is done, from 0 to 1.
         ended_seconds: when its last complete pass ended, seconds since 1970; 0 before the first.
@@ -287,6 +289,8 @@ class Health:
         self.damages: list[Damage] = []
         self.damaged: dict[MessageId, tuple[str, str]] = {}
         self.unchecked = 0
+        self.torn = 0
+        self.skipped = 0
         self.verified = 0
         self.progress = 0.0
         self.ended_seconds = 0.0

@@ -149,6 +149,8 @@ def _of_health(health: Health) -> Iterator[Metric]:
         len(health.damages),
     )
     yield GaugeMetricFamily("mq_messages_damaged", "messages found damaged since the start", len(health.damaged))
+    yield GaugeMetricFamily("mq_messages_torn", "torn messages, never confirmed, that the start took away", health.torn)
+    yield GaugeMetricFamily("mq_store_foreign_names", "names in the root that are not mq's, left alone", health.skipped)
     yield CounterMetricFamily("mq_messages_unchecked", "reads of messages without a checksum", health.unchecked)
     yield CounterMetricFamily("mq_messages_verified", "messages that the background check has read", health.verified)
     yield GaugeMetricFamily("mq_check_progress_ratio", "part of the background check's pass done", health.progress)

@@ -22,7 +22,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, shorten
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
-from mq.storage.files.folders import Folders
+from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.format import FormatDamaged, Use, open_moves_lock, read_use
 from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
@@ -46,7 +46,7 @@ class FindingKind(enum.Enum):
     """What is wrong with a file. The value is its name for programs."""
 
     TORN = "torn"
-    """A message in new/ that is not whole, in a root that was not stopped cleanly: it was never acknowledged."""
+    """A message in new/ that is empty, or not whole after a crash: it was never acknowledged."""
     DAMAGED = "damaged"
     """A message with other bytes than the published ones. It is not handed out."""
     DOUBLED = "doubled"
@@ -433,7 +433,7 @@ class _Inspector:
         if flaw is None:
             self._unchecked += 1
         elif flaw and self._folders.calls.kind(path) is not None:  # else it has moved on meanwhile
-            is_torn = entry.state is State.NEW and not self._is_clean and self._folders.tear(entry)
+            is_torn = entry.state is State.NEW and (flaw == EMPTY or (not self._is_clean and self._folders.tear(entry)))
             self._add(FindingKind.TORN if is_torn else FindingKind.DAMAGED, path, flaw, entry.id)
 
     def _note(self, entry: Entry) -> None:

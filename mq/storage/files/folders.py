@@ -43,6 +43,8 @@ logger = logging.getLogger("mq.storage")
 
 READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
+EMPTY: Final = "without bytes and without a checksum"
+"""The flaw of a file that nothing was ever written to."""
 _NO_SUM: Final = f"its attribute {SUM} is missing"
 _REMEMBERED_SKIPS: Final = 1000
 _REMEMBERED_WRITES: Final = 10_000
@@ -154,6 +156,12 @@ class Folders:
         """Log what is lost or cannot be read, and count it."""
         self.health.damages.append(damage)
         logger.error("damaged: %s: %s", shorten(damage.path, 300), damage.why)
+
+    def note_damaged(self, entry: Entry, why: str) -> None:
+        """Log a message that is damaged, and count it, once."""
+        if entry.id not in self.health.damaged:
+            logger.error("damaged: %s: %s", shorten(self.layout.path(entry), 300), why)
+        self.health.note(entry, why)
 
     def note_written(self, id: MessageId) -> None:
         """Remember that this process has written a message, and will have synced it before it moves it."""
@@ -284,9 +292,7 @@ class Folders:
         self.health.verified += 1
         self.health.unchecked += opened.properties.checksum is None and not damage
         if damage and self.calls.kind(self.layout.path(entry)) is not None:
-            if entry.id not in self.health.damaged:
-                logger.error("damaged: %s: %s", shorten(self.layout.path(entry), 300), damage)
-            self.health.note(entry, damage)
+            self.note_damaged(entry, damage)
         elif not damage:
             self.health.damaged.pop(entry.id, None)
 
@@ -329,7 +335,7 @@ class Folders:
             # foreign.
             if opened.damage == _NO_SUM:
                 return _NO_SUM
-            return None if opened.properties.size or opened.damage else "without bytes and without a checksum"
+            return None if opened.properties.size or opened.damage else EMPTY
         return opened.damage
 
     def _read_file(self, entry: Entry) -> tuple[bytes, bytes, bytes] | int:
@@ -451,6 +457,7 @@ class Folders:
         if path in self._skipped or len(self._skipped) >= _REMEMBERED_SKIPS:
             return
         self._skipped.add(path)
+        self.health.skipped = len(self._skipped)
         logger.warning("left alone, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
             logger.warning("%d names were left alone: of more of them nothing is said", _REMEMBERED_SKIPS)

@@ -44,6 +44,8 @@ from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.storage")
 
+_IN_PLACE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+"""Errors where something else is in the place of a file or a folder."""
 _PROBE: Final = "user.mq.probe"
 _TURN_SOCKET: Final = "turn"
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -99,10 +101,10 @@ class OpenRoot(NamedTuple):
         log, folders = self.folders.log, self.folders
         if log is not None:
             log.close(failed=bool(folders.failure))
-        if folders.failure or folders.is_cut_off or not (log.is_empty if log is not None else folders.syncs.syncfs):
-            return  # without syncfs, of what need not be durable a file may be torn yet
-        if log is None:
-            folders.syncs.everything()
+        if folders.failure or folders.is_cut_off or (log is not None and not log.is_empty):
+            return
+        if log is None and folders.syncs.syncfs:
+            folders.syncs.everything()  # elsewhere each file is synced before it has its name
         keep_inventory(self.synced_records)
         note_use(folders.calls, folders.layout, Use.CLEAN)
 
@@ -490,11 +492,11 @@ def explain(error: OSError) -> str:
         errno.EACCES: "; give this user the right to write there, or choose another --root",
         errno.EROFS: "; choose a --root on a file system that can be written",
         errno.ENOTDIR: "; choose a folder as --root",
-        errno.EISDIR: "; it is not a file: move it away",
-        errno.ELOOP: "; it is a link: move it away",
         errno.ENOSPC: "; make room first",
     }
-    where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
+    where = f" ({shorten(str(error.filename), 200)}: move it away)" if error.errno in _IN_PLACE else ""
+    if error.filename and not where:
+        where = f" ({shorten(str(error.filename), 200)})"
     return f"{error.strerror or error}{advice.get(error.errno or 0, '')}{where}"
 
 

@@ -348,7 +348,7 @@ class FolderStorage:
         health = self._root_open.folders.health
         for entry, found in zip(entries, opened, strict=True):
             if found is not None and found.damage:
-                health.note(entry, found.damage)
+                self._root_open.folders.note_damaged(entry, found.damage)
             elif found is not None and found.properties.checksum is None:
                 health.unchecked += 1
         return [None if found is None else Stored(found.properties, self._body(found)) for found in opened]

@@ -44,12 +44,14 @@ class _KeptNames:
         kinds: of each kind of record, the first parts of its files' names, and the versions of each.
         is_new: whether records have come or gone since the inventory was written.
         is_less: whether records have gone since then.
+        damaged: versions that cannot be read, by kind and file. They stay until the record is dropped.
     """
 
     def __init__(self, kinds: dict[str, dict[str, tuple[int, ...]]]) -> None:
         self.kinds = kinds
         self.is_new = True
         self.is_less = True
+        self.damaged: set[tuple[str, str, int]] = set()
 
 
 class Records:
@@ -168,6 +170,7 @@ class Records:
                     raise ValueError("it is the record of another key")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
+                self._note_damaged(kind, file, version)
                 continue
             if damage is None or not is_settled:
                 self._forget_but(kind, file, version)
@@ -175,12 +178,19 @@ class Records:
             return damage._replace(why=f"{damage.why}; version {version}, which is older, counts")
         return damage
 
+    def _note_damaged(self, kind: str, file: str, version: int) -> None:
+        if self._kept is not None:
+            self._kept.damaged.add((kind, file, version))
+
     def _forget_but(self, kind: str, file: str, version: int) -> None:
         """Take away all other versions of a record. Durable on return."""
         others = [other for other in self._versions_of(kind, file) if other != version]
         for other in others:
             if other > version:
                 logger.warning("a torn record is taken away: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
+            elif self._decoded(path := f"{self._folder}/{kind}/{file}.{other}", self._content(path)) is None:
+                self._note_damaged(kind, file, other)  # an operator has written a later one, and not moved it away
+                continue
             self._unlink(kind, file, other)
         if others:
             sync_folder(self._calls, f"{self._folder}/{kind}")
@@ -211,8 +221,10 @@ class Records:
         return made, versions
 
     def forget(self, kind: str, key: str, versions: Sequence[int]) -> None:
-        """Take versions of a record away; durable on return."""
+        """Take versions of a record away, but damaged ones; durable on return."""
         file = file_of(key)
+        if self._kept is not None:
+            versions = [version for version in versions if (kind, file, version) not in self._kept.damaged]
         for version in versions:
             self._unlink(kind, file, version)
         if versions:

@@ -23,7 +23,7 @@ from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.barrier import make_folder, sync_folder
 from mq.storage.files.calls import OPEN_READ, FileKind
-from mq.storage.files.folders import Folders
+from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.layout import flat_name, parse_flat
 from mq.storage.files.records import Records
 from mq.storage.interface import MOST_MOVED_ON, QUEUE, Damage, Entry
@@ -69,14 +69,14 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
         if is_settled and _make_queue_again(folders, name):
             queues.add(name)
         elif not is_settled:
-            logger.warning(
-                "queue %s has a record and no folder: it was not made completely, or its folder is gone", name
-            )
+            why = f"queue {name} has a record and no folder: it was not made completely, or its folder is gone"
+            folders.note_damage(Damage("", None, folders.layout.folder(State.READY, name), why))
             records.drop(QUEUE, name)
     moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
     orphaned = _drop_orphans(folders, moving, queues)
     doubled = _drop_doubles(folders, moving, queues)
-    torn = 0 if is_settled else _drop_torn(folders, [*moving[State.NEW], *_moved_on(moving[State.DELAYED])])
+    suspects = moving[State.NEW] if is_settled else [*moving[State.NEW], *_moved_on(moving[State.DELAYED])]
+    torn = _drop_torn(folders, suspects, but_empty=is_settled)
     leftovers = _clear(folders, opened[folders.layout.stage])
     leftovers += _drop_sides(folders, opened[folders.layout.properties], queues)
     repairs = Repairs(torn, doubled, orphaned, leftovers)
@@ -178,12 +178,16 @@ def _written(entry: Entry) -> int:
     return entry.id.key
 
 
-def _drop_torn(folders: Folders, entries: list[Entry]) -> int:
+def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> int:
+    """Take torn messages away; if `but_empty`, only files to which nothing was ever written. How many went."""
     dropped = 0
     for entry in entries:
         flaw = folders.tear(entry)
+        if but_empty and flaw != EMPTY:
+            continue
         if flaw:
             logger.warning("a message that was never acknowledged is torn (%s): %s %s", flaw, entry.queue, entry.id)
+            folders.health.torn += 1
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))
             dropped += 1

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import Properties, checksum
+from mq.message import Properties, checksum, shorten
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import (
     NO_ROOM,
@@ -117,7 +117,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         if isinstance(saying, Wrote) and sequence > newest
     }
     redone = _redo_messages(folders, fates, set() if survived else unsure) if fates else Redone()
-    _redo_records(records, sayings)
+    _redo_records(records, everything)
     _write_again(folders, records, everything, unsure)
     if any(redone):
         counts = {what: count for what, count in redone._asdict().items() if what != "lost"}
@@ -456,6 +456,7 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
+            logger.info("the log has a record that the files lack: %s %s", kind, shorten(key))
             records.put(kind, key, kept.value)
 
 
