@@ -12,7 +12,7 @@ import trio
 
 from mq.message import MessageId, MessageIds, Properties, checksum
 from mq.storage.files.calls import OPEN_NEW
-from mq.storage.files.format import Use, note_use
+from mq.storage.files.format import RootUse, note_use
 from mq.storage.files.layout import SUM, Layout, Sum, encode_side
 from mq.testing.disk import Disk
 from tests.faults.actor import ROOT, START_NS, Actor
@@ -47,7 +47,7 @@ def litter(disk: Disk, ledger: Ledger, seconds: float, *, attributes: bool, log:
     The id of the torn message; beside a log there is none.
     """
     if not log:
-        note_use(disk, Layout.under(ROOT), Use.FILES)
+        note_use(disk, Layout.under(ROOT), RootUse.FILES)
     ids = MessageIds(lambda: START_NS + round(seconds * 1e9), node=2)
     stranded, torn, removed, arriving, lost = (ids.new() for _ in range(5))
     _put(disk, f"new/q:{stranded}", b"stranded", b"stranded", stranded, attributes=attributes)

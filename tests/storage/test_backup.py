@@ -22,7 +22,7 @@ from mq.storage.files.backup import BackupReport, back_up, save, servable
 from mq.storage.files.backup_folder import open_backups
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, LinuxCalls
 from mq.storage.files.fake import make_calls
-from mq.storage.files.format import Use, note_use, open_moves_lock, read_use
+from mq.storage.files.format import RootUse, note_use, open_moves_lock, read_use
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent, Overflowed
 from mq.storage.files.log import Record
@@ -432,7 +432,7 @@ async def everything_in(calls: Calls) -> set[Entry] | None:
     layout = Layout.under(RESTORED)
     if calls.kind(layout.new) is None:
         return None  # a daemon would begin with an empty root: nothing was restored, and nobody was told otherwise
-    if read_use(calls, layout) is Use.RESTORING:
+    if read_use(calls, layout) is RootUse.RESTORING:
         return None
     disk = Disk(MOUNTS["link"], calls, RESTORED)
     await disk.open()
@@ -481,7 +481,7 @@ def take_in_use(disk: Disk) -> None:
     """Let the root look as if its daemon had a log: then none holds the lock of movers."""
     layout = Layout.under(disk.root)
     disk.inner.unlink(layout.moves_lock)
-    note_use(disk.inner, layout, Use.LOG)
+    note_use(disk.inner, layout, RootUse.LOG)
 
 
 @on_one_disk
@@ -498,7 +498,7 @@ async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch
         servable(disk.calls, disk.root, is_remote=False),
     ):
         pass
-    note_use(disk.inner, layout, Use.FILES)
+    note_use(disk.inner, layout, RootUse.FILES)
     await disk.open()
 
 
@@ -507,7 +507,7 @@ async def test_a_root_with_a_log_that_is_served_is_not_refused(disk: Disk) -> No
     take_in_use(disk)
     with servable(disk.calls, disk.root, is_remote=False):
         pass
-    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
+    note_use(disk.inner, Layout.under(disk.root), RootUse.FILES)
 
 
 @on_one_disk
@@ -523,7 +523,7 @@ async def test_a_log_of_before_is_not_yet_in_the_files(
     expected = pytest.raises(StorageUnusable, match="in a moment") if is_refused else contextlib.nullcontext()
     with expected, servable(disk.calls, disk.root, is_remote=False):
         pass
-    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
+    note_use(disk.inner, Layout.under(disk.root), RootUse.FILES)
 
 
 @on_one_disk
@@ -538,7 +538,7 @@ async def test_no_lock_is_tried_that_a_start_could_meet(disk: Disk, monkeypatch:
     with servable(disk.calls, disk.root, is_remote=False):
         pass
     assert disk.calls.said("lock") == []
-    note_use(disk.inner, Layout.under(disk.root), Use.FILES)
+    note_use(disk.inner, Layout.under(disk.root), RootUse.FILES)
 
 
 @on_one_disk
@@ -570,7 +570,7 @@ async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
     ):
         pass
     disk.inner.close(fd)
-    note_use(disk.inner, layout, Use.FILES)
+    note_use(disk.inner, layout, RootUse.FILES)
 
 
 @on_one_disk
@@ -578,7 +578,7 @@ async def test_a_half_restored_root_is_refused(disk: Disk) -> None:
     calls = make_calls()
     for folder in ("/restored", *Layout.under(RESTORED).all()):
         calls.mkdir(folder)
-    note_use(calls, Layout.under(RESTORED), Use.RESTORING)
+    note_use(calls, Layout.under(RESTORED), RootUse.RESTORING)
     with pytest.raises(StorageUnusable, match="run mq restore again"), servable(calls, RESTORED, is_remote=False):
         pass
 

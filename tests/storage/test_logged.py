@@ -29,7 +29,7 @@ from mq.storage.conformance import (
 )
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.doctor import FindingKind, open_to_inspect, repair
-from mq.storage.files.format import Use, note_use, open_moves_lock, read_use
+from mq.storage.files.format import RootUse, note_use, open_moves_lock, read_use
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import Layout
@@ -839,9 +839,9 @@ async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: 
 async def test_format_says_how_a_root_is_used_and_how_it_was_left() -> None:
     disk = CutDisk()
     await disk.open()
-    assert _use(disk) is Use.LOG
+    assert _use(disk) is RootUse.LOG
     await disk.storage.aclose()
-    assert _use(disk) is Use.CLEAN
+    assert _use(disk) is RootUse.CLEAN
 
 
 @pytest.mark.parametrize(
@@ -882,7 +882,7 @@ def root(tmp_path: Path) -> Path:
     records = Records(LinuxCalls(), layout.records)
     records.keep_names()
     keep_inventory(records)
-    note_use(LinuxCalls(), layout, Use.LOG)
+    note_use(LinuxCalls(), layout, RootUse.LOG)
     return tmp_path
 
 
@@ -897,7 +897,7 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
     source = SourceFolder(State.NEW, str(tmp_path / "new"), str(tmp_path / "queues"))
     id = new_id()
     (tmp_path / "new" / f"q:{id}").write_bytes(b"body")
-    note_use(LinuxCalls(), Layout.under(str(tmp_path)), Use.LOG)
+    note_use(LinuxCalls(), Layout.under(str(tmp_path)), RootUse.LOG)
     [outcome] = await source.commit([Move(Entry("q", id, State.NEW), State.READY)])
     assert outcome.result is Result.FULL
     assert (tmp_path / "new" / f"q:{id}").exists()
@@ -912,7 +912,7 @@ def test_mover_works_again_once_the_loss_of_a_log_is_accepted(root: Path) -> Non
         repair(str(root))
     assert next(loss.why for loss in repair(str(root), accept_loss=True)).endswith("state/log is missing")
     SourceFolder(State.NEW, str(root / "new"), str(root / "queues")).close()
-    assert read_use(LinuxCalls(), Layout.under(str(root))) is not Use.LOG
+    assert read_use(LinuxCalls(), Layout.under(str(root))) is not RootUse.LOG
 
 
 def test_no_mover_works_while_a_log_is_in_use(root: Path) -> None:
@@ -920,7 +920,7 @@ def test_no_mover_works_while_a_log_is_in_use(root: Path) -> None:
     open_moves_lock(calls, layout, make=True)
     with unrepaired(calls, layout) as free:
         assert not free
-    note_use(calls, layout, Use.FILES)
+    note_use(calls, layout, RootUse.FILES)
     with unrepaired(calls, layout) as free:
         assert free
 
@@ -984,5 +984,5 @@ def test_what_a_later_version_says_is_not_passed_over() -> None:
         decode(encode([Removed("x")]).replace(b"u\t", b"z\t"))
 
 
-def _use(disk: CutDisk) -> Use | None:
+def _use(disk: CutDisk) -> RootUse | None:
     return read_use(disk.power, Layout.under("/root"))

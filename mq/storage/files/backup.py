@@ -36,7 +36,7 @@ from mq.storage.files.backup_folder import (
 )
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
-from mq.storage.files.format import Use, open_moves_lock, read_use
+from mq.storage.files.format import RootUse, open_moves_lock, read_use
 from mq.storage.files.layout import (
     ATTRIBUTES,
     SUM,
@@ -146,9 +146,9 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
         raise StorageUnusable(f"{shown} is no root of mq: it has no new/, queues/ and state/")
     use = read_use(calls, layout)
-    if use is Use.RESTORING:
+    if use is RootUse.RESTORING:
         raise StorageUnusable(f"{shown} is half restored: run mq restore again, with the same backup and the same root")
-    if use is Use.LOG:
+    if use is RootUse.LOG:
         _check_log(calls, layout, shown)
     locks: list[int] = []
     try:

@@ -23,7 +23,7 @@ from mq.message import MessageId, shorten
 from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.folders import EMPTY, Folders
-from mq.storage.files.format import FormatDamaged, Use, open_moves_lock, read_use
+from mq.storage.files.format import FormatDamaged, RootUse, open_moves_lock, read_use
 from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
 from mq.storage.files.log import LogDamaged, read_log
@@ -164,7 +164,7 @@ def _pending(folders: Folders) -> Iterator[Finding]:
     for path in layout.all() if use is not None else ():
         if calls.kind(path) is None and path not in (layout.remove, layout.stage):
             yield Finding(FindingKind.LOST, path, f"the folder is missing, with all that was in it; {_ACCEPT}")
-    if use is not Use.LOG:
+    if use is not RootUse.LOG:
         return
     try:
         count = len(read_log(calls, layout.log))
@@ -347,7 +347,7 @@ class _Inspector:
         self, folders: Folders, records: Records, bodies: bool, told: Callable[[], object], schema: Schema
     ) -> None:
         self._schema = schema
-        self._is_clean = read_use(folders.calls, folders.layout) is Use.CLEAN
+        self._is_clean = read_use(folders.calls, folders.layout) is RootUse.CLEAN
         self._folders = folders
         self._layout = folders.layout
         self._records = records

@@ -1,6 +1,6 @@
 """The format of a root, and how its last daemon left it: the file ``state/format``.
 
-It is one line of a fixed length, which is overwritten in place: ``mq``, the number of the format, the :class:`Use`, and
+It is one line of a fixed length, which is overwritten in place: ``mq``, the number of the format, the :class:`RootUse`, and
 a checksum. Every root has it, from before its first message or record. So a root that has lost it, or one of the files
 that its use asks for, is not taken for an empty one.
 """
@@ -26,7 +26,7 @@ _WRITE: Final = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFO
 _OVERWRITE: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Use(enum.Enum):
+class RootUse(enum.Enum):
     """How a root is used, or was when its daemon ended. The value is the word in the file."""
 
     LOG = "log"
@@ -43,7 +43,7 @@ class FormatDamaged(StorageUnusable):
     """``state/format`` is missing or cannot be read."""
 
 
-def read_use(calls: Calls, layout: Layout) -> Use | None:
+def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     """How a root was left; None without the file.
 
     Raises:
@@ -71,7 +71,7 @@ def read_use(calls: Calls, layout: Layout) -> Use | None:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():
             raise ValueError("it does not say mq and a number")
-        use = Use(word) if int(number) == FORMAT else None
+        use = RootUse(word) if int(number) == FORMAT else None
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
     if use is None:
@@ -86,12 +86,12 @@ def is_in_use(calls: Calls, layout: Layout) -> bool:
     """Whether a log is in use, or was when the machine or the daemon ended, so that the files may lack its changes.
     Also true while a root is half restored, and if its format cannot be read."""
     try:
-        return read_use(calls, layout) in (Use.LOG, Use.RESTORING)
+        return read_use(calls, layout) in (RootUse.LOG, RootUse.RESTORING)
     except StorageUnusable:
         return True
 
 
-def note_use(calls: Calls, layout: Layout, use: Use) -> None:
+def note_use(calls: Calls, layout: Layout, use: RootUse) -> None:
     """Note how a root is used from now on. Durable on return."""
     line = with_checksum(f"mq {FORMAT} {use.value:9}".encode()) + b"\n"
     if calls.kind(layout.format) is FileKind.FILE:
@@ -115,7 +115,7 @@ def note_use(calls: Calls, layout: Layout, use: Use) -> None:
 def is_half_restored(calls: Calls, layout: Layout) -> bool:
     """Whether a restore of that root was cut off."""
     with contextlib.suppress(StorageUnusable):
-        return read_use(calls, layout) is Use.RESTORING
+        return read_use(calls, layout) is RootUse.RESTORING
     return False
 
 

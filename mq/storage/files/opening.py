@@ -27,7 +27,7 @@ from mq.storage.files.calls import (
     is_transient,
 )
 from mq.storage.files.folders import Folders
-from mq.storage.files.format import FormatDamaged, Use, is_in_use, note_use, open_moves_lock, read_use
+from mq.storage.files.format import FormatDamaged, RootUse, is_in_use, note_use, open_moves_lock, read_use
 from mq.storage.files.inventory import INVENTORY, keep_inventory, read_inventory
 from mq.storage.files.layout import Layout
 from mq.storage.files.log import LARGEST, SMALLEST, Log, LogDamaged, Record, life_of, salvage
@@ -106,7 +106,7 @@ class OpenRoot(NamedTuple):
         if log is None and folders.syncs.syncfs:
             folders.syncs.everything()  # elsewhere each file is synced before it has its name
         keep_inventory(self.synced_records)
-        note_use(folders.calls, folders.layout, Use.CLEAN)
+        note_use(folders.calls, folders.layout, RootUse.CLEAN)
 
 
 def open_root(
@@ -202,7 +202,7 @@ def _open(
             if options.sharing is Sharing.ALONE and folders.log is None:  # beside a log there is its mark
                 # A mover would take messages to where this daemon's index does not look again.
                 handles += (moves := [_lock_moves(calls, layout, root)])
-        elif use is Use.LOG:
+        elif use is RootUse.LOG:
             raise StorageUnusable(
                 f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
                 "stop that, and start all of them again"
@@ -267,7 +267,9 @@ def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool)
     return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
 
 
-def _use_before(calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool) -> Use | None:
+def _use_before(
+    calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool
+) -> RootUse | None:
     """How the root was left by its last daemon; None if it is new, or has lost all of state/.
 
     Args:
@@ -297,13 +299,13 @@ def _use_before(calls: Calls, layout: Layout, root: str, accepted: list[Damage] 
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:
             calls.unlink(layout.format)
-        return Use.FILES if calls.kind(layout.log) is None else Use.LOG
-    if use is Use.RESTORING:
+        return RootUse.FILES if calls.kind(layout.log) is None else RootUse.LOG
+    if use is RootUse.RESTORING:
         raise StorageUnusable(
             f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
         )
     if use is None and alone:
-        note_use(calls, layout, Use.FILES)  # before the first record and the log
+        note_use(calls, layout, RootUse.FILES)  # before the first record and the log
     return use
 
 
@@ -329,7 +331,7 @@ class _Start:
 
     def __init__(
         self,
-        use: Use | None,
+        use: RootUse | None,
         folders: Folders,
         records: Records,
         opened: Mapping[str, int],
@@ -353,15 +355,15 @@ class _Start:
     def repair(self, draw: Callable[[int], bytes], unless_opened: contextlib.ExitStack) -> Records:
         """Repair the root. Returns the records, as they are served then."""
         log: Log | None = None
-        if self._use is Use.LOG and not self._accept_loss:
+        if self._use is RootUse.LOG and not self._accept_loss:
             log = self._make_log(draw, unless_opened, in_use=True)
             live = log.read()
             redo(self._folders, self._records, live, survived=log.survived)
-        elif self._use is Use.LOG:
+        elif self._use is RootUse.LOG:
             live = self._salvage()
         else:
             live = []
-        is_settled = self._use in (Use.LOG, Use.CLEAN)
+        is_settled = self._use in (RootUse.LOG, RootUse.CLEAN)
         self._check_records(live, is_settled=is_settled)
         recover(self._folders, self._records, self._opened, is_settled=is_settled)
         if self._use is None:
@@ -376,7 +378,7 @@ class _Start:
             self._go_on_without_log(log)
             return self._records
         keep_inventory(self._records)
-        note_use(self._calls, self._layout, Use.LOG)
+        note_use(self._calls, self._layout, RootUse.LOG)
         mark_whole(self._folders)
         log.begin()
         self._folders.log = log
@@ -412,7 +414,7 @@ class _Start:
         return live
 
     def _go_on_without_log(self, log: Log | None) -> None:
-        note_use(self._calls, self._layout, Use.FILES)  # first: the segments of a log in use must exist
+        note_use(self._calls, self._layout, RootUse.FILES)  # first: the segments of a log in use must exist
         if log is not None:
             log.close()
         if self._calls.kind(self._layout.log) is FileKind.FOLDER:

@@ -26,7 +26,7 @@ from mq.storage.files.backup_folder import (
 )
 from mq.storage.files.barrier import close_all, make_folder, sync_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_FOLDER, OPEN_NEW, Calls, FileKind, LinuxCalls, write_all
-from mq.storage.files.format import Use, is_half_restored, note_use
+from mq.storage.files.format import RootUse, is_half_restored, note_use
 from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_attributes, encode_side
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
@@ -184,7 +184,7 @@ def bring_back(
         records = Records(calls, layout.records)
         records.keep_names()
         keep_inventory(records)
-        note_use(calls, layout, Use.CLEAN)
+        note_use(calls, layout, RootUse.CLEAN)
     return RestoreReport(backup.header, len(backup.messages) - len(writer.damaged), tuple(writer.damaged))
 
 
@@ -209,7 +209,7 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
         make_folder(calls, layout.state)
         sync_folder(calls, root)
     if not is_half_restored(calls, layout):
-        note_use(calls, layout, Use.RESTORING)
+        note_use(calls, layout, RootUse.RESTORING)
 
 
 def _has_just_begun(calls: Calls, layout: Layout, root: str) -> bool:
