@@ -89,7 +89,8 @@ class Catalog:
             self.place(now, due)
             if now is not left and self._observers:
                 self.tell(kind, left, now, door=door)
-        if has_left and begun is not None and begun.queue.groups is not None and begun.queue.groups.release(left.id):
+        groups = None if begun is None else begun.queue.groups
+        if begun is not None and groups is not None and (groups.release if has_left else groups.rests)(left.id):
             self.events.freed(begun.queue)
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)

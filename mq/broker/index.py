@@ -294,6 +294,7 @@ class QueueIndex:
         self.groups.begin()
         for id in moving:
             self.groups.block(id)
+            self.groups.moves(id)
         out = (*self.held.values(), *self.claimed.values())
         for entry in (*self.new.values(), *out, *self.delayed.values(), *self.far_off.odd()):
             self._note_in_group(self.groups, entry)
@@ -318,7 +319,7 @@ class QueueIndex:
         elif entry.state is State.READY and entry.id in self.claims:
             self.claimed[entry.id] = entry
             if self.groups is not None:
-                self.groups.block(entry.id)
+                self.groups.block(entry.id, _key_of(entry))
         elif entry.state is State.READY:
             self._add_ready(entry)
         if self.groups is not None and entry.state is not State.READY:
@@ -408,6 +409,8 @@ class QueueIndex:
     def hold(self, entry: Entry) -> None:
         """Note that a connection holds a message just taken out."""
         self.held[entry.id] = entry
+        if self.groups is not None:
+            self.groups.rests(entry.id)
 
     def claim(self, id: MessageId, consumer: object) -> None:
         """Let a consumer's claim hold a message, which is not handed out then: at once if it is READY, or when it is
@@ -417,10 +420,14 @@ class QueueIndex:
         if key is not None:
             self.claimed[id] = self._take_key(key)
             self._compact()
+            if self.groups is not None:
+                self.groups.rests(id)
 
     def unclaim(self, id: MessageId) -> Entry | None:
         """Let no claim hold a message. Returns it if it is READY: it is out of the index until it is added again."""
         self.claims.pop(id, None)
+        if self.groups is not None:
+            self.groups.moves(id)
         return self.claimed.pop(id, None)
 
     def is_out(self, id: MessageId) -> bool:
@@ -497,8 +504,10 @@ class QueueIndex:
     def discard(self, id: MessageId) -> Entry | None:
         """Take a message out of the index, in any state. None when it was not in it.
 
-        If it was READY, its group is blocked until it is added again, or released: it is gone.
+        If it was READY or out, its group is blocked until it is added again, or released: it is gone.
         """
+        if self.groups is not None:
+            self.groups.moves(id)
         if id in self.held:
             return self.held.pop(id)
         if id in self.delayed:
@@ -519,7 +528,7 @@ class QueueIndex:
         if entry.state is State.NEW and entry.meta.deadline_ms is None:
             groups.coming(entry.id, _key_of(entry))
         elif entry.state is not State.NEW and (entry.state is State.READY or _was_handed_out(entry)):
-            groups.block(entry.id)
+            groups.block(entry.id, _key_of(entry))
 
     def _add_ready(self, entry: Entry) -> None:
         own = entry.id.key

@@ -1,8 +1,11 @@
 """A queue's message groups: which of its groups may hand out a message next.
 
-The messages of one group are handed out one after the other, in the order of the queue. A group is *blocked* while one
-of its messages is out: leased, held, held back after a failure, or being moved. Free groups take turns, so a long
-backlog of one keeps no other waiting. The costs are those of the group at hand, however many there are.
+The messages of one group are handed out one after the other, in the order of the queue. A message that is *out*
+(leased, held, or held back after a failure) blocks those of its group that come after it. So a message that was given
+back comes again at once, though later ones, which the same request got, are still out. One that is being moved blocks
+the whole group for that moment: of several that are given back together none comes before all are there. Free groups
+take turns, so a long backlog of one keeps no other waiting. The costs are those of the group at hand, however many
+there are.
 
 A message that is damaged is *passed over*: it cannot be handed out, so it is a group of its own from then on, and keeps
 no other waiting.
@@ -14,9 +17,10 @@ turns (:class:`GroupTurns`), and are never blocked.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq.message import MessageId
 
@@ -26,17 +30,35 @@ _STALE_KEYS: Final = 16
 """A group's heap may keep up to this number of keys of messages that are gone, and so may the turns of groups."""
 
 
-class _Group:
-    """One group: the keys of its messages in their order, and how many of them are out."""
+_NO_KEY: Final = -1
+"""Before every key."""
 
-    __slots__ = ("has_turn", "heap", "live", "number", "out")
+
+class _Group:
+    """One group: the keys of its messages in their order, the sorted keys of those that are out, and how many of these
+    are being moved."""
+
+    __slots__ = ("has_turn", "heap", "live", "moving", "number", "out")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.heap: list[int] = []  # with keys of messages that are gone
         self.live = 0
-        self.out = 0
+        self.out: list[int] = []
+        self.moving = 0
         self.has_turn = False
+
+    def is_one_out_between(self, last: int, key: int) -> bool:
+        """Whether a message is out whose key is greater than `last` and less than `key`."""
+        place = bisect_right(self.out, last)
+        return place < len(self.out) and self.out[place] < key
+
+
+class _Out(NamedTuple):
+    """A message that is out: the number of its group, and its key there."""
+
+    number: int
+    key: int
 
 
 class MessageGroups:
@@ -50,7 +72,8 @@ class MessageGroups:
         self._ready = ready
         self._groups: dict[int, _Group] = {}
         self._turns: deque[_Group] = deque()
-        self._out: dict[MessageId, int] = {}
+        self._out: dict[MessageId, _Out] = {}
+        self._moving: set[MessageId] = set()
         self._coming: dict[MessageId, int] = {}
         self._coming_keys: set[int] = set()
         self._passed_over: set[MessageId] = set()
@@ -90,26 +113,49 @@ class MessageGroups:
         """Note that a message that was READY at `key` is out."""
         if key in self._unread:
             self._unread.discard(key)
-            self.block(id)
+            self.block(id, key)
+            self.moves(id)
             return
         group = self._groups[self._number(id, key)]
         group.live -= 1
         if self._turns and self._turns[0] is group:
             self._turns.popleft()
             group.has_turn = False
-        self._out[id] = group.number
-        group.out += 1
+        self._put_out(group, id, key)
+        self.moves(id)
         if group.heap[0] == key:
             heapq.heappop(group.heap)
         elif len(group.heap) > 2 * group.live + _STALE_KEYS:
             group.heap = sorted({each for each in group.heap if self._is_live(each)})
 
-    def block(self, id: MessageId) -> None:
-        """Note that a message is out: its group is blocked."""
+    def block(self, id: MessageId, key: int | None = None) -> None:
+        """Note that a message is out: those behind it in its group are blocked. One that was out already stays so.
+
+        Args:
+            id: the message.
+            key: where it stands in its queue once it is READY; None for where its id puts it.
+        """
         if id not in self._out:
-            number = self._out[id] = self._number(id)
-            self._group(number).out += 1
+            self._put_out(self._group(self._number(id, key)), id, id.key if key is None else key)
             self._forget(id, stays_out=True)
+
+    def moves(self, id: MessageId) -> None:
+        """Note that a message that is out is being moved. Does nothing for one that is not out."""
+        out = self._out.get(id)
+        if out is not None and id not in self._moving:
+            self._moving.add(id)
+            self._groups[out.number].moving += 1
+
+    def rests(self, id: MessageId) -> bool:
+        """Note that a message that is out has arrived where it stays out. Whether its group may hand out another."""
+        out = self._out.get(id)
+        if out is None or id not in self._moving:
+            return False
+        self._moving.discard(id)
+        group = self._groups[out.number]
+        group.moving -= 1
+        self._give_turn(group)
+        return group.has_turn
 
     def is_blocked(self, id: MessageId) -> bool:
         """Whether a message of that id would have to wait for another one of its group."""
@@ -118,16 +164,18 @@ class MessageGroups:
     def pass_over(self, id: MessageId) -> bool:
         """Note that a message, which is out, is damaged. Whether its group may hand out another."""
         group = self._groups.get(number_of(id))
-        if group is None or self._out.get(id) != group.number:
+        out = self._out.get(id)
+        if group is None or out is None or out.number != group.number:
             return False
         self._forget(id)
         self._passed_over.add(id)
-        self.block(id)
+        self.block(id, out.key)
         return group.has_turn
 
     def release(self, id: MessageId) -> bool:
         """Note that a message is out no more, and not in the queue, either. Whether its group may hand out another."""
-        group = self._groups.get(self._out.get(id, self._number(id)))
+        out = self._out.get(id)
+        group = self._groups.get(self._number(id) if out is None else out.number)
         self._forget(id)
         self._passed_over.discard(id)
         return group is not None and group.has_turn
@@ -142,12 +190,13 @@ class MessageGroups:
         if self._unread:
             return None  # one of them may be the first of its group
         if last is not None and (group := self._groups.get(self._number(last))) is not None:
-            first = self._first(group)
+            before = self._out.get(last)
+            first = self._next_of(group, _NO_KEY if before is None else before.key)
             if first is not None and (up_to is None or first >> _SEQUENCE_BITS <= up_to):
                 return first
         for _ in range(len(self._turns)):
             group = self._turns[0]
-            first = None if group.out else self._first(group)
+            first = self._next_of(group)
             if first is None:
                 self._turns.popleft()
                 group.has_turn = False
@@ -170,6 +219,22 @@ class MessageGroups:
         heapq.heappush(group.heap, key)
         group.live += 1
 
+    def _put_out(self, group: _Group, id: MessageId, key: int) -> None:
+        self._out[id] = _Out(group.number, key)
+        insort(group.out, key)
+
+    def _next_of(self, group: _Group, last: int = _NO_KEY) -> int | None:
+        """The key of the group's message that may be handed out now; None without one.
+
+        Args:
+            group: the group.
+            last: the key of the message that the same request got just before: messages up to that are its own.
+        """
+        if group.moving and last == _NO_KEY:
+            return None
+        first = self._first(group)
+        return None if first is None or group.is_one_out_between(last, first) else first
+
     def _first(self, group: _Group) -> int | None:
         """The key of the group's first message; None without one, or when that is not READY yet."""
         heap = group.heap
@@ -182,10 +247,13 @@ class MessageGroups:
 
     def _forget(self, id: MessageId, *, stays_out: bool = False) -> None:
         """Forget that a message was coming, or out."""
-        number = None if stays_out else self._out.pop(id, None)
-        if number is not None:
-            group = self._groups[number]
-            group.out -= 1
+        out = None if stays_out else self._out.pop(id, None)
+        if out is not None:
+            group = self._groups[out.number]
+            del group.out[bisect_right(group.out, out.key) - 1]
+            if id in self._moving:
+                self._moving.discard(id)
+                group.moving -= 1
             self._tidy(group)
         key = self._coming.pop(id, None)
         if key is not None:
@@ -205,7 +273,7 @@ class MessageGroups:
             self._give_turn(group)
 
     def _give_turn(self, group: _Group) -> None:
-        if not group.has_turn and not group.out and self._first(group) is not None:
+        if not group.has_turn and self._next_of(group) is not None:
             group.has_turn = True
             self._turns.append(group)
 

@@ -1,7 +1,8 @@
 """Users of message groups: publishers that have groups of their own, and consumers of all of them.
 
 The checks know only what clients can know, over all lives of the broker. In each group messages are handed out in the
-order of their publishing, and none while another one of the group is out, but for one fetch of several.
+order of their publishing, and none while an earlier one of the group is out, but for one fetch of several. While a
+later one is out, only a message that was delivered before and has come back is delivered.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class SentInGroup:
         is_stored: whether its publish was acknowledged.
         may_be_gone: whether a client tried to remove it.
         out_until: until when it is leased for certain; infinity while it is held.
+        has_come: whether it was delivered before.
     """
 
     def __init__(self, group: str, number: int) -> None:
@@ -45,6 +47,7 @@ class SentInGroup:
         self.is_stored = False
         self.may_be_gone = False
         self.out_until = -math.inf
+        self.has_come = False
 
 
 class GroupLedger:
@@ -79,6 +82,7 @@ class GroupLedger:
             self._check(sent, found[:place], found if is_fetch else [sent])
         for sent in found:
             sent.out_until = until
+            sent.has_come = True
         return found
 
     def leases_end(self) -> None:
@@ -103,7 +107,8 @@ class GroupLedger:
             is_there = other.is_stored and not other.may_be_gone
             if other.number < sent.number and is_there and other not in before:
                 self._history.violate(f"groups: {sent.body!r} came before {other.body!r}")
-            if other not in together and self.now() < other.out_until - _TOLERANCE_SECONDS:
+            blocks = other.number < sent.number or not sent.has_come
+            if blocks and other not in together and self.now() < other.out_until - _TOLERANCE_SECONDS:
                 self._history.violate(f"groups: {sent.body!r} came while {other.body!r} was out")
 
 
