@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
 from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
-from mq.broker.commit import Committer, Together
+from mq.broker.commit import Committer, Future, Together
 from mq.broker.config import BrokerConfig
+from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import Storage
 
 SecureKeys = Callable[[Iterable[MessageId]], Awaitable[None]]
+KeyedPublishes = Callable[[QueueIndex], Sequence[Future[MessageId]]]
 
 
 async def secure_no_keys(_ids: Iterable[MessageId]) -> None:
     """Do nothing. It stands in where others change the store, for there a broker keeps no idempotency keys."""
+
+
+def no_keyed_publishes(_index: QueueIndex) -> Sequence[Future[MessageId]]:
+    """No publishes with keys: there are none before the publisher is made."""
+    return ()
 
 
 @dataclass
@@ -37,6 +44,8 @@ class Core:
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
             first. Set before any part that calls it is made.
+        keyed_publishes: returns the outcomes of a queue's publishes with keys that have not ended. Set by the
+            publisher.
     """
 
     storage: Storage
@@ -49,6 +58,7 @@ class Core:
     random: Random
     writer: str
     secure_keys: SecureKeys = secure_no_keys
+    keyed_publishes: KeyedPublishes = no_keyed_publishes
 
     @property
     def places(self) -> bool:

@@ -176,6 +176,7 @@ class QueueIndex:
         declared: a door's own value for the queue, in JSON; the broker does not read it.
         is_transient: whether it ends with this process.
         incarnation: tells it from every other queue that has or had its name; 0 for one that was made by hand.
+        purges: how many purges have made it forget the keys that a purge ends.
 
     Attributes:
         deleted: whether the queue was deleted.
@@ -209,10 +210,12 @@ class QueueIndex:
         *,
         is_transient: bool = False,
         incarnation: int = 0,
+        purges: int = 0,
     ) -> None:
         self.name = name
         self.created = created
         self.incarnation = incarnation
+        self.purges = purges
         self.settings = settings
         self.declared = declared
         self.is_transient = is_transient
@@ -242,10 +245,11 @@ class QueueIndex:
         self._turns: GroupTurns | None = None  # from the first message with a group, in a queue without groups
         self.groups = MessageGroups(self._ready) if settings.groups else None
 
-    def record(self, settings: QueueSettings) -> dict[str, Any]:
-        """The queue's record in the store, with these settings."""
+    def record(self, settings: QueueSettings, purges: int | None = None) -> dict[str, Any]:
+        """The queue's record in the store, with these settings, and after so many purges; None for the present ones."""
         optional = {
             "incarnation": self.incarnation,
+            "purges": self.purges if purges is None else purges,
             "settings": settings.kept(),
             "declared": self.declared,
             "transient": self.is_transient,

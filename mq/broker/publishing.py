@@ -78,6 +78,7 @@ class Draft(NamedTuple):
         delay: seconds before it can be fetched; None for the queue's own.
         ttl: seconds after which it expires; the shorter of this and the queue's counts.
         key: the client's idempotency key: a second draft with this key stands for the same message.
+        is_key_purged: whether a purge of a queue with message groups ends the key.
         transient: whether it may be lost when this process ends.
         priority: from 0 to 255; messages of a higher one come first, where the queue has priorities.
         id: of its message, where the caller has chosen one; then it does not tell when the message joins the queue.
@@ -101,6 +102,7 @@ class Draft(NamedTuple):
     group: str | None = None
     is_group_hint: bool = False
     is_decided: bool = False
+    is_key_purged: bool = False
 
 
 class Published(NamedTuple):
@@ -153,6 +155,7 @@ class Publisher:
         self._clock = core.clock
         self._by_digest: dict[tuple[QueueIndex, bytes], PublishJob] = {}
         self._by_key: dict[tuple[QueueIndex, str], PublishJob] = {}
+        core.keyed_publishes = self._with_keys
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
         """Stage a large body in the store. Errors of `chunks` pass through.
@@ -211,11 +214,16 @@ class Publisher:
         """As :meth:`publish`, for as many as one batch takes."""
         if index.settings.knows_bodies:
             await self._loader.load(index)
-        has_keys = any(draft.key is not None for draft in drafts)
+        given, has_keys = drafts, any(draft.key is not None for draft in drafts)
         if len(drafts) <= turns.FRAMES_A_TURN:
+            if has_keys:
+                drafts = [_after_purges(draft, index.purges) for draft in drafts]
             prepared = [self._prepare(index, draft) for draft in drafts]
         else:
-            prepared = [self._prepare(index, draft) async for draft in turns.in_turns(drafts, turns.FRAME)]
+            drafts, prepared = [], []
+            async for draft in turns.in_turns(given, turns.FRAME):
+                drafts.append(_after_purges(draft, index.purges))  # a purge may come between two of them
+                prepared.append(self._prepare(index, drafts[-1]))
         if not (has_keys and self._put_with_keys(drafts, prepared)):
             if has_keys:
                 await self._note_keys(index, drafts, prepared)
@@ -234,8 +242,12 @@ class Publisher:
             if entry.job is None or entry.is_new or not isinstance(outcome, MQError) or outcome.is_unsure:
                 continue  # of what is unsure a second try would be another message
             # The earlier draft that it waited for failed, perhaps for a reason of its own.
-            [outcomes[number]] = await self._publish(index, [drafts[number]], None)
+            [outcomes[number]] = await self._publish(index, [given[number]], None)
         return await self._note_known(index, drafts, outcomes) if has_keys else outcomes
+
+    def _with_keys(self, index: QueueIndex) -> list[Future[MessageId]]:
+        """The outcomes of the publishes with keys to a queue that have not ended."""
+        return [job.future for (queue, _), job in self._by_key.items() if queue is index]
 
     def _prepare(self, index: QueueIndex, draft: Draft) -> _Prepared:
         """A job for the draft, or its answer without one."""
@@ -446,6 +458,12 @@ async def stage(storage: Storage, chunks: AsyncIterable[bytes], longest: int) ->
     body = _LimitedBody(chunks, longest)
     staged = await storage.stage(body)
     return Upload(staged, body.digest.digest())
+
+
+def _after_purges(draft: Draft, purges: int) -> Draft:
+    """A draft whose key is another one than before so many purges, where a purge ends it."""
+    is_other = purges and draft.is_key_purged and draft.key is not None
+    return draft._replace(key=f"{purges}:{draft.key}") if is_other else draft
 
 
 class _LimitedBody:

@@ -132,6 +132,7 @@ class Queues:
         self._dead_letters = dead_letters
         self._loader = loader
         self._second_names = second_names
+        self._core = core
         self._secure_keys = core.secure_keys
         self._jobs = core.jobs
         self._ids = core.ids
@@ -316,9 +317,7 @@ class Queues:
         """
         index = await self.get(queue)
         await self._upkeep.caught_up(index)
-        entries = [
-            entry async for entry in turns.in_turns(index.seen(), turns.LIGHT // 4) if entry.meta.receipt is None
-        ]
+        entries = await self._purged(index)
         neighbours = await self._neighbours(index, entries) if self._second_names.may_exist else set()
         purged: set[MessageId] = set()
         try:
@@ -329,6 +328,40 @@ class Queues:
             if self._second_names.may_exist:  # also of a purge that failed: no later one finds what is gone from here
                 await self._second_names.remove_many(queue, purged, neighbours)
         return len(purged)
+
+    async def _purged(self, index: QueueIndex) -> list[Entry]:
+        """The messages that a purge removes. In a queue with message groups, the keys that a purge ends have ended for
+        all messages up to now, and for no later one.
+
+        Raises:
+            StorageError: that cannot be kept; nothing has ended.
+        """
+        late: set[MessageId] = set()
+        if index.settings.groups:
+            seen, late = await self._end_keys(index)
+            await self._upkeep.caught_up(index)
+        else:
+            seen = index.seen()
+        found = [entry async for entry in turns.in_turns(seen, turns.LIGHT // 4)]
+        found += [entry for id in late if (entry := index.find(id)) is not None]
+        return [entry for entry in found if entry.meta.receipt is None]
+
+    async def _end_keys(self, index: QueueIndex) -> tuple[Iterator[Entry], set[MessageId]]:
+        """End the keys of all messages up to now: those in the queue, and the ids of those on their way there."""
+        async with self._changing:
+            if self._catalog.queues.get(index.name) is not index:
+                raise no_such_queue(index.name)  # the record would make it again
+            # First the keys: after a crash in between, a message may be stored twice, and none is lost.
+            with self._committer.noting_failure():
+                await self._storage.put_record(QUEUE, index.name, index.record(index.settings, purges=index.purges + 1))
+            index.purges += 1
+            # From here to the end of the block nothing awaits: what is published later has a later key.
+            seen, late = index.seen(), {*index.new, *self._catalog.on_their_way(index)}
+            under_way = self._core.keyed_publishes(index)
+        for future in under_way:
+            with suppress(MQError):
+                late.add(await future.get())
+        return seen, late
 
     async def _neighbours(self, index: QueueIndex, entries: Sequence[Entry]) -> set[str]:
         """The queues to or from which messages of `index` may have been moved last."""

@@ -78,7 +78,12 @@ class StoreWatcher:
                 created = int(record.get("created") or 0)
                 self._ids.observe(created)
                 self._catalog.queues[name] = QueueIndex(
-                    name, created, settings, record.get("declared"), incarnation=incarnation_of(record)
+                    name,
+                    created,
+                    settings,
+                    record.get("declared"),
+                    incarnation=incarnation_of(record),
+                    purges=int(record.get("purges") or 0),
                 )
             elif name in known:
                 index.incarnation = incarnation_of(record)  # a peer that made it at the same time may have won
