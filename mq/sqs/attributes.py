@@ -95,7 +95,7 @@ def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
     Raises:
         SqsError: it is one by one of them alone.
     """
-    if is_fifo and given.get(FIFO) != "true":
+    if is_fifo and given.get(FIFO, "").lower() != "true":
         raise SqsError(
             "InvalidParameterValue",
             f"The name of {shorten(name)} ends in .fifo: make it with FifoQueue=true, or call it otherwise",
@@ -123,7 +123,7 @@ def check_throughput(attributes: Mapping[str, str]) -> None:
 
 def _refuse(name: str, text: str) -> None:
     """Refuse an attribute that cannot be set."""
-    if name == FIFO and text == "true":
+    if name == FIFO and text.lower() == "true":
         raise SqsError("InvalidParameterValue", "The name of a FIFO queue can only end in .fifo: call it so")
     if name == FIFO or name in _OF_FIFO:
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")  # as AWS says of a standard queue
@@ -203,9 +203,10 @@ def _noted_number(low: int, high: int) -> Callable[[str, str], str]:
 
 
 def _noted_switch(name: str, text: str) -> str:
-    if text not in ("true", "false"):
+    lower = text.lower()  # "True" is what Python, the AWS CDK and CloudFormation send; AWS takes it
+    if lower not in ("true", "false"):
         raise _wrong(name, "Must be true or false.")
-    return text
+    return lower
 
 
 def _noted_word(*words: str) -> Callable[[str, str], str]:

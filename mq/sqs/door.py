@@ -50,6 +50,12 @@ _READ: Final = 4
 """How much memory a byte of a request may take while it is read."""
 _PIECE: Final = 64 * 1024
 _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
+_ACTION: Final = re.compile(rb"(?:\A|&)Action=([A-Za-z]{1,64})(?:&|\Z)")
+_GET: Final = (
+    "A GET of the query protocol is followed only where the daemon has users, and when it is signed with the key of "
+    "one (X-Amz-Signature): without a signature any link, or an image on a web page, could delete a queue. Send it as "
+    "a POST: SDKs do so by themselves, curl with --data"
+)
 _AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 
 
@@ -100,6 +106,9 @@ class SqsDoor(Handler):
         """The reply to `request`: SQS's, or that of the handler behind."""
         if not self._may_be_meant(request):
             return await self._handler.handle(request)
+        if self._is_refused_get(request):
+            code = "UnsupportedOperation" if self._logins is None else "MissingAuthenticationToken"
+            return QuerySpeech(b"", None).refusal(SqsError(code, _GET), secrets.token_hex(16))
         is_json, is_url = _is_json(request), self._is_signed_url(request)
         id = secrets.token_hex(16)
         room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
@@ -125,7 +134,8 @@ class SqsDoor(Handler):
     def _may_be_meant(self, head: RequestHead | Request) -> bool:
         """False for what is unclear, too: the handler refuses it."""
         is_clear = not ("transfer-encoding" in head.headers and "content-length" in head.headers)
-        return is_clear and (_is_json(head) or self._is_signed_url(head) or self._may_be_query(head))
+        is_get = self._is_signed_url(head) or self._is_refused_get(head)
+        return is_clear and (_is_json(head) or is_get or self._may_be_query(head))
 
     def _may_be_query(self, request: RequestHead | Request) -> bool:
         """Whether a request may be one of the query protocol, before its fields are read. SDKs announce its length."""
@@ -142,6 +152,14 @@ class SqsDoor(Handler):
         link could delete a queue."""
         is_get = request.method == "GET" and SIGNED in request.query and b"Action=" in request.query
         return is_get and self._logins is not None and (request.path == b"/" or self._url(request) is not None)
+
+    def _is_refused_get(self, request: RequestHead | Request) -> bool:
+        """Whether a request is one of the query protocol by GET that is not followed, for it is not signed."""
+        if request.method != "GET" or b"Action=" not in request.query or self._is_signed_url(request):
+            return False
+        named = _ACTION.search(request.query)
+        is_action = named is not None and named[1].decode("ascii") in ACTIONS
+        return is_action and (request.path == b"/" or self._url(request) is not None)
 
     def _url(self, request: RequestHead | Request) -> str | None:
         path = request.path.decode("latin-1")

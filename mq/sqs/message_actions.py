@@ -6,6 +6,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -32,6 +33,7 @@ from mq.sqs.attributes import (
 from mq.sqs.attributes import noted as noted_attribute
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.messages import (
+    RECEIVE_COUNT,
     SYSTEM_ATTRIBUTES,
     TRACE,
     ReceiptHandle,
@@ -150,6 +152,7 @@ class OutgoingMessage:
             key=None if deduplication is None else rules.key(group or "", deduplication),
             group=group,
             is_group_hint=not rules.is_fifo,
+            is_key_purged=True,
         )
 
     def answer(self, id: MessageId) -> dict[str, Any]:
@@ -179,6 +182,9 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
     queue = await call.known_queue(Right.PUBLISH)
     entries, batch = _entries(call), _Batch()
     rules = await _rules(call, queue)
+    if rules.is_fifo:
+        for entry in entries:
+            needed(entry, "MessageGroupId")  # AWS refuses the whole batch
     sent: dict[str, OutgoingMessage] = {}
     left = LARGEST_MESSAGE
     for entry in entries:
@@ -226,7 +232,7 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
     broker = call.desk.broker
     attempt = read_token(call.wanted, "ReceiveRequestAttemptId") if is_fifo(queue) else None
     if attempt is not None and (again := await _again(call, queue, attempt, seconds)):
-        return {"Messages": [shown_message(message, body, wanted, call.names) for message, body in again]}
+        return {"Messages": await _shown(call, again, wanted)}
 
     async def fetch(wait: float) -> list[Message]:
         return await broker.fetch_many(queue, most, wait=wait, visibility=seconds)
@@ -235,8 +241,30 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
     read = await _read(call, found)
     if attempt is not None and read:
         call.desk.attempts.note(queue, attempt, [ReceiptHandle.of(message) for message, _ in read])
-    messages = [shown_message(message, body, wanted, call.names) for message, body in read]
-    return {"Messages": messages} if messages else {}
+    return {"Messages": await _shown(call, read, wanted)} if read else {}
+
+
+async def _shown(call: ActionCall, read: Sequence[tuple[Message, bytes]], wanted: Wanted) -> list[dict[str, Any]]:
+    """Messages as a receive answers them. In a dead-letter queue the receives before a death count, as on AWS."""
+    shown = [shown_message(message, body, wanted, call.names) for message, body in read]
+    for (message, _), each in zip(read, shown, strict=True):
+        if message.deaths and RECEIVE_COUNT in each.get("Attributes", {}):
+            each["Attributes"][RECEIVE_COUNT] = str(message.receives + await _receives_before(call, message))
+    return shown
+
+
+async def _receives_before(call: ActionCall, message: Message) -> int:
+    """How often a message was received in the queues from which it came here as a dead letter; 0 once it was moved
+    back, or elsewhere."""
+    broker, queue, count = call.desk.broker, message.queue, 0
+    for death in message.deaths:
+        source, receives = death.get("queue"), death.get("receives")
+        if not isinstance(source, str) or not isinstance(receives, int) or not await broker.has_queue(source):
+            break
+        if (await broker.status(source)).settings.dead_letter_queue != queue:
+            break
+        queue, count = source, count + receives
+    return count
 
 
 async def _again(
@@ -347,15 +375,22 @@ async def _delete_late(call: ActionCall, queue: QueueName, handle: ReceiptHandle
         MQError: any other error.
     """
     if isinstance(error, ReceiptMismatch):
-        try:
-            seen = await call.desk.broker.show(queue, handle.id)
-            await close([seen.message])
-            if seen.message.receives == handle.receives and not seen.message.receipt:
+        with suppress(NoSuchMessage):
+            if await _is_free_since(call, queue, handle):
                 await call.desk.broker.remove(queue, handle.id)
-        except NoSuchMessage:
-            pass
     elif not isinstance(error, NoSuchMessage):
         raise error
+
+
+async def _is_free_since(call: ActionCall, queue: QueueName, handle: ReceiptHandle) -> bool:
+    """Whether a delivery's lease has ended, and the message was not received since.
+
+    Raises:
+        NoSuchMessage: it is gone.
+    """
+    seen = await call.desk.broker.show(queue, handle.id)
+    await close([seen.message])
+    return seen.message.receives == handle.receives and not seen.message.receipt
 
 
 # Leases
@@ -392,12 +427,19 @@ async def _change_visibility(call: ActionCall, queue: QueueName, entry: Mapping[
             await call.desk.broker.extend(queue, handle.id, seconds, receipt=handle.receipt)
         else:
             await call.desk.broker.requeue(queue, handle.id, receipt=handle.receipt)
-    except (NoSuchMessage, NotLeased, ReceiptMismatch):
-        raise SqsError(
-            "MessageNotInflight",
-            "Value for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not available for "
-            "visibility timeout change.",
-        ) from None
+    except NoSuchMessage:
+        raise SqsError("InvalidParameterValue", _NOT_THERE) from None
+    except (NotLeased, ReceiptMismatch):
+        # A lease that has ended is not renewed, and AWS says nothing of it. A message that another consumer works on
+        # is refused all the same: its former consumer had better know.
+        if not await _is_free_since(call, queue, handle):
+            raise SqsError("MessageNotInflight", _NOT_THERE) from None
+
+
+_NOT_THERE: Final = (
+    "Value for parameter ReceiptHandle is invalid. Reason: Message does not exist or is not available for "
+    "visibility timeout change."
+)
 
 
 def _handle(entry: Mapping[str, Any]) -> ReceiptHandle:

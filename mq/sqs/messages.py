@@ -23,6 +23,7 @@ from mq.sqs.shapes import needed
 MOST_ATTRIBUTES: Final = 10
 LONGEST_TOKEN: Final = 128
 TRACE: Final = "AWSTraceHeader"
+RECEIVE_COUNT: Final = "ApproximateReceiveCount"
 ENCODING: Final = "mq.encoding"
 """The message attribute of a body in base64: it came by another door, and is no text that SQS takes."""
 
@@ -218,14 +219,15 @@ class Wanted(NamedTuple):
 
     Attributes:
         system: names of system attributes.
-        own: names of message attributes, some with ``.*`` at their ends.
+        own: names of message attributes, or their beginnings followed by ``.*``.
     """
 
     system: Collection[str]
     own: Sequence[str]
 
 
-_ALL: Final = ("All", ".*")
+_ALL: Final = ("All", ".*", "*")
+_REST: Final = ".*"
 
 
 def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNames) -> dict[str, Any]:
@@ -309,7 +311,10 @@ def _is_named(name: str, wanted: Collection[str]) -> bool:
 
 
 def _is_wanted(name: str, wanted: Sequence[str]) -> bool:
-    return any(each in _ALL or each == name or (each.endswith(".*") and name.startswith(each[:-1])) for each in wanted)
+    return any(
+        each in _ALL or each == name or (each.endswith(_REST) and name.startswith(each.removesuffix(_REST)))
+        for each in wanted
+    )
 
 
 def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
@@ -349,7 +354,7 @@ def _source_arn(message: Message, names: QueueNames) -> str | None:
 _SYSTEM: Final[Mapping[str, Callable[[Message, QueueNames], str | None]]] = {
     "SenderId": _text_of_ours("sender"),
     "SentTimestamp": lambda message, names: str(message.id.published_ns // 1_000_000),
-    "ApproximateReceiveCount": lambda message, names: str(message.receives),
+    RECEIVE_COUNT: lambda message, names: str(message.receives),
     "ApproximateFirstReceiveTimestamp": _first_receive,
     TRACE: _text_of_ours("trace"),
     "MessageGroupId": _group,

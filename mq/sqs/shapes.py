@@ -1,7 +1,8 @@
 """The shapes of requests and answers, and how each protocol writes them. Pure.
 
 One description of an action's input and output serves both protocols: as JSON (AWS JSON 1.0), and as a form that is
-answered in XML (AWS query). In a form, lists and maps are counted from 1: ``Attribute.1.Name=DelaySeconds``.
+answered in XML (AWS query). In a form, lists and maps are counted from 1: ``Attribute.1.Name=DelaySeconds``. A list of
+one may go without: ``AttributeName=All``.
 """
 
 from __future__ import annotations
@@ -217,8 +218,10 @@ def _members(shape: Struct, tree: Tree) -> dict[str, Any]:
 
 
 def _counted(tree: Tree, name: str) -> list[Any]:
-    """The members below a name, in the order of their numbers."""
+    """The members below a name, in the order of their numbers. A name without a number is that of a single member."""
     group = tree[name]
+    if isinstance(group, str):
+        return [group]
     if isinstance(group, dict) and all(key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS for key in group):
         return [group[key] for key in sorted(group, key=int)]
     raise SqsError("MalformedInput", f"{name} must be counted: {name}.1, {name}.2")

@@ -36,6 +36,19 @@ def test_each_attribute_has_its_row() -> None:
         assert name == "All" or name.partition("Number")[0] in section("Attributes"), name
 
 
+def test_each_observation_of_aws_has_its_source_and_its_tests() -> None:
+    rows = [line.split("|")[1:-1] for line in section("Where AWS is not as its documentation says").splitlines()]
+    rows = [row for row in rows if len(row) == 4][2:]
+    tests = (TREE / "tests" / "sqs" / "test_as_aws.py").read_text()
+    assert len(rows) > 10
+    for *_, source, named in rows:
+        assert re.search(r"[\w-]+/[\w-]+(#\d+|, whose tests)", source), source
+        found = re.findall(r"`(test_\w+)`", named)
+        assert found
+        for test in found:
+            assert f"def {test}(" in tests, test
+
+
 def test_each_action_takes_a_right() -> None:
     said = section("Users")
     for name in ACTIONS:
