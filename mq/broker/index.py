@@ -309,7 +309,8 @@ class QueueIndex:
             key = None if self.groups is None else self.groups.unread()
             if key is None or self.groups is None:
                 return False
-            self.groups.ready(self._entry(key).id, key)
+            entry = self._entry(key)
+            self.groups.ready(entry.id, key, has_come_back=entry.meta.receives > 0)
         return True
 
     def add(self, entry: Entry) -> None:
@@ -550,7 +551,7 @@ class QueueIndex:
                 self._sort_in(key)
         self._ready[key] = None if key == own and entry.meta == FRESH else entry
         if is_new and self.groups is not None:
-            self.groups.ready(entry.id, key)
+            self.groups.ready(entry.id, key, has_come_back=entry.meta.receives > 0)
 
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""

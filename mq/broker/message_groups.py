@@ -1,11 +1,10 @@
 """A queue's message groups: which of its groups may hand out a message next.
 
-The messages of one group are handed out one after the other, in the order of the queue. A message that is *out*
-(leased, held, or held back after a failure) blocks those of its group that come after it. So a message that was given
-back comes again at once, though later ones, which the same request got, are still out. One that is being moved blocks
-the whole group for that moment: of several that are given back together none comes before all are there. Free groups
-take turns, so a long backlog of one keeps no other waiting. The costs are those of the group at hand, however many
-there are.
+The messages of one group are handed out one after the other, in the order of the queue. A group is *blocked* while one
+of its messages is out: leased, held, held back after a failure, or being moved. Only one that was out itself, and has
+come back, may be handed out while later ones, which the same request got, are still out. While any is being moved it
+waits, too: of several that are given back together none comes before all are there. Free groups take turns, so a long
+backlog of one keeps no other waiting. The costs are those of the group at hand, however many there are.
 
 A message that is damaged is *passed over*: it cannot be handed out, so it is a group of its own from then on, and keeps
 no other waiting.
@@ -48,10 +47,16 @@ class _Group:
         self.moving = 0
         self.has_turn = False
 
-    def is_one_out_between(self, last: int, key: int) -> bool:
-        """Whether a message is out whose key is greater than `last` and less than `key`."""
+    def blocks(self, key: int, last: int, *, has_come_back: bool) -> bool:
+        """Whether a message at `key` has to wait for one that is out.
+
+        Args:
+            key: of the message.
+            last: the key of the message that the same request got just before: those up to that are its own.
+            has_come_back: whether it was out before. Then it waits for earlier ones alone.
+        """
         place = bisect_right(self.out, last)
-        return place < len(self.out) and self.out[place] < key
+        return place < len(self.out) and (self.out[place] < key or not has_come_back)
 
 
 class _Out(NamedTuple):
@@ -74,6 +79,7 @@ class MessageGroups:
         self._turns: deque[_Group] = deque()
         self._out: dict[MessageId, _Out] = {}
         self._moving: set[MessageId] = set()
+        self._come_back: set[int] = set()
         self._coming: dict[MessageId, int] = {}
         self._coming_keys: set[int] = set()
         self._passed_over: set[MessageId] = set()
@@ -101,10 +107,12 @@ class MessageGroups:
             self._coming_keys.add(key)
             self._push(self._group(self._number(id, key)), key)
 
-    def ready(self, id: MessageId, key: int) -> None:
-        """Note that a message is READY at `key`."""
+    def ready(self, id: MessageId, key: int, *, has_come_back: bool = False) -> None:
+        """Note that a message is READY at `key`; and whether it was out before, also in an earlier life."""
         group = self._group(self._number(id, key))
         self._push(group, key)
+        if has_come_back or id in self._out:
+            self._come_back.add(key)
         if id in self._out or id in self._coming:
             self._forget(id)
         self._give_turn(group)
@@ -118,6 +126,7 @@ class MessageGroups:
             return
         group = self._groups[self._number(id, key)]
         group.live -= 1
+        self._come_back.discard(key)
         if self._turns and self._turns[0] is group:
             self._turns.popleft()
             group.has_turn = False
@@ -129,7 +138,7 @@ class MessageGroups:
             group.heap = sorted({each for each in group.heap if self._is_live(each)})
 
     def block(self, id: MessageId, key: int | None = None) -> None:
-        """Note that a message is out: those behind it in its group are blocked. One that was out already stays so.
+        """Note that a message is out: its group is blocked. One that was out already stays so.
 
         Args:
             id: the message.
@@ -233,7 +242,9 @@ class MessageGroups:
         if group.moving and last == _NO_KEY:
             return None
         first = self._first(group)
-        return None if first is None or group.is_one_out_between(last, first) else first
+        if first is None or group.blocks(first, last, has_come_back=first in self._come_back):
+            return None
+        return first
 
     def _first(self, group: _Group) -> int | None:
         """The key of the group's first message; None without one, or when that is not READY yet."""

@@ -226,6 +226,19 @@ async def test_a_message_given_back_after_a_restart_comes_at_once_too(opened: Op
         assert await fetch(broker, 3) == []
 
 
+async def test_an_earlier_message_that_was_never_out_waits_for_later_ones(
+    broker: Broker, autojump_clock: MockClock
+) -> None:
+    """As one whose delay ends while a later one is worked on."""
+    await broker.change_settings("q", GROUPED)
+    await publish(broker, "a1", delay=5)
+    await publish(broker, "a2", "a3")
+    [second] = await fetch(broker, lease=600)
+    assert await fetch(broker, 3, wait=60) == []
+    await broker.requeue("q", second.id, receipt=second.receipt)
+    assert await names(await fetch(broker, 3)) == ["a1", "a2", "a3"]
+
+
 async def test_what_comes_later_blocks_no_group(broker: Broker, autojump_clock: MockClock) -> None:
     await broker.change_settings("q", GROUPED)
     await publish(broker, "a1", delay=30)
@@ -519,6 +532,7 @@ class Model(RuleBasedStateMachine):
         self.index = QueueIndex("q", 0, QueueSettings(groups=True))
         self.groups: dict[object, list[MessageId]] = {}
         self.state: dict[MessageId, str] = {}
+        self.come_back: set[MessageId] = set()
 
     @rule(group=st.sampled_from(["a", "b", "c", None]))
     def write(self, group: str | None) -> None:
@@ -571,10 +585,10 @@ class Model(RuleBasedStateMachine):
             there = [id for id in ids if self.state[id] in ("ready", "coming")]
             if not there or self.state[there[0]] != "ready":
                 continue
-            before = ids[: ids.index(there[0])]
-            if is_last := last is not None and last in ids:
-                before = before[before.index(last) + 1 :] if last in before else []
-            if not any(self.state[id] == "out" for id in before):
+            is_last = last is not None and last in ids
+            after_last = ids[ids.index(last) + 1 :] if last is not None and is_last else ids
+            blocking = ids[: ids.index(there[0])] if there[0] in self.come_back else ids
+            if not any(self.state[id] == "out" for id in blocking if id in after_last):
                 firsts.add(there[0])
                 if is_last:
                     return {there[0]}
@@ -599,6 +613,8 @@ class Model(RuleBasedStateMachine):
             self.index.add(Entry("q", id, State.DELAYED, Meta(1, 1)))
         else:
             self.index.hold(Entry("q", id, State.READY))
+        if to == "ready" and self.state[id] != "coming":
+            self.come_back.add(id)
         self.state[id] = to if to in ("ready", "gone") else "out"
 
 
