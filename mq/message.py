@@ -28,6 +28,15 @@ QUEUE_NAME_PATTERN: Final = "[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}"
 MESSAGE_ID_PATTERN: Final = "[0-9a-f]{8}-[0-9a-f]{4}-1[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
 """A UUID of version 1, in small letters."""
 
+_TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
+CODINGS: Final = re.compile(rf"(?=.{{1,255}}\Z){_TOKEN}(?:[ \t]*,[ \t]*{_TOKEN})*")
+"""What a Content-Encoding may be (RFC 9110, section 8.4)."""
+"""What a Content-Encoding may be (RFC 9110, section 8.4)."""
+_NO_CODING: Final = re.compile(
+    r"(?i)(?:utf|us-|ascii|iso|latin|cp|windows|binary|identity|[78]bit|base64|quoted|none).*"
+)
+"""Texts that AMQP clients write as content_encoding, such as Celery's utf-8: they name a charset, or nothing."""
+
 _QUEUE_NAME = re.compile(QUEUE_NAME_PATTERN)
 _MESSAGE_ID = re.compile(MESSAGE_ID_PATTERN)
 
@@ -326,6 +335,13 @@ def without_checksum(block: bytes) -> bytes:
     if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
         raise ValueError("its checksum does not match")
     return content
+
+
+def content_codings(text: str) -> str | None:
+    """The content codings of a body, as Content-Encoding has them (RFC 9110, section 8.4): ``gzip``, or ``br, gzip``.
+    None for a text that names none."""
+    text = text.strip(" \t")
+    return text if CODINGS.fullmatch(text) and not _NO_CODING.fullmatch(text) else None
 
 
 def no_such_queue(queue: str) -> NoSuchQueue:

@@ -358,7 +358,9 @@ CONFIG_VARIABLE: Final = "MQ_CONFIG"
 OTHER_VARIABLES: Final = (
     CONFIG_VARIABLE,
     *(f"MQ_{name}" for name in ("URL", "TOKEN", "CREDENTIALS", "CA", "CERTIFICATE", "PATIENCE")),  # of the verbs
-    *(f"MQ_{name}" for name in ("QUEUE", "MESSAGE_ID", "RECEIVES", "CONTENT_TYPE")),  # for what ``--exec`` runs
+    *(
+        f"MQ_{name}" for name in ("QUEUE", "MESSAGE_ID", "RECEIVES", "CONTENT_TYPE", "CONTENT_ENCODING")
+    ),  # for what ``--exec`` runs
 )
 """Variables of mq that are no settings of the daemon."""
 _NEAR: Final = 0.8

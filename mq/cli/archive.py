@@ -1,9 +1,10 @@
 """Messages of a queue as a file: the verbs ``export`` and ``import``, and the two formats, JSON Lines and tar.
 
-A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``group``, ``attributes``, and ``body`` or
-``base64``. In a tar a member's name is the message's id and its content the body, byte for byte; the rest stands in pax
-headers that tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is read, too: every
-file in it is a message. Files are written and read one message at a time; an import can be run again where it stopped.
+A line of JSON has ``id``, ``state``, ``receives``, ``content_type``, ``content_encoding``, ``group``, ``attributes``,
+and ``body`` or ``base64``. In a tar a member's name is the message's id and its content the body, byte for byte; the
+rest stands in pax headers that tars take for extended attributes ``user.mq.export.*``. A tar made by anything else is
+read, too: every file in it is a message. Files are written and read one message at a time; an import can be run again
+where it stopped.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:
 
 def _from_pax(headers: Mapping[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name in ("content_type", "group"):
+    for name in _TEXTS:
         if value := headers.get(_PAX + name):
             found[name] = value
     if attributes := headers.get(_PAX + "attributes"):
@@ -146,15 +147,13 @@ def _from_pax(headers: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _outgoing(body: bytes, members: Mapping[str, Any]) -> Outgoing:
-    content_type, group, attributes = members.get("content_type"), members.get("group"), members.get("attributes") or {}
-    if (
-        not isinstance(content_type, str | None)
-        or not isinstance(group, str | None)
-        or not isinstance(attributes, dict)
-    ):
-        raise ValueError('its "content_type" or its "group" is no text, or its "attributes" no object')
-    texts = {str(name): str(value) for name, value in attributes.items()}
-    return Outgoing(body, content_type, attributes=texts, group=group)
+    given = {name: members.get(name) for name in _TEXTS}
+    attributes = members.get("attributes") or {}
+    if not all(isinstance(value, str | None) for value in given.values()) or not isinstance(attributes, dict):
+        raise ValueError(
+            'its "content_type" or its "group" is no text, or its "content_encoding", or its "attributes" no object'
+        )
+    return Outgoing(body, attributes={str(name): str(value) for name, value in attributes.items()}, **given)
 
 
 def _described(message: Received) -> dict[str, Any]:
@@ -164,6 +163,8 @@ def _described(message: Received) -> dict[str, Any]:
         "receives": message.receives,
         "content_type": message.content_type,
     }
+    if message.content_encoding:
+        found["content_encoding"] = message.content_encoding
     if message.group is not None:
         found["group"] = message.group
     if message.attributes:
@@ -171,6 +172,8 @@ def _described(message: Received) -> dict[str, Any]:
     return found
 
 
+_TEXTS: Final = ("content_type", "content_encoding", "group")
+"""Members of a message that are texts, and may be absent."""
 _ORDER: Final = ("delayed", "leased", "ready")
 """The order in which messages of a paused queue move: read in this order, no message is missed."""
 

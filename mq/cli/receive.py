@@ -259,6 +259,8 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
     if message.at is not None:
         shown["at"] = message.at.isoformat()
     shown |= {"receives": message.receives, "content_type": message.content_type}
+    if message.content_encoding:
+        shown["content_encoding"] = message.content_encoding
     if message.group is not None:
         shown["group"] = message.group
     if message.attributes:
@@ -285,6 +287,7 @@ def _variables(message: Head) -> dict[str, str]:
         "MQ_MESSAGE_ID": message.id,
         "MQ_RECEIVES": str(message.receives),
         "MQ_CONTENT_TYPE": message.content_type,
+        "MQ_CONTENT_ENCODING": message.content_encoding,
     }
 
 

@@ -46,6 +46,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.option("--unless-waiting", is_flag=True, help="Publish nothing while the last message is still there.")
 @click.option("-m", "--message", help="The body itself, instead of a file.")
 @click.option("--content-type", metavar="TYPE", help="What the body is.")
+@click.option("--content-encoding", metavar="CODING", help="How the body is compressed, as gzip.")
 @click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Time until it can be fetched.")
 @click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which it expires.")
 @click.option("--priority", type=click.IntRange(0, 255), help="From 0 to 255.")

@@ -33,6 +33,7 @@ class Fields(NamedTuple):
     attributes: dict[str, str]
     at: datetime | None
     group: str | None
+    content_encoding: str | None
 
 
 def attributes_of(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -65,6 +66,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
 @click.option("-m", "--message", help="The body itself, instead of files.")
 @click.option("--lines", is_flag=True, help="Each line is a message, without its end. Empty ones are left out.")
 @click.option("--content-type", metavar="TYPE", help="What the bodies are.")
+@click.option("--content-encoding", metavar="CODING", help="How the bodies are compressed, as gzip.")
 @click.option(
     "--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="Time until they can be fetched."
 )

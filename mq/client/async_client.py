@@ -196,6 +196,7 @@ class AsyncClient:
         priority: int | None = None,
         at: datetime | None = None,
         group: str | None = None,
+        content_encoding: str | None = None,
     ) -> Published:
         """Publish a message. When this returns, it is durable.
 
@@ -211,11 +212,12 @@ class AsyncClient:
             priority: from 0 to 255; higher ones are handed out first, where the queue has a `max_priority`.
             at: when it can be fetched, instead of a delay; a time with its zone.
             group: its message group: of each group one after the other is handed out, in a queue that has `groups`.
+            content_encoding: how the body is compressed, such as ``gzip``; the client compresses nothing itself.
         """
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
         type = content_type or found.content_type
-        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at, group)
+        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at, group, content_encoding)
         with self._spans.sending(queue) as sending:
             published = await self._run(requests.publish(queue, message, found.source, sending.headers))
             sending.stored(published.id)
@@ -657,13 +659,13 @@ class AsyncClient:
         tries = Tries(call, retry or self._retry)
         while True:
             try:
-                response = await self._send(call, stream=stream)
+                response, body = await self._send(call, stream=stream)
             except httpx.RequestError as error:
                 pause = tries.after_failure(is_sent=is_sent(error))
                 if pause is None:
                     raise translated(error, self.access.url, perhaps_served=tries.is_unsure) from error
             else:
-                answer = answer_of(response, anyio.current_time())
+                answer = answer_of(response, body, anyio.current_time())
                 pause = tries.after_answer(answer)
                 if pause is None:
                     return response, await self._result(call, response, answer, tries)
@@ -676,7 +678,7 @@ class AsyncClient:
             await response.aclose()
             raise
 
-    async def _send(self, call: Call[Any], *, stream: bool) -> httpx.Response:
+    async def _send(self, call: Call[Any], *, stream: bool) -> tuple[httpx.Response, bytes]:
         content = call.body.open() if isinstance(call.body, Source) else call.body
         # async only: httpx's asynchronous client takes no plain chunks
         if not isinstance(content, bytes | AsyncIterable):
@@ -684,9 +686,15 @@ class AsyncClient:
 
         response = await self._http.send(self._http.build_request(**self.access.request(call, content)), stream=True)
         try:
-            if not stream or response.status_code != httpx.codes.OK:
-                await response.aread()
+            if stream and response.status_code == httpx.codes.OK:
+                return response, b""
+            if response.is_stream_consumed:  # its transport has read it
+                return response, response.content
+            # As it came: httpx would decompress the body of a message that was published with Content-Encoding.
+            body = bytearray()
+            async for piece in response.aiter_raw():
+                body += piece
+            return response, bytes(body)
         except BaseException:
             await response.aclose()
             raise
-        return response

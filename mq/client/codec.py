@@ -48,6 +48,8 @@ def time(at: datetime) -> str:
 def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
     """The headers of a message that is published alone."""
     headers = [("content-type", message.content_type)] if message.content_type else []
+    if message.content_encoding:
+        headers.append(("content-encoding", message.content_encoding))
     if message.delay is not None:
         headers.append(("x-message-delay", seconds("delay", message.delay)))
     if message.at is not None:
@@ -72,7 +74,7 @@ def outgoing_line(message: Outgoing) -> bytes:
 def outgoing_members(message: Outgoing) -> dict[str, Any]:
     """A message as members of a JSON object."""
     entry: dict[str, Any] = dict(body_members(message.body))
-    for name in ("content_type", "delay", "ttl", "priority", "group", "key"):
+    for name in ("content_type", "content_encoding", "delay", "ttl", "priority", "group", "key"):
         value = getattr(message, name)
         if value is not None:
             entry[name] = value
@@ -130,6 +132,7 @@ def head_of(queue: str, answer: Answer) -> Head:
             "receives": headers.get("x-message-receives", "0"),
             "lease": headers.get("x-message-lease"),
             "content_type": headers.get("content-type"),
+            "content_encoding": headers.get("content-encoding"),
             "group": headers.get("x-message-group"),
             "state": headers.get("x-message-state", ""),
             "at": headers.get("x-message-at"),
@@ -157,6 +160,7 @@ def with_body(head: Head, body: bytes) -> Received:
         lease=head.lease,
         fetched=head.fetched,
         content_type=head.content_type,
+        content_encoding=head.content_encoding,
         group=head.group,
         attributes=head.attributes,
         deaths=head.deaths,
@@ -241,6 +245,7 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
         lease=float(line.get("lease") or 0),
         fetched=time,
         content_type=str(line.get("content_type") or "application/octet-stream"),
+        content_encoding=str(line.get("content_encoding") or ""),
         group=None if line.get("group") is None else str(line["group"]),
         attributes={str(name): str(value) for name, value in attributes.items()},
         deaths=tuple(_death(death) for death in line.get("deaths") or ()),

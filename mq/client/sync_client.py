@@ -192,6 +192,7 @@ class Client:
         priority: int | None = None,
         at: datetime | None = None,
         group: str | None = None,
+        content_encoding: str | None = None,
     ) -> Published:
         """Publish a message. When this returns, it is durable.
 
@@ -207,11 +208,12 @@ class Client:
             priority: from 0 to 255; higher ones are handed out first, where the queue has a `max_priority`.
             at: when it can be fetched, instead of a delay; a time with its zone.
             group: its message group: of each group one after the other is handed out, in a queue that has `groups`.
+            content_encoding: how the body is compressed, such as ``gzip``; the client compresses nothing itself.
         """
         found = given(body)
         key = requests.fresh_key() if key is None and self._keys else key
         type = content_type or found.content_type
-        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at, group)
+        message = Outgoing(found.data, type, delay, ttl, attributes or {}, key, priority, at, group, content_encoding)
         with self._spans.sending(queue) as sending:
             published = self._run(requests.publish(queue, message, found.source, sending.headers))
             sending.stored(published.id)
@@ -653,13 +655,13 @@ class Client:
         tries = Tries(call, retry or self._retry)
         while True:
             try:
-                response = self._send(call, stream=stream)
+                response, body = self._send(call, stream=stream)
             except httpx.RequestError as error:
                 pause = tries.after_failure(is_sent=is_sent(error))
                 if pause is None:
                     raise translated(error, self.access.url, perhaps_served=tries.is_unsure) from error
             else:
-                answer = answer_of(response, time.monotonic())
+                answer = answer_of(response, body, time.monotonic())
                 pause = tries.after_answer(answer)
                 if pause is None:
                     return response, self._result(call, response, answer, tries)
@@ -672,14 +674,20 @@ class Client:
             response.close()
             raise
 
-    def _send(self, call: Call[Any], *, stream: bool) -> httpx.Response:
+    def _send(self, call: Call[Any], *, stream: bool) -> tuple[httpx.Response, bytes]:
         content = call.body.open() if isinstance(call.body, Source) else call.body
 
         response = self._http.send(self._http.build_request(**self.access.request(call, content)), stream=True)
         try:
-            if not stream or response.status_code != httpx.codes.OK:
-                response.read()
+            if stream and response.status_code == httpx.codes.OK:
+                return response, b""
+            if response.is_stream_consumed:  # its transport has read it
+                return response, response.content
+            # As it came: httpx would decompress the body of a message that was published with Content-Encoding.
+            body = bytearray()
+            for piece in response.iter_raw():
+                body += piece
+            return response, bytes(body)
         except BaseException:
             response.close()
             raise
-        return response

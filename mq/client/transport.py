@@ -89,10 +89,8 @@ class Access:
         }
 
 
-def answer_of(response: httpx.Response, time: float) -> Answer:
-    """A response that came at a `time` of the client's clock, as an answer; without its body when that has not been
-    read."""
-    body = response.content if response.is_stream_consumed else b""
+def answer_of(response: httpx.Response, body: bytes, time: float) -> Answer:
+    """A response that came at a `time` of the client's clock, as an answer; without a body that is still to be read."""
     return Answer(response.status_code, _text_headers(response), body, time)
 
 

@@ -39,6 +39,8 @@ class Head:
         lease: seconds for which this delivery held it, from when it was fetched; 0 where that is not known.
         fetched: when it came, in seconds by the client's clock.
         content_type: as published.
+        content_encoding: how the body is compressed, as published, such as "gzip"; empty where it is not. The client
+            leaves the body as it is.
         group: its message group; None without one.
         attributes: as published; names in small letters.
         deaths: its way here through other queues, the latest first.
@@ -54,6 +56,7 @@ class Head:
     lease: float = 0.0
     fetched: float = field(default=0.0, compare=False)
     content_type: str = "application/octet-stream"
+    content_encoding: str = ""
     group: str | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     deaths: tuple[Death, ...] = ()
@@ -112,6 +115,8 @@ class Outgoing:
         priority: from 0 to 255; higher ones are handed out first, where the queue has a max_priority. None for 0.
         at: when it can be fetched, instead of a delay; a time with its zone.
         group: its message group, for a queue that has groups.
+        content_encoding: how the body is compressed, such as "gzip"; None where it is not. The client compresses
+            nothing itself.
     """
 
     body: bytes | str
@@ -123,6 +128,7 @@ class Outgoing:
     priority: int | None = None
     at: datetime | None = None
     group: str | None = None
+    content_encoding: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

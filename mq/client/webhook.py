@@ -81,6 +81,7 @@ class Webhook:
         message = stream.message
         said = [
             ("content-type", message.content_type),
+            *([("content-encoding", message.content_encoding)] if message.content_encoding else []),
             ("x-message-queue", message.queue),
             ("x-message-id", message.id),
             ("x-message-receives", str(message.receives)),

@@ -26,6 +26,8 @@ TRACE: Final = "AWSTraceHeader"
 RECEIVE_COUNT: Final = "ApproximateReceiveCount"
 ENCODING: Final = "mq.encoding"
 """The message attribute of a body in base64: it came by another door, and is no text that SQS takes."""
+CODINGS: Final = "mq.content-encoding"
+"""The message attribute of a body that another door's publisher has compressed: ``gzip``."""
 
 _OWN_KEY: Final = "sqs"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -244,6 +246,9 @@ def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNam
     if text is None:
         text = base64.b64encode(body).decode()
         attributes[ENCODING] = Attribute("String", "base64")
+    codings = message.properties.attributes.get("content_encoding")
+    if isinstance(codings, str) and codings and _TEXT.fullmatch(codings):
+        attributes[CODINGS] = Attribute("String", codings)
     shown: dict[str, Any] = {
         "MessageId": str(message.id),
         "ReceiptHandle": ReceiptHandle.of(message).text,

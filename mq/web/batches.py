@@ -40,6 +40,7 @@ from mq.web.parameters import (
     OF_ANSWERS,
     TIME,
     attributes_of,
+    codings_of,
     content_type_of,
     group_of,
     headers_of,
@@ -62,7 +63,19 @@ FORMATS: Final = (JSON_LINES[0], MULTIPART)
 """Content types of a batch."""
 
 _WEIGHT: Final = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?", re.ASCII)
-_DRAFT_KEYS: Final = ("body", "base64", "content_type", "delay", "at", "ttl", "priority", "group", "key", "attributes")
+_DRAFT_KEYS: Final = (
+    "body",
+    "base64",
+    "content_type",
+    "content_encoding",
+    "delay",
+    "at",
+    "ttl",
+    "priority",
+    "group",
+    "key",
+    "attributes",
+)
 _KNOWN: Final = frozenset(_DRAFT_KEYS)
 _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
@@ -308,7 +321,10 @@ def draft_of_line(value: Mapping[str, Any]) -> Draft:
     group = _checked_value(value, "group", GROUP)
     return Draft(
         body,
-        with_group(make_attributes(value.get("content_type"), {} if texts is None else texts), group),
+        with_group(
+            make_attributes(value.get("content_type"), {} if texts is None else texts, value.get("content_encoding")),
+            group,
+        ),
         _checked_value(value, "delay", DELAY),
         _checked_value(value, "ttl", TTL),
         _checked_value(value, "key", KEY),
@@ -369,6 +385,8 @@ def said_of(entry: BatchEntry) -> dict[str, Any]:
     if message.lease:
         line["lease"] = message.lease
     line["content_type"] = content_type_of(message.properties.attributes)
+    if (codings := codings_of(message.properties.attributes)) is not None:
+        line["content_encoding"] = codings
     if (group := group_of(message.properties.attributes)) is not None:
         line["group"] = group
     if texts_of(message.properties.attributes):

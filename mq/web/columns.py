@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from mq.broker.columns import BrowsedColumns
 from mq.doors.budget import Room
 from mq.web.batches import BatchEntry
-from mq.web.parameters import content_type_of, group_of, texts_of
+from mq.web.parameters import codings_of, content_type_of, group_of, texts_of
 
 COLUMNS: Final = "application/vnd.mq.columns"
 """The content type."""
@@ -155,5 +155,7 @@ def _numbers(kind: str, values: Iterable[int]) -> bytes:
 
 def _said(attributes: Mapping[str, Any]) -> str:
     said: dict[str, Any] = {"content_type": content_type_of(attributes), "attributes": texts_of(attributes)}
+    if (codings := codings_of(attributes)) is not None:
+        said["content_encoding"] = codings
     group = group_of(attributes)
     return json.dumps(said if group is None else {**said, "group": group})

@@ -23,7 +23,19 @@ from mq.web.json_answer import JsonAnswer, Members
 from mq.web.login_sessions import credentials, shown_user
 from mq.web.operations import KNOWN, NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.page_files import file_reply, index_reply
-from mq.web.parameters import AMOUNT, FILTER, ID, SKIP, STATE, SWITCH, content_type_of, group_of, one_of, texts_of
+from mq.web.parameters import (
+    AMOUNT,
+    FILTER,
+    ID,
+    SKIP,
+    STATE,
+    SWITCH,
+    codings_of,
+    content_type_of,
+    group_of,
+    one_of,
+    texts_of,
+)
 from mq.web.queue_operations import SORTS, sort_queues
 from mq.web.replies import messages_together
 from mq.web.request_body import IN_MEMORY_BYTES, read_object
@@ -60,6 +72,8 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message.properties.attributes).items()},
         "deaths": list(message.deaths),
     }
+    if (codings := codings_of(message.properties.attributes)) is not None:
+        shown["content_encoding"] = codings
     if (group := group_of(message.properties.attributes)) is not None:
         shown["group"] = group
     if seen.at_ms is not None:

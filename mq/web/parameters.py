@@ -16,7 +16,16 @@ from mq.broker.peek import DELAYED, LEASED, READY
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value, count, seconds
 from mq.errors import InvalidId, InvalidRequest, MQError
 from mq.log_lines import LEVELS
-from mq.message import LONGEST_GROUP, MESSAGE_ID_PATTERN, Message, MessageId, SharedAttributes, shorten
+from mq.message import (
+    CODINGS,
+    LONGEST_GROUP,
+    MESSAGE_ID_PATTERN,
+    Message,
+    MessageId,
+    SharedAttributes,
+    content_codings,
+    shorten,
+)
 from mq.schedules.scheduler import shown_instant
 from mq.web.exchange import SharedHeaders
 from mq.web.operations import Parameter
@@ -239,7 +248,7 @@ def attributes_of(headers: Mapping[str, str], passed_over: frozenset[str] = froz
                 texts[name.removeprefix(ATTRIBUTE)] = _from_header(value)
             elif name not in _OF_DRAFTS and name not in passed_over:
                 raise _unknown_header(name, _KNOWN_HEADERS)
-    return make_attributes(headers.get("content-type"), texts)
+    return make_attributes(headers.get("content-type"), texts, headers.get("content-encoding"))
 
 
 def refuse_message_headers(headers: Mapping[str, str]) -> None:
@@ -251,20 +260,32 @@ def refuse_message_headers(headers: Mapping[str, str]) -> None:
     for name in headers:
         if name.startswith(_OF_MESSAGES):
             raise _unknown_header(name, "a batch has them with each of its messages")
+    if content_codings(headers.get("content-encoding", "")) is not None:
+        raise InvalidRequest(
+            "Content-Encoding belongs to a message: a batch is sent as it is, and says content_encoding with each of "
+            "its messages whose body is compressed"
+        )
 
 
 def _unknown_header(name: str, known: str) -> InvalidRequest:
     return InvalidRequest(f"unknown header {shorten(name)}; {known}")
 
 
-def make_attributes(content_type: Any, texts: Any) -> dict[str, Any]:
+def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None) -> dict[str, Any]:
     """A message's attributes, as they are kept.
+
+    Args:
+        content_type: what its body is; None for unknown.
+        texts: the attributes that its publisher chose.
+        content_encoding: how its body is compressed, such as ``gzip``; None for not. Texts that name no coding, such as
+            ``identity`` and charsets, are not kept.
 
     Raises:
         InvalidRequest: they are not what they should be.
     """
     if content_type is not None and (not isinstance(content_type, str) or not _HEADER_VALUE.fullmatch(content_type)):
         raise InvalidRequest("content_type must be text that a header can carry, without space at its ends")
+    codings = _read_codings(content_encoding)
     if not isinstance(texts, Mapping):
         raise InvalidRequest('attributes must be an object of texts: {"name": "text"}')
     if len(texts) > MOST_ATTRIBUTES:
@@ -281,7 +302,19 @@ def make_attributes(content_type: Any, texts: Any) -> dict[str, Any]:
     if size > LARGEST_ATTRIBUTES_BYTES:
         raise InvalidRequest(f"the attributes of a message have at most {LARGEST_ATTRIBUTES_BYTES} bytes")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    if codings is not None:
+        attributes["content_encoding"] = codings
     return attributes | ({"attributes": kept} if kept else {})
+
+
+def _read_codings(text: Any) -> str | None:
+    if text is None or text == "":
+        return None
+    if not isinstance(text, str) or CODINGS.fullmatch(text.strip()) is None:
+        raise InvalidRequest(
+            f"content_encoding must name content codings, such as gzip or br, not {shorten(str(text))}"
+        )
+    return content_codings(text)
 
 
 def with_group(attributes: dict[str, Any], group: str | None) -> dict[str, Any]:
@@ -303,6 +336,12 @@ def content_type_of(attributes: Mapping[str, Any]) -> str:
     return DEFAULT_CONTENT_TYPE  # none was given, or one from another door that no header can carry
 
 
+def codings_of(attributes: Mapping[str, Any]) -> str | None:
+    """How the body is compressed, as Content-Encoding says it; None where it is not."""
+    value = attributes.get("content_encoding")
+    return content_codings(value) if isinstance(value, str) else None
+
+
 def texts_of(attributes: Mapping[str, Any]) -> dict[str, str]:
     """The attributes that a publisher chose."""
     texts = attributes.get("attributes")
@@ -318,6 +357,9 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
         ("content-type", content_type_of(message.properties.attributes)),
         ("content-length", str(message.body.size)),
     ]
+    codings = codings_of(message.properties.attributes)
+    if codings is not None:
+        headers.append(("content-encoding", codings))
     if message.receipt:
         headers.append(("etag", f'"{message.receipt}"'))
     headers.append(("x-message-receives", str(message.receives)))

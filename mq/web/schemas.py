@@ -237,6 +237,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         _BODY
         | {
             "content_type": or_null(TEXT),
+            "content_encoding": or_null(TEXT),
             "delay": or_null(DELAY.schema),
             "at": or_null(TIME.schema),
             "ttl": or_null(TTL.schema),
@@ -251,6 +252,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {"id": ID.schema, "receives": COUNT, "content_type": TEXT},
         _BODY
         | {
+            "content_encoding": TEXT,
             "receipt": TEXT,
             "lease": VISIBILITY.schema,
             "group": GROUP.schema,
@@ -402,7 +404,14 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "attributes": _TEXTS,
             "deaths": {"type": "array", "items": reference("Death")},
         },
-        {"text": TEXT, "base64": TEXT, "damage": TEXT, "group": GROUP.schema, "at_ms": COUNT},
+        {
+            "text": TEXT,
+            "base64": TEXT,
+            "damage": TEXT,
+            "group": GROUP.schema,
+            "at_ms": COUNT,
+            "content_encoding": TEXT,
+        },
     ),
     "Stats": record(
         {

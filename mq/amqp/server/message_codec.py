@@ -18,7 +18,7 @@ from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import PERSISTENT, BasicProperties
 from mq.broker import Draft
 from mq.errors import CorruptMessage
-from mq.message import SharedAttributes
+from mq.message import SharedAttributes, content_codings
 
 GROUP: Final = "x-message-group"
 """The header that names a message's group."""
@@ -68,6 +68,8 @@ def attributes_of(
         kept["hidden_keys"] = hidden_keys
     content_type = properties.text("content_type")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
+    if codings := content_codings(properties.text("content_encoding")):
+        attributes["content_encoding"] = codings
     if properties.has_headers and (texts := _texts(properties)):
         if group := texts.pop(GROUP, ""):
             attributes["group"] = group
@@ -149,6 +151,7 @@ def _written(attributes: Mapping[str, Any], **more: Any) -> bytes:
     content_type = _text(attributes.get("content_type") or "").encode()[:255].decode("utf-8", "ignore")
     properties = methods.Basic.Properties(
         content_type=content_type or None,
+        content_encoding=content_codings(_text(attributes.get("content_encoding") or "")),
         headers=dict(headers) or None,
         delivery_mode=PERSISTENT,
         **more,

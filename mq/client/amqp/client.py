@@ -90,6 +90,7 @@ class AmqpClient:
         *,
         persistent: bool = True,
         content_type: str | None = None,
+        content_encoding: str | None = None,
         headers: Mapping[str, Any] | None = None,
     ) -> str:
         """Publish a message, and wait for the server's confirm. While the server is blocked, that takes long.
@@ -100,6 +101,7 @@ class AmqpClient:
             persistent: whether it survives a restart of the server, on a durable queue. If so it is durable when this
                 returns.
             content_type: what the body is; text says so by itself.
+            content_encoding: how the body is compressed, such as ``gzip``; the client compresses nothing itself.
             headers: kept beside the body.
 
         Returns:
@@ -118,6 +120,7 @@ class AmqpClient:
             sending.stored(message_id)
             properties = methods.Basic.Properties(
                 content_type=content_type or found.content_type,
+                content_encoding=content_encoding,
                 headers=_in_trace(headers, sending.headers),
                 delivery_mode=PERSISTENT if persistent else 1,
                 message_id=message_id,

@@ -64,6 +64,11 @@ class Delivery:
         return self._properties.text("content_type")
 
     @property
+    def content_encoding(self) -> str:
+        """How the body is compressed, as its publisher said: "gzip"; "" where it did not."""
+        return self._properties.text("content_encoding")
+
+    @property
     def is_persistent(self) -> bool:
         """Whether it was published as persistent."""
         return self._properties.is_persistent

@@ -57,6 +57,7 @@ function facts(message) {
     ["Handed out", String(message.receives)],
     ["Size", bytes(message.size)],
     ["Content type", message.content_type],
+    ...(message.content_encoding ? [["Content encoding", message.content_encoding]] : []),
     ...Object.entries(message.attributes).map(([name, value]) => [`Header ${name}`, value]),
     ...message.deaths.map((death) => ["Died", `in ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
   ];

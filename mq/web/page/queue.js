@@ -209,6 +209,7 @@ export function actionsOf(queue) {
 function publishForm(queue) {
   const body = h("textarea", { rows: 4, spellcheck: "false" });
   const type = h("input", { value: "text/plain", list: "types", maxlength: 200 });
+  const encoding = h("input", { maxlength: 255 });
   const delay = h("input", { inputmode: "decimal" });
   const ttl = h("input", { inputmode: "decimal" });
   const priority = h("input", { inputmode: "numeric", pattern: "[0-9]*" });
@@ -220,6 +221,7 @@ function publishForm(queue) {
     h(
       "div", { class: "fields" },
       field("Content type", type),
+      field("Content encoding", encoding),
       field("Delay, in seconds", delay),
       field("Expires after, in seconds", ttl),
       field("Priority", priority),
@@ -234,6 +236,7 @@ function publishForm(queue) {
     event.preventDefault();
     try {
       const line = { body: body.value, content_type: type.value || null, attributes: headersIn(attributes.value) };
+      if (encoding.value.trim()) line.content_encoding = encoding.value.trim();
       if (delay.value.trim()) line.delay = Number(delay.value);
       if (ttl.value.trim()) line.ttl = Number(ttl.value);
       if (group.value.trim()) line.group = group.value.trim();
