@@ -40,7 +40,15 @@ from mq.web.exchange import (
 )
 from mq.web.http_connection import HangUps, WatchedStream
 from mq.web.proxies import NO_BASE_PATH, BasePath
-from mq.web.refusals import AMBIGUOUS_LINE, MOST_LINES, refusal_of, refusal_of_head
+from mq.web.refusals import (
+    AMBIGUOUS_LINE,
+    EMPTY_LINES,
+    MOST_EMPTY_LINES,
+    MOST_LINES,
+    refusal_of,
+    refusal_of_body,
+    refusal_of_head,
+)
 from mq.web.replies import without_body
 from mq.web.request_body import ArrivingBody
 
@@ -56,7 +64,8 @@ _REMEMBERED: Final = 512
 _PARSED: Final = 4
 """How much memory a byte of a head may take once it is parsed."""
 
-_END: Final = b"\r\n\r\n"
+_EMPTY: Final = b"\r\n"
+_END: Final = 2 * _EMPTY
 _ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
 _LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
 _OF_A_MESSAGE: Final = re.compile(rf"[A-Z]+ /[^ ?]+/messages/({MESSAGE_ID_PATTERN})[ ?]".encode())
@@ -208,8 +217,9 @@ class FastHttp1:
                     return None
                 if self._received:  # requests without end must not keep other connections waiting
                     await trio.lowlevel.checkpoint()
-        if self._received and not self._is_stopping:  # a head that did not come to its end in time
-            await self._refuse(408)
+        is_begun = len(self._received) > self._after_empty_lines(0)
+        if is_begun and not self._is_stopping:  # a head that did not come to its end in time
+            await self._send_refusal(_refusal(refusal_of_head(408)))
             await self._end()
         return None
 
@@ -225,22 +235,36 @@ class FastHttp1:
 
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
-        looked_at, waits_for_first_byte = 0, False
-        while (end := self._received.find(_END, max(0, looked_at - 3))) < 0:
-            if self._is_stopping or (self._has_ended and not self._received):
+        looked_at, start, waits_for_first_byte = 0, 0, False
+        while True:
+            if self._received.startswith(_EMPTY, start):
+                start = self._after_empty_lines(start)
+                if start > MOST_EMPTY_LINES * len(_EMPTY):
+                    return len(self._received)
+            end = self._received.find(_END, max(start, looked_at - 3))
+            if end >= 0:
+                break
+            has_begun = len(self._received) > start
+            if self._is_stopping or (self._has_ended and not has_begun):
                 return None
-            if self._received and (self._has_ended or self._cannot_be_plain(looked_at)):
+            if has_begun and (self._has_ended or self._cannot_be_plain(looked_at)):
                 return len(self._received)
             looked_at = len(self._received)
-            if self._stream.idle_until is None or (self._received and waits_for_first_byte):
-                waits_for_first_byte = self._has_served and not self._received
+            if self._stream.idle_until is None or (has_begun and waits_for_first_byte):
+                waits_for_first_byte = self._has_served and not has_begun
                 seconds = self._patience.keep_alive if waits_for_first_byte else self._patience.head
                 self._stream.idle_until = self._stream.last_used + seconds
             await self._read()
             if self._idle.cancel_called:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
         self._stream.idle_until = None  # from now on silence does not cancel the scope
-        return end + len(_END)
+        del self._received[:start]
+        return end - start + len(_END)
+
+    def _after_empty_lines(self, start: int) -> int:
+        """Where the first line begins that is not empty."""
+        found = EMPTY_LINES.match(self._received, start)
+        return start if found is None else found.end()
 
     def _cannot_be_plain(self, looked_at: int) -> bool:
         too_long = len(self._received) > LARGEST_HEAD
@@ -282,7 +306,8 @@ class FastHttp1:
             return await self._send(head, reply)
         if arriving.is_gone:
             await without_body(reply)
-            return await self._refuse(400)
+            await self._send_refusal(_refusal(refusal_of_body()))
+            return False
         async with trio.open_nursery() as nursery:  # a client may listen only when it has said everything
             has_ended = trio.Event()
             nursery.start_soon(incoming.discard, has_ended)
@@ -354,11 +379,6 @@ class FastHttp1:
                 await body.aclose()
         return True
 
-    async def _refuse(self, status: int) -> bool:
-        """Refuse a malformed request; the connection ends with that."""
-        await self._send_refusal(_refusal(status))
-        return False
-
     async def _send_refusal(self, data: bytes) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
             await self._stream.send(data)
@@ -424,9 +444,7 @@ def _date(second: int) -> str:
     return f"date: {formatdate(second, usegmt=True)}\r\n"
 
 
-@lru_cache
-def _refusal(status: int) -> bytes:
-    reply = refusal_of_head(status)
+def _refusal(reply: Reply) -> bytes:
     assert isinstance(reply.body, bytes)
     lines = [f"{name}: {value}\r\n" for name, value in reply.headers]
-    return f"HTTP/1.1 {status} \r\n{''.join(lines)}\r\n".encode() + reply.body
+    return f"HTTP/1.1 {reply.status} \r\n{''.join(lines)}\r\n".encode() + reply.body

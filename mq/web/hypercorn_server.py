@@ -53,7 +53,7 @@ from mq.doors.connections import FewLines
 from mq.doors.readers import REQUEST, Reader
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
-from mq.web.refusals import check_head, refusal_of_head
+from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
 
 logger = logging.getLogger(__name__)
 _CLOSED: Final = FewLines(logger, logging.WARNING, "a connection was closed: %s")
@@ -520,23 +520,34 @@ def _guard_http1(protocol: H11Protocol) -> None:
     connection = protocol.connection
     assert isinstance(connection, h11.Connection)
     next_event, receive_data = connection.next_event, connection.receive_data
+    empty_lines, has_ended = 0, False
 
     def receive_until_last(data: bytes) -> None:
+        nonlocal has_ended
+        has_ended = has_ended or not data
         if connection.their_state not in _PAST_THE_LAST:
             receive_data(data)
 
     def next_event_of_strict_head() -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
         if connection.their_state in _PAST_THE_LAST:
             return h11.NEED_DATA  # h11 would call it a mistake, and Hypercorn answer that instead of the request
+        nonlocal empty_lines
         if connection.their_state is h11.IDLE:
-            check_head(connection.trailing_data[0])
+            empty_lines += _drop_empty_lines(connection, MOST_EMPTY_LINES - empty_lines)
+            received = connection.trailing_data[0]
+            if received == b"\r" and not has_ended:
+                return h11.NEED_DATA  # half of an empty line
+            check_head(received)
         event = next_event()
         if isinstance(event, h11.Request):
+            empty_lines = 0
             connection.client_is_waiting_for_100_continue = False  # Hypercorn would not wait until the body is wanted
         return event
 
     async def send_error_response(status_code: int) -> None:
-        reply = refusal_of_head(status_code)
+        # Hypercorn was waiting for a request's first line, or has one to answer whose body is not whole.
+        is_in_body = has_ended and connection.our_state is h11.SEND_RESPONSE
+        reply = refusal_of_body() if is_in_body else refusal_of_head(status_code)
         assert isinstance(reply.body, bytes)
         await protocol._send_h11_event(h11.Response(status_code=reply.status, headers=list(reply.headers)))
         await protocol._send_h11_event(h11.Data(data=reply.body))
@@ -545,6 +556,15 @@ def _guard_http1(protocol: H11Protocol) -> None:
     connection.receive_data = receive_until_last  # type: ignore[method-assign]
     connection.next_event = next_event_of_strict_head  # type: ignore[method-assign]
     protocol._send_error_response = send_error_response  # type: ignore[method-assign]
+
+
+def _drop_empty_lines(connection: h11.Connection, most: int) -> int:
+    """Drop up to so many empty lines before a request, which h11 would refuse. Returns their number."""
+    found = EMPTY_LINES.match(connection.trailing_data[0])
+    size = 0 if found is None else min(found.end(), 2 * most)
+    if size:
+        connection._receive_buffer._extract(size)  # the only way to take something out of it
+    return size // 2
 
 
 async def _ignore(event: object) -> None:

@@ -81,6 +81,10 @@ def retry_after() -> tuple[str, str]:
 
 
 AMBIGUOUS_LINE: Final = re.compile(rb"(?<!\r)\n|\n[ \t]")
+MOST_EMPTY_LINES: Final = 16
+"""Empty lines before a request's first line that are ignored (RFC 9112, section 2.2). Some clients send one after a
+body."""
+EMPTY_LINES: Final = re.compile(rb"(?:\r\n)*")
 MOST_LINES: Final = 256
 """Lines of a request's head. Each costs as much as dozens of bytes."""
 
@@ -109,6 +113,17 @@ def check_head(received: bytes) -> None:
         raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
 
 
+BODY_ENDED: Final = (
+    "the request's body ended early: the connection was closed before as many bytes as its Content-Length says, or its "
+    "last chunk. Nothing was done: send it again, whole"
+)
+
+
 def refusal_of_head(status: int) -> Reply:
     """The reply that ends the connection."""
     return problem(status, _HEAD_DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
+
+
+def refusal_of_body() -> Reply:
+    """The reply to a request whose client closed its side in the middle of the body. It ends the connection."""
+    return problem(400, BODY_ENDED, ("connection", "close"))

@@ -11,6 +11,7 @@ from typing import Final
 
 import pytest
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from mq.access import UserDirectory
 from mq.access.certificates import Certificates
@@ -30,6 +31,7 @@ from tests.web.lanes import (
     Worlds,
     ended_alike,
     make_worlds,
+    receive_response,
     said_alike,
     statuses,
     talk,
@@ -398,6 +400,68 @@ ODD: Final = {
 async def test_odd_requests(worlds: Worlds, before: bytes, asked: bytes) -> None:
     answer = await ended_alike(worlds, before + asked, handed_on=1)
     assert statuses([answer]) or b"\0" in answer  # the frames of HTTP/2
+
+
+EARLY: Final = {
+    "no byte": http1("POST", "/q/messages", None, "Content-Length: 5"),
+    "some bytes": http1("POST", "/q/messages", None, "Content-Length: 5") + b"abc",
+    "of a batch": http1("POST", "/q/messages/batch", None, "Content-Length: 90") + b'{"body": "x"}\n',
+    "of a setting": http1("PATCH", "/q", None, "Content-Length: 90") + b'{"delay": ',
+    "of a long body": http1("POST", "/q/messages", None, "Content-Length: 300000") + b"x" * 200_000,
+}
+IN_CHUNKS: Final = {
+    "no chunk": http1("POST", "/q/messages", None, "Transfer-Encoding: chunked"),
+    "half a chunk": http1("POST", "/q/messages", None, "Transfer-Encoding: chunked") + b"5\r\nabc",
+    "no last chunk": http1("POST", "/q/messages", None, "Transfer-Encoding: chunked") + b"3\r\nabc\r\n",
+}
+
+
+@pytest.mark.parametrize("asked", (EARLY | IN_CHUNKS).values(), ids=EARLY | IN_CHUNKS)
+@pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")], ids=["first", "second"])
+async def test_a_body_that_ends_early_is_400_and_says_so(worlds: Worlds, before: bytes, asked: bytes) -> None:
+    answer = await ended_alike(worlds, before + asked, handed_on=int(b"chunked" in asked))
+    assert statuses([answer])[-1] == 400
+    assert b"the request's body ended early" in answer
+    assert b"well-formed" not in answer
+    for world in worlds:
+        assert b'"ready": 0' in await world.server.exchange(http1("GET", "/q"), half_close=True)
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3, 16])
+async def test_empty_lines_before_a_request_are_ignored(worlds: Worlds, lines: int) -> None:
+    empty = b"\r\n" * lines
+    live, published = http1("GET", "/-/live"), http1("POST", "/q/messages", b"abc")
+    script = empty + live + empty + published + empty + published + live + empty
+    assert statuses([await ended_alike(worlds, script)]) == [200, 201, 201, 200]
+
+
+@pytest.mark.parametrize("cut", range(1, 8))
+async def test_empty_lines_may_come_in_pieces(worlds: Worlds, cut: int) -> None:
+    data = b"\r\n\r\n\r\n" + http1("GET", "/-/live")
+    for world in worlds:
+        async with await world.server.connect() as stream:
+            for piece in (data[:cut], data[cut:]):
+                await stream.send_all(piece)
+                await wait_all_tasks_blocked()
+            assert (await receive_response(stream, is_head=False)).startswith(b"HTTP/1.1 200 ")
+    assert [world.handed_on for world in worlds] == [0, 1]
+
+
+async def test_empty_lines_before_a_request_that_is_handed_on(worlds: Worlds) -> None:
+    asked = b"\r\n" + http1("POST", "/q/messages", b"abc", "Expect: 100-continue")
+    answer = await ended_alike(worlds, asked + b"\r\n" + http1("GET", "/-/live"), handed_on=1)
+    assert statuses([answer]) == [100, 201, 200]
+
+
+@pytest.mark.parametrize("before", [b"\r\n" * 17, b"\n", b"\r", b"\r\n\n", b" \r\n", b"\r\n "])
+async def test_other_beginnings_of_a_request_are_refused(worlds: Worlds, before: bytes) -> None:
+    assert statuses([await ended_alike(worlds, before + http1("GET", "/-/live"), handed_on=1)]) == [400]
+
+
+@pytest.mark.parametrize("lines", [1, 16])
+async def test_empty_lines_alone_are_no_request(worlds: Worlds, lines: int) -> None:
+    answer = await ended_alike(worlds, http1("GET", "/-/live") + b"\r\n" * lines)
+    assert statuses([answer]) == [200]
 
 
 async def test_nothing_is_lost_when_a_connection_is_handed_on(worlds: Worlds) -> None:
