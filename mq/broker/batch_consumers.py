@@ -35,7 +35,7 @@ from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECOND
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
-from mq.broker.index import QueueIndex, incarnation_of
+from mq.broker.index import QueueIndex, incarnation_of, sequence_of
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.broker.settings import QUEUE, VISIBILITY, check_value, count
@@ -650,8 +650,8 @@ class BatchConsumers:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
             raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at a time") from None
-        joined = await _in_slices(_sequences, chosen)
-        return ClaimedBatch(batch, len(chosen), 0, min(joined), max(joined), is_new=True)
+        places = await _in_slices(_sequences, chosen)
+        return ClaimedBatch(batch, len(chosen), 0, min(places), max(places), is_new=True)
 
     async def _hold(self, index: QueueIndex, consumer: BatchConsumer, seconds: float) -> ClaimedBatch:
         """Renew the leases of the open claim, as far as they need it. Messages that others have got are lost to it."""
@@ -666,9 +666,9 @@ class BatchConsumers:
             renewed = claim.only({entry.id for entry in there})._replace(returning=tuple(returning))
             await self._lease(index, consumer, renewed, taken, seconds)
             await self._claimed.rest(index, there)
-        joined = await _in_slices(_sequences, there)
+        places = await _in_slices(_sequences, there)
         lost = len(claim.ids) - len(there)
-        return ClaimedBatch(claim.batch, len(there), lost, min(joined, default=None), max(joined, default=None))
+        return ClaimedBatch(claim.batch, len(there), lost, min(places, default=None), max(places, default=None))
 
     async def _finish(self, index: QueueIndex, consumer: BatchConsumer) -> None:
         """Remove the messages of an acknowledged claim, if any are left."""
@@ -818,7 +818,7 @@ class ClaimedMessages:
             stored = await self._storage.read(entries)
             found = [(entry, each) for entry, each in zip(entries, stored, strict=True) if each is not None]
             if len(found) == len(entries):
-                return [(entry.joined, _message(entry, each)) for entry, each in found]
+                return [(sequence_of(entry), _message(entry, each)) for entry, each in found]
             await close([_message(entry, each) for entry, each in found])
             if all(self._stands(entry) for entry in entries):
                 vanished = [entry for entry, each in zip(entries, stored, strict=True) if each is None]
@@ -1361,7 +1361,7 @@ async def _in_slices(some_of: Callable[[Sequence[T]], Iterable[R]], items: Seque
 
 
 def _sequences(entries: Iterable[Entry]) -> list[int]:
-    return [entry.joined for entry in entries]
+    return [sequence_of(entry) for entry in entries]
 
 
 def _once_more(entries: Iterable[Entry | None]) -> tuple[int, ...]:

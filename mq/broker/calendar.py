@@ -15,7 +15,7 @@ import trio
 from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
-from mq.broker.index import QueueIndex, without_rank
+from mq.broker.index import QueueIndex, sequence_of
 from mq.message import MessageId
 from mq.storage.interface import GIVEN_MS, Entry
 
@@ -64,7 +64,7 @@ class Calendar:
             return False  # a lease: no clock makes one longer than the longest
         if self._clock.is_anew and deadline_ms < GIVEN_MS:
             # A delay that was short from the beginning lasts no longer than a lease, whatever a clock did meanwhile.
-            joined = MessageId.time_ns(without_rank(entry)) / 1e9
+            joined = MessageId.time_ns(sequence_of(entry)) / 1e9
             if deadline_ms / 1e3 - joined <= NEAR_SECONDS:
                 return False
         near = NEAR_SECONDS if deadline_ms < GIVEN_MS else GIVEN_SECONDS

@@ -23,7 +23,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.broker.index import without_rank
+from mq.broker.index import sequence_of
 from mq.message import MessageId
 from mq.storage.interface import GIVEN_MS, Entry
 
@@ -214,7 +214,7 @@ class Clock:
         counted at a start, because the wall clock was in doubt."""
         if not self._aged:
             return 0  # nearly always
-        joined = without_rank(entry)
+        joined = sequence_of(entry)
         return sum(ms for until, ms in self._aged if joined <= until)
 
     def named_ms(self, entry: Entry, seconds: float) -> int:

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.core import Core
-from mq.broker.index import QueueIndex
+from mq.broker.index import QueueIndex, sequence_of
 from mq.lifecycle import State
 from mq.storage.interface import ColumnStorage, Entry, MessageColumns, reads_columns
 
@@ -128,7 +128,7 @@ class ColumnReader:
         read = entries[:count]
         receives = [entry.meta.receives + 1 for entry in read]  # the claim's own is not in its name
         is_end = count == len(entries) and (count < most or start + count >= stop)
-        return BrowsedColumns(columns, [entry.joined for entry in read], receives, is_end)
+        return BrowsedColumns(columns, [sequence_of(entry) for entry in read], receives, is_end)
 
 
 def _whole(sequences: Sequence[int], count: int) -> int:

@@ -23,7 +23,7 @@ from mq.broker.clock import Clock
 from mq.broker.commit import BatchChannel, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
-from mq.broker.index import QueueIndex, without_rank
+from mq.broker.index import QueueIndex, order_of, priority_of, sequence_of
 from mq.broker.ledger import Ledger
 from mq.broker.second_names import SecondNames
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
@@ -427,12 +427,13 @@ class _Dead(NamedTuple):
 
 
 def arriving(index: QueueIndex, entry: Entry, ids: MessageIds, clock: Clock) -> Meta:
-    """The meta with which `entry` joins `index` now, from another queue: at its end, with its time to live."""
+    """The meta with which `entry` joins `index` now, from another queue: at its end, with its priority and the time to
+    live of that queue."""
     # A peer's ids may be ahead: a message that joins a queue later must have the later order.
-    ids.observe(without_rank(entry))
+    ids.observe(sequence_of(entry))
     ttl = index.settings.ttl
     expires_ms = None if ttl is None else clock.steady_ms() + max(1, round(ttl * 1000))
-    return Meta(order=ids.new().time, expires_ms=expires_ms)
+    return Meta(order=order_of(ids.new().time, priority_of(entry)), expires_ms=expires_ms)
 
 
 class HistoryCodec:

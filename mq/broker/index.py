@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -160,14 +160,16 @@ _TAIL_BITS: Final = 64
 _TAIL: Final = (1 << _TAIL_BITS) - 1
 _STALE_KEYS: Final = 64
 """Keys of messages that are gone may stay in the heap up to this number, and more in a long queue."""
-RANK_TICKS: Final = 1 << 49
-"""What a rank adds to a message's order, in UUID ticks: about 650 days."""
+PRIORITY_TICKS: Final = 1 << 49
+"""What each step of priority adds to a message's order, in UUID ticks: about 650 days. So the order keeps the priority,
+whatever the queue makes of it."""
 
 
 class QueueIndex:
     """One queue's messages by state: READY ones in order, the others by id.
 
-    A READY message that was never leased costs one integer in the heap and one key in a dictionary.
+    A READY message that was never leased costs one integer in the heap and one key in a dictionary. Its key says when
+    it joined the queue; each priority has a heap of its own. So another `max_priority` applies at once to all messages.
 
     Args:
         name: the queue's name.
@@ -238,7 +240,8 @@ class QueueIndex:
         self.claimed: dict[MessageId, Entry] = {}
         self.returned: set[MessageId] = set()
         self.exclusion: object | None = None
-        self._heap: list[int] = []
+        self._heap: list[int] = []  # of the messages without a priority
+        self._higher: dict[int, list[int]] = {}  # of the others, by their priority
         self._ready: dict[int, Entry | None] = {}
         self._sorted: list[int] = []
         self._reordered: dict[MessageId, int] = {}
@@ -361,33 +364,33 @@ class QueueIndex:
         if self._turns is not None and not self.settings.max_priority:
             next_key = self._turns.take()
             return None if next_key is None else self._take_key(next_key)
-        while self._heap:
-            key = heapq.heappop(self._heap)
-            if key in self._ready:
-                return self._take_key(key)
+        heap = self._first_heap()
+        if heap is not None:
+            return self._take_key(heapq.heappop(heap))
         self._sorted = []
         return None
 
     def first(self, count: int) -> list[Entry]:
         """The first `count` READY messages; they stay in the index."""
-        keys: list[int] = []
-        while self._heap and len(keys) < count:
-            key = heapq.heappop(self._heap)
-            if key in self._ready and key not in keys:
-                keys.append(key)
-        for key in keys:
-            heapq.heappush(self._heap, key)
-        return [self._entry(key) for key in keys]
+        found: dict[int, list[int]] = {}
+        while len(found) < count and (heap := self._first_heap()) is not None:
+            found[heapq.heappop(heap)] = heap
+        for key, heap in found.items():
+            heapq.heappush(heap, key)
+        return [self._entry(key) for key in found]
 
     def next(self, last: MessageId | None = None, up_to: int | None = None) -> Entry | None:
         """What :meth:`take` would take, if its sequence is at most `up_to`; it stays in the index."""
         if self.groups is not None:
             key = self.groups.next(last, up_to)
             return None if key is None else self._entry(key)
-        while self._heap and self._heap[0] not in self._ready:
-            heapq.heappop(self._heap)
-        entry = self._entry(self._heap[0]) if self._heap else None
-        return None if entry is None or (up_to is not None and entry.joined > up_to) else entry
+        heap = self._first_heap()
+        first = None if heap is None else heap[0]
+        if first is not None and up_to is not None and first >> _TAIL_BITS > up_to:
+            # Only with priorities an earlier one may stand behind the first.
+            there = (key for key in self._ready if key >> _TAIL_BITS <= up_to) if self._higher else ()
+            first = min(there, key=self._place, default=None)
+        return None if first is None else self._entry(first)
 
     def oldest(self) -> Entry | None:
         """The READY or delayed message that has been in the queue for longest and is not leased or held; None without
@@ -449,8 +452,15 @@ class QueueIndex:
 
     def after(self, id: MessageId | None, count: int) -> list[Entry]:
         """The first `count` READY messages after `id` (None: from the start). Takes time in proportion to the queue."""
-        start = -1 if id is None else self._reordered.get(id) or id.key
-        return [self._entry(key) for key in heapq.nsmallest(count, (key for key in self._ready if key > start))]
+        place = self._place
+        if not (self._higher and self.settings.max_priority):
+            start = -1 if id is None else self._reordered.get(id) or id.key
+            return [self._entry(key) for key in heapq.nsmallest(count, (key for key in self._ready if key > start))]
+        behind: Iterable[int] = self._ready
+        if id is not None:
+            last = place(self._reordered.get(id) or id.key)
+            behind = (key for key in self._ready if place(key) > last)
+        return [self._entry(key) for key in heapq.nsmallest(count, behind, key=place)]
 
     def sequences(self) -> list[int]:
         """The sequences of the READY messages, sorted. Takes time in proportion to the queue."""
@@ -484,8 +494,10 @@ class QueueIndex:
         return found
 
     def in_order(self) -> Iterator[Entry]:
-        """The READY messages in their order. Takes time in proportion to the queue."""
-        return (self._entry(key) for key in sorted(self._ready))
+        """The READY messages in their order. Takes time in proportion to the queue. The index may change while they are
+        looked at: what has gone by then is left out."""
+        keys = sorted(self._ready, key=self._place if self._higher else None)
+        return (self._entry(key) for key in keys if key in self._ready)
 
     def seen(self) -> Iterator[Entry]:
         """As :meth:`entries`, as they are now. The index may change while they are looked at: what has gone by then is
@@ -546,7 +558,8 @@ class QueueIndex:
         if is_new:
             if self.groups is None:
                 self._note_turn(key)
-            heapq.heappush(self._heap, key)
+            priority = 0 if entry.meta.order is None else priority_of(entry)
+            heapq.heappush(self._higher.setdefault(priority, []) if priority else self._heap, key)
             if self._sorted:
                 self._sort_in(key)
         self._ready[key] = None if key == own and entry.meta == FRESH else entry
@@ -556,7 +569,7 @@ class QueueIndex:
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""
         if self._turns is None and not key & OF_A_PROCESS:
-            self._turns = GroupTurns(self._ready, {None: list(self._heap)} if self._heap else {})
+            self._turns = GroupTurns(self._ready, heaps_of(self._ready))
         if self._turns is not None:
             self._turns.ready(key)
 
@@ -597,20 +610,57 @@ class QueueIndex:
             self._turns.left()
             self._compact()
             if not self._ready:
-                self._turns, self._heap = None, []
+                self._turns, self._heap, self._higher = None, [], {}
         return entry
 
     def _compact(self) -> None:
         """Rebuild the heap when most of its keys are of messages that were taken from the middle."""
-        if len(self._heap) > 2 * len(self._ready) + _STALE_KEYS:
-            self._heap = list(self._ready)
-            heapq.heapify(self._heap)
+        if len(self._heap) + sum(map(len, self._higher.values())) <= 2 * len(self._ready) + _STALE_KEYS:
+            return
+        heaps: dict[int, list[int]] = {0: []}
+        for key in self._ready:
+            heaps.setdefault(self._priority(key), []).append(key)
+        for heap in heaps.values():
+            heapq.heapify(heap)
+        self._heap, self._higher = heaps.pop(0), heaps
+
+    def _first_heap(self) -> list[int] | None:
+        """The heap whose first key is that of the first READY message; None without one."""
+        heap = _without_stale(self._heap, self._ready)
+        if not self._higher:
+            return heap or None
+        top = self.settings.max_priority
+        heaps = {0: heap, **self._higher}
+        places: list[tuple[int, int, int]] = []
+        for priority, heap in heaps.items():
+            if _without_stale(heap, self._ready):
+                places.append((-min(priority, top), heap[0], priority))
+            elif priority:
+                del self._higher[priority]
+        return heaps[min(places)[2]] if places else None
+
+    def _priority(self, key: int) -> int:
+        """The priority of the READY message at `key`, whatever the queue makes of it."""
+        entry = self._ready.get(key)
+        return 0 if entry is None else priority_of(entry)
+
+    def _place(self, key: int) -> tuple[int, int]:
+        """Where the message at `key` stands among the READY ones: priorities come first, as far as the queue has
+        them."""
+        return -min(self._priority(key), self.settings.max_priority), key
+
+
+def _without_stale(heap: list[int], ready: Container[int]) -> list[int]:
+    """A heap of keys, after those of messages that are gone were taken from its top."""
+    while heap and heap[0] not in ready:
+        heapq.heappop(heap)
+    return heap
 
 
 def _key_of(entry: Entry) -> int:
-    """Where a message stands in its queue once it is READY."""
+    """Where a message stands in its queue once it is READY, among those of its priority."""
     key = entry.id.key
-    return key if entry.meta.order is None else entry.meta.order << _TAIL_BITS | key & _TAIL
+    return key if entry.meta.order is None else sequence_of(entry) << _TAIL_BITS | key & _TAIL
 
 
 def _was_handed_out(entry: Entry) -> bool:
@@ -623,17 +673,22 @@ def incarnation_of(record: Mapping[str, Any]) -> int:
     return int(record.get("incarnation", record.get("created")) or 0)
 
 
-def rank_of(entry: Entry) -> int:
-    """The rank by which a message stands behind others of its time."""
-    return max(0, entry.joined - entry.id.time) // RANK_TICKS
+def priority_of(entry: Entry) -> int:
+    """The priority with which a message was published, from 0 to 255."""
+    return max(0, entry.joined - entry.id.time) // PRIORITY_TICKS
 
 
-def without_rank(entry: Entry) -> int:
-    """When a message came into its queue, in UUID ticks, whatever its rank."""
+def sequence_of(entry: Entry) -> int:
+    """When a message came into its queue, in UUID ticks, whatever its priority."""
     if entry.meta.order is None:
         return entry.id.time  # a start asks this of every message
-    return entry.joined - rank_of(entry) * RANK_TICKS
+    return entry.joined - priority_of(entry) * PRIORITY_TICKS
+
+
+def order_of(sequence: int, priority: int) -> int:
+    """The order of a message that comes into its queue then: it keeps the priority, too."""
+    return sequence + priority * PRIORITY_TICKS
 
 
 def _joined(entry: Entry) -> tuple[int, int]:
-    return (entry.joined, entry.id.key)
+    return (sequence_of(entry), entry.id.key)

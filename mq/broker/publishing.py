@@ -24,7 +24,7 @@ from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, error_of
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
-from mq.broker.index import RANK_TICKS, QueueIndex
+from mq.broker.index import QueueIndex, order_of
 from mq.broker.jobs import Job
 from mq.broker.keys import Keys
 from mq.broker.ledger import LedgerWrite, segments_changed
@@ -318,10 +318,8 @@ class Publisher:
         meta = self._meta(index, draft)
         is_noted = digest is not None or draft.key is not None
         job = PublishJob(self, index, draft, digest, meta, landed if is_noted else _ignore)
-        rank = index.settings.max_priority - min(draft.priority, index.settings.max_priority)
-        if rank or draft.id is not None:
-            job.id = draft.id
-            job.stand_behind(rank)
+        if draft.id is not None:
+            job.join_as(draft.id)
         if digest is not None and index.settings.unique:
             self._by_digest[index, digest] = job
         if draft.key is not None:
@@ -560,6 +558,7 @@ class PublishJob:
         "_is_writing",
         "_landed",
         "_meta",
+        "_priority",
         "_publisher",
         "_size",
         "_transient",
@@ -586,6 +585,7 @@ class PublishJob:
         self._digest = digest
         self._attributes = draft.attributes
         self._group = draft.group
+        self._priority = draft.priority
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient
@@ -600,8 +600,12 @@ class PublishJob:
         """The Write, which may be dispatched to a waiting request directly."""
         publisher = self._publisher
         id = self.id or publisher.ids.new(self._group)
-        # A message whose id was made earlier may have been overtaken by others: it is not dispatched directly.
-        self._is_dispatched = self.id is None and publisher.direct.takes(
+        if self._priority and self._meta.order is None:
+            self._meta = self._meta._replace(order=order_of(id.time, self._priority))
+        # A message whose id was made earlier may have been overtaken by others, and one of a lower priority has to wait
+        # for others: they are not dispatched directly.
+        may_be_first = self.id is None and not self.index.settings.max_priority
+        self._is_dispatched = may_be_first and publisher.direct.takes(
             self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient
         )
         self._is_writing = not self._is_dispatched
@@ -627,11 +631,10 @@ class PublishJob:
         """Make the id now, unless there is one."""
         self.id = self.id or self._publisher.ids.new(self._group)
 
-    def stand_behind(self, rank: int) -> None:
-        """Give the message a place behind all of a lower rank that come within :data:`RANK_TICKS`."""
-        now = self._publisher.ids.new(self._group)
-        self.id = self.id or now
-        self._meta = self._meta._replace(order=now.time + rank * RANK_TICKS)
+    def join_as(self, id: MessageId) -> None:
+        """Give the message that id, which does not say when it joins the queue: it joins now."""
+        self.id = id
+        self._meta = self._meta._replace(order=order_of(self._publisher.ids.new(self._group).time, self._priority))
 
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
         """Answer with the id."""

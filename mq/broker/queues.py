@@ -14,13 +14,14 @@ import trio
 
 from mq import turns
 from mq.broker.body_loader import BodyLoader
+from mq.broker.catalog import Catalog
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
-from mq.broker.index import QueueIndex, without_rank
+from mq.broker.index import QueueIndex, sequence_of
 from mq.broker.jobs import MoveJob
 from mq.broker.second_names import SecondNames
-from mq.broker.settings import DEFAULTS, QueueSettings
+from mq.broker.settings import DEFAULTS, REJECT, QueueSettings
 from mq.broker.shared import StoreWatcher
 from mq.broker.upkeep import Upkeep
 from mq.errors import (
@@ -286,7 +287,7 @@ class Queues:
             ready=index.ready + index.delivering + len(index.new) - held_back,
             leased=index.leased + len(index.held) + len(index.claimed) + index.moving - index.delivering,
             delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
-            oldest_ns=MessageId.time_ns(without_rank(first[0])) if first else None,
+            oldest_ns=MessageId.time_ns(sequence_of(first[0])) if first else None,
             created_ns=MessageId.time_ns(index.created),
             store="memory" if index.is_transient else self._store,
         )
@@ -373,7 +374,8 @@ class Queues:
     async def redrive(
         self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
     ) -> Redriven:
-        """Move ready messages back to the queues in which they died, or all of them to another queue.
+        """Move ready messages back to the queues in which they died, or all of them to another queue. Those for which
+        such a queue has no room, by its limits, stay.
 
         Args:
             queue: the queue to take them from.
@@ -390,19 +392,46 @@ class Queues:
             raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
         await self._upkeep.caught_up(index)
         wanted = index.in_order() if ids is None else (index.find(MessageId(id)) for id in ids)
-        moves: list[Move] = []
-        async for entry in turns.in_turns(wanted, turns.LIGHT):
-            target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
-            if entry is not None and target is not None:
-                meta = arriving(target, entry, self._ids, self._upkeep.clock)
-                moves.append(Move(entry, State.READY, meta, target.name))
-            if len(moves) >= most:
-                break
+        chosen: list[tuple[Entry, QueueIndex]] = []
+        rooms: dict[QueueIndex, _Room] = {}
         moved: set[MessageId] = set()
-        await self._do(index, moves, Kind.REROUTE, "move the message", moved)
+        try:
+            async for entry in turns.in_turns(wanted, turns.LIGHT):
+                target = self._target(entry, to) if entry is not None and entry.state is State.READY else None
+                if entry is not None and target is not None:
+                    if rooms.setdefault(target, _Room(target)).takes_message():
+                        chosen.append((entry, target))
+                    elif to is not None:
+                        break
+                if len(chosen) >= most:
+                    break
+            moves = [
+                Move(entry, State.READY, arriving(target, entry, self._ids, self._upkeep.clock), target.name)
+                for entry, target in await self._fitting(chosen, rooms)
+            ]
+            await self._do(index, moves, Kind.REROUTE, "move the message", moved)
+        finally:
+            for room in rooms.values():
+                room.release(self._catalog)
         return Redriven(len(moved), index.ready)
 
     # Implementation
+
+    async def _fitting(
+        self, chosen: list[tuple[Entry, QueueIndex]], rooms: Mapping[QueueIndex, _Room]
+    ) -> list[tuple[Entry, QueueIndex]]:
+        """Those of the messages whose bodies fit into their queues; the first of a queue that does not ends them."""
+        limited = [entry for entry, target in chosen if rooms[target].counts_bytes]
+        if not limited:
+            return chosen
+        for target in dict.fromkeys(target for _, target in chosen if rooms[target].counts_bytes):
+            await self._loader.load(target)
+        sizes: dict[MessageId, int] = {}
+        for entry, stored in zip(limited, await self._storage.read(limited), strict=True):
+            if stored is not None:
+                sizes[entry.id] = stored.properties.size
+                await stored.body.aclose()
+        return [(entry, target) for entry, target in chosen if rooms[target].takes_bytes(sizes.get(entry.id, 0))]
 
     async def _leftovers(self, name: str) -> list[Entry]:
         """Messages in NEW and DELAYED, left by deleted queues of that name.
@@ -534,6 +563,60 @@ class Queues:
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
+
+
+class _Room:
+    """The room for messages that are moved to a queue which refuses what is over its limits. It is reserved as it is
+    taken, so that publishes count it, too: call :meth:`release` once the messages are there.
+
+    Args:
+        index: the queue.
+
+    Attributes:
+        counts_bytes: whether the queue limits the bytes of its messages.
+    """
+
+    def __init__(self, index: QueueIndex) -> None:
+        settings = index.settings
+        refuses = settings.overflow == REJECT
+        self._index = index
+        self._most = settings.max_messages if refuses else None
+        self._most_bytes = settings.max_bytes if refuses else None
+        self.counts_bytes = self._most_bytes is not None
+        self._messages = 0
+        self._bytes = 0
+        self._is_full = False
+
+    def takes_message(self) -> bool:
+        """Whether there is room for one more message; then it is reserved."""
+        if self._most is not None and self._index.counted >= self._most:
+            return False
+        self._index.reserved += 1
+        self._messages += 1
+        return True
+
+    def takes_bytes(self, size: int) -> bool:
+        """Whether there is room for the body of a message for which there was; else that is released."""
+        index = self._index
+        if self._most_bytes is None:
+            return True
+        there = index.reserved_bytes + (index.bodies.total if index.bodies is not None else 0)
+        self._is_full = self._is_full or there + size > self._most_bytes
+        if self._is_full:
+            index.reserved -= 1
+            self._messages -= 1
+        else:
+            index.reserved_bytes += size
+            self._bytes += size
+        return not self._is_full
+
+    def release(self, catalog: Catalog) -> None:
+        """Release what is reserved."""
+        index = self._index
+        index.reserved -= self._messages
+        index.reserved_bytes -= self._bytes
+        if index.deleted:
+            catalog.let_go(index)
 
 
 def check_groups(config: BrokerConfig) -> None:

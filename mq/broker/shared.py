@@ -16,7 +16,7 @@ import trio
 from mq import turns
 from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.core import Core
-from mq.broker.index import QueueIndex, incarnation_of, without_rank
+from mq.broker.index import QueueIndex, incarnation_of, sequence_of
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import QueueSettings
 from mq.broker.waiters import Waiters
@@ -182,7 +182,7 @@ class StoreWatcher:
     async def _learn(self, entries: list[Entry]) -> None:
         async for entry in turns.in_turns(await _sorted(entries), turns.LIGHT):
             if entry.state is not State.REMOVED:  # those of a deleted queue are named by a clock that nothing checks
-                self._ids.observe(entry.id.time if entry.meta.order is None else without_rank(entry))
+                self._ids.observe(sequence_of(entry))
             if entry.id in self._catalog.locks:
                 continue  # a peer has moved it since an earlier scan, and this broker is removing it
             if entry.state is State.REMOVED:

@@ -19,7 +19,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.exclusion import Exclusion
-from mq.broker.index import RANK_TICKS, QueueIndex, rank_of
+from mq.broker.index import QueueIndex, order_of, priority_of
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.broker.waiters import FetchRequest, Waiters
@@ -312,8 +312,8 @@ class Unacked:
         return index is not None and index.groups is not None
 
     def _last(self, entry: Entry) -> int:
-        """The order behind the others of its rank, before those of the next."""
-        return self._ids.new().time + rank_of(entry) * RANK_TICKS
+        """The order behind the others of its priority."""
+        return order_of(self._ids.new().time, priority_of(entry))
 
     def _counts(self, held: UnackedMessage) -> bool:
         """Whether the queue's settings say what becomes of a message after its work failed."""

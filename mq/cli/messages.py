@@ -165,6 +165,9 @@ def _move(
     with remote.client() as client:
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
     say_json({"moved": moved, "left": left}) if as_json else say(moved)
+    if left and not ids and moved != limit:
+        where = "their queues are" if to is None else f"{to} is"
+        warn(f"{left} messages stay in {queue}: {where} full, or they cannot go there")
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

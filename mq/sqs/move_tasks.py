@@ -21,7 +21,7 @@ import trio
 
 from mq.broker.api import BrokerAPI
 from mq.broker.queues import LARGEST_SLICE
-from mq.errors import MQError, StorageError
+from mq.errors import MQError, QueueFull, StorageError
 from mq.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
@@ -95,9 +95,11 @@ class MoveTask:
 
     async def _move_all(self, broker: BrokerAPI) -> None:
         while True:
-            moved = (await broker.redrive(self.source, self.target, self.per_second or LARGEST_SLICE)).moved
-            self.moved += moved
-            if not moved:
+            done = await broker.redrive(self.source, self.target, self.per_second or LARGEST_SLICE)
+            self.moved += done.moved
+            if not done.moved and done.left:
+                raise QueueFull(f"{done.left} messages stay: their queue is full, or does not exist any more")
+            if not done.moved:
                 return
             await trio.sleep(0 if self.per_second is None else _STALL_SECONDS)
 

@@ -10,6 +10,7 @@ import trio.lowlevel
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Published, open_broker
+from mq.broker.settings import DROP_HEAD
 from mq.errors import QueueFull
 from mq.lifecycle import State
 from mq.storage.interface import Operation, Outcome, Write
@@ -166,3 +167,74 @@ async def test_what_is_dropped_goes_to_the_dead_letter_queue(broker: Broker) -> 
     assert message is not None
     assert await message.body.read() == b"old"
     assert [(death["queue"], death["reason"]) for death in message.deaths] == [("q", "dropped")]
+
+
+# Redrives
+
+
+@pytest.mark.parametrize(
+    ("limit", "fitting"),
+    [
+        ({"max_messages": 10}, 7),
+        ({"max_bytes": 1000}, 7),
+        ({"max_bytes": 950}, 6),
+        ({"max_messages": 3}, 0),
+        ({"max_bytes": 300}, 0),
+        ({"max_messages": 5, "max_bytes": 1000}, 2),
+        ({}, 30),
+    ],
+)
+async def test_a_redrive_moves_no_more_than_its_target_takes(
+    broker: Broker, limit: dict[str, int], fitting: int
+) -> None:
+    await broker.create_queue("full")
+    await broker.change_settings("full", limit)
+    await broker.publish_many("full", [Draft(b"x" * 100)] * 3)
+    await broker.publish_many("q", [Draft(b"x" * 100)] * 30)
+    assert await broker.redrive("q", "full") == (fitting, 30 - fitting)
+    assert (await broker.status("full")).ready == 3 + fitting
+    assert await broker.redrive("q", "full") == (0, 30 - fitting)
+    assert await broker.take("full") is not None
+    assert (await broker.redrive("q", "full")).moved == int(fitting < 30)
+
+
+async def test_a_redrive_to_where_messages_died_passes_over_full_queues(broker: Broker) -> None:
+    for queue in ("dead", "a", "b"):
+        await broker.create_queue(queue)
+    for queue in ("a", "b"):
+        await broker.change_settings(queue, {"dead_letter_queue": "dead"})
+        await broker.publish_many(queue, [Draft(b"x")] * 5)
+        await broker.reject(await broker.hold(queue, 5))
+    await broker.change_settings("a", {"max_messages": 2})
+    assert await broker.redrive("dead") == (7, 3)
+    assert [(await broker.status(queue)).ready for queue in ("dead", "a", "b")] == [3, 2, 5]
+
+
+async def test_a_redrive_and_publishes_at_the_same_time_keep_the_limit(broker: Broker) -> None:
+    await broker.create_queue("full")
+    await broker.change_settings("full", {"max_messages": 20})
+    await broker.publish_many("q", [Draft(b"x")] * 30)
+    stored = 0
+
+    async def publish() -> None:
+        nonlocal stored
+        for _ in range(30):
+            outcomes = await broker.publish_many("full", [Draft(b"y")])
+            stored += isinstance(outcomes[0], Published)
+            assert (await broker.status("full")).ready <= 20
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(publish)
+        moved = (await broker.redrive("q", "full")).moved
+    assert moved + stored == (await broker.status("full")).ready == 20
+    assert broker._catalog.queues["full"].reserved == 0
+
+
+async def test_a_queue_that_drops_its_oldest_takes_every_redriven_message(broker: Broker) -> None:
+    await broker.create_queue("newest")
+    await broker.change_settings("newest", {"max_messages": 4, "overflow": DROP_HEAD})
+    await broker.publish_many("q", [Draft(b"%d" % number) for number in range(10)])
+    assert await broker.redrive("q", "newest") == (10, 0)
+    await wait_all_tasks_blocked()
+    assert [await take(broker, "newest") for _ in range(5)] == [b"6", b"7", b"8", b"9", None]

@@ -297,6 +297,17 @@ def test_more_than_a_batch_moves(client: Client, mq: Mq) -> None:
     assert mq("move", "q", "p").out == "2100\n"
 
 
+def test_messages_that_stay_are_reported(client: Client, mq: Mq) -> None:
+    client.create_queue("full")
+    client.configure("full", max_messages=10)
+    client.publish_many("q", [str(number) for number in range(300)])
+    done = mq("move", "q", "full")
+    assert (done.status, done.out) == (0, "10\n")
+    assert "290 messages stay in q: full is full" in done.error
+    done = mq("move", "q", "full", "--json")
+    assert done.json == [{"moved": 0, "left": 290}]
+
+
 def test_a_daemon_that_is_away(daemon: Inside, client: Client, mq: Mq) -> None:
     daemon.broken = True
     for verb in (("send", "q", "-m", "x"), ("receive", "q"), ("queues",), ("top",), ("export", "q")):

@@ -90,3 +90,14 @@ async def test_a_task_that_cannot_be_kept_does_not_begin(
         await tasks.start(MoveTask("dead", "q", None, 10))
         await trio.sleep(1)
     assert await ready(broker) == (0, 10)
+
+
+async def test_a_task_fails_where_its_queue_is_full(broker: Broker, dead: None) -> None:
+    await broker.change_settings("q", {"max_messages": 4})
+    async with daemon(broker) as tasks:
+        task = MoveTask("dead", "q", None, 10)
+        await tasks.start(task)
+        while task.status == RUNNING:
+            await trio.sleep(1)
+        assert (task.status, task.moved) == (FAILED, 4)
+        assert task.shown()["FailureReason"].startswith("6 messages stay")

@@ -84,14 +84,20 @@ function expression(pattern) {
   return new RegExp(`^${escaped.replace(/\\\*/g, ".*").replace(/\\\?/g, ".")}$`, "s");
 }
 
-/** Moves messages out of a queue: to where they died, or to `to`; all, or those with `ids`. The number that went. */
+/** Moves messages out of a queue: to where they died, or to `to`; all, or those with `ids`. How many were `moved`, and
+ * how many `stay`, as where the other queue is full. */
 export async function redrive(queue, { to, ids } = {}) {
   let moved = 0;
   for (;;) {
     const done = await askJson("POST", `${path(queue)}/redrive`, { ...(to && { to }), ...(ids && { ids }) });
     moved += done.moved;
-    if (ids || !done.moved || !done.left) return moved;
+    if (ids || !done.moved || !done.left) return { moved, stay: ids ? ids.length - moved : done.left };
   }
+}
+
+/** The outcome of a redrive, in words. */
+export function movedText({ moved, stay }, where = "") {
+  return `${moved} message${moved === 1 ? "" : "s"} moved${where}${stay > 0 ? `; ${stay} stay` : ""}`;
 }
 
 /** Removes messages for good. How many were there. */

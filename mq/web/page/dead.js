@@ -1,6 +1,6 @@
 // All dead letters in one place, wherever they lie: why each died, and the way back.
 
-import { askJson, may, redrive } from "./api.js";
+import { askJson, may, movedText, redrive } from "./api.js";
 import { confirmed } from "./dialogs.js";
 import { arrange, button, field, h, say, setText, show } from "./dom.js";
 import { many, why } from "./format.js";
@@ -105,7 +105,7 @@ function makeGroup(queue, reload) {
     const text = `All messages of ${queue} go back to the queues they died in.`;
     if (!(await confirmed(`Redrive ${queue}?`, text, "Redrive"))) return;
     try {
-      say(`${many(await redrive(queue), "message")} moved`);
+      say(movedText(await redrive(queue)));
     } catch (error) {
       say(error.message, true);
     }

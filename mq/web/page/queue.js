@@ -1,6 +1,6 @@
 // One queue: its counts, its messages, and what can be done with them.
 
-import { ask, askJson, may, path, redrive, removeMessages } from "./api.js";
+import { ask, askJson, may, movedText, path, redrive, removeMessages } from "./api.js";
 import { plot } from "./chart.js";
 import { askText, confirmed } from "./dialogs.js";
 import { button, field, h, say, setText, show } from "./dom.js";
@@ -141,7 +141,7 @@ export function queueView(name, { onState }) {
 
   async function redriveAll() {
     const text = `All messages of ${name} that died elsewhere go back to where they died.`;
-    if (await confirmed(`Redrive ${name}`, text, "Redrive")) say(`${many(await redrive(name), "message")} moved`);
+    if (await confirmed(`Redrive ${name}`, text, "Redrive")) say(movedText(await redrive(name)));
   }
 
   async function purge() {
@@ -183,8 +183,8 @@ export function actionsOf(queue) {
     may("configure", queue) && {
       text: "Redrive",
       act: async (ids) => {
-        const moved = await redrive(queue, { ids });
-        if (moved) say(`${many(moved, "message")} moved to where they died`);
+        const done = await redrive(queue, { ids });
+        if (done.moved) say(movedText(done, " to where they died"));
         else say("nothing was moved: mq does not know where they died, or it is no more. Say where to by Move…", true);
       },
     },
@@ -192,7 +192,7 @@ export function actionsOf(queue) {
       text: "Move…",
       act: async (ids) => {
         const to = await askText(`Move ${many(ids.length, "message")}`, "To the queue", "Move");
-        if (to) say(`${many(await redrive(queue, { to, ids }), "message")} moved to ${to}`);
+        if (to) say(movedText(await redrive(queue, { to, ids }), ` to ${to}`));
       },
     },
     may("consume", queue) && {
