@@ -17,7 +17,7 @@ from mq.web.endpoints import Endpoints
 from mq.web.http2_requests import BUFFER_HIGH_WATER, HEADER_TABLE_BYTES, REQUEST_BYTES, PausingBuffer
 from tests.web.talking import MAX_BODY, Server, start_server
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
 SHUT = SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 0})
 OPEN = SettingsFrame(0, settings={SettingsFrame.INITIAL_WINDOW_SIZE: 1 << 20})
 
@@ -166,7 +166,8 @@ async def test_an_answer_that_is_being_made_is_not_made_any_more(
 
     monkeypatch.setattr(broker, "queues", queues)
     await client.send(client.ask(1, "/-/queues"))
-    await begun.wait()
+    with trio.fail_after(10):
+        await begun.wait()
     if ends == "reset":
         await client.send(RstStreamFrame(1))
     else:
@@ -189,7 +190,8 @@ async def test_a_change_is_carried_out_although_its_connection_has_ended(
 
     monkeypatch.setattr(broker, "purge", purge)
     await client.send(client.ask(1, "/q/purge", "POST"))
-    await begun.wait()
+    with trio.fail_after(10):
+        await begun.wait()
     await client.stream.aclose()
     await trio.testing.wait_all_tasks_blocked(0.1)
     may_end.set()
