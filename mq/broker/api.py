@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
 from mq.broker.clock import Clock
 from mq.broker.columns import BrowsedColumns
+from mq.broker.commit import StoreProgress
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
@@ -375,6 +376,9 @@ class BrokerAPI(Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def progress(self) -> StoreProgress: ...
 
     @property
     def membership(self) -> Membership: ...

@@ -22,7 +22,7 @@ from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, InFlight, SaveWorker, Together
+from mq.broker.commit import Committer, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -130,6 +130,11 @@ class Broker:
     def ready(self) -> bool:
         """Whether messages can be stored and handed out: False once the medium has failed."""
         return not self._in_flight.is_closed and not self._committer.failure
+
+    @property
+    def progress(self) -> StoreProgress:
+        """Noted with each answer of the store."""
+        return self._committer.progress
 
     @property
     def membership(self) -> Membership:

@@ -7,6 +7,7 @@ once, :class:`Future` one answer to one task.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -61,6 +62,14 @@ PORTION: Final = 128
 LARGEST_PORTION: Final = 512
 _LONG_SECONDS: Final = 0.01
 """A batch that takes longer waits for its disk."""
+PATIENCE_SECONDS: Final = 20.0
+"""Longer than any barrier takes: a store that answers nothing for so long counts as dead."""
+EXTENSION_SECONDS: Final = 1.0
+"""How often deadlines are extended, at most: batches may end many times as often."""
+LONG_WAIT_SECONDS: Final = 0.5
+"""A connection that wants little should not wait longer for its turn."""
+LATELY_SECONDS: Final = 10.0
+"""How long such a wait is remembered."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
@@ -88,6 +97,7 @@ class Committer:
         pace: how many operations a batch may have.
         portion: messages that a long job submits before it waits: few where a batch ends soon, so that the operations
             of others are not behind many; more where it takes long whatever it has.
+        progress: noted with each answer of the store.
     """
 
     def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
@@ -100,7 +110,7 @@ class Committer:
         # A store with a log flushes once a batch; others may sync each file.
         self.pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
         self._waiting: deque[Submission] = deque()  # for the next batch
-        self._line: FairLine[BatchTurn] = FairLine()  # for later batches
+        self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for later batches, and since when
         self._size = 0  # messages that wait for the next batch
         self._calls = 0  # calls that have brought them
         self._last_taken = 0  # calls in the batch before
@@ -108,6 +118,7 @@ class Committer:
         self._is_served = False  # one of them has its turn
         self.portion = PORTION
         self.failure = ""
+        self.progress = StoreProgress()
         self._shut_out: StorageFenced | None = None
 
     def check(self) -> None:
@@ -154,7 +165,7 @@ class Committer:
 
     def stand_in_line(self, turn: BatchTurn) -> None:
         """Call this when it is the turn of the caller's connection."""
-        self._line.put(SOURCE.get(), turn)
+        self._line.put(SOURCE.get(), (turn, trio.current_time()))
         self._fill()
 
     def join(self, submission: Submission, messages: int) -> None:
@@ -176,6 +187,7 @@ class Committer:
         # After a failure the state of the medium is unknown. Being fenced ends the broker.
         try:
             yield
+            self.progress.note()
         except StorageFenced as error:
             self._shut_out = error
             self.call_worker()
@@ -223,10 +235,11 @@ class Committer:
         ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
         rest = answering.unfinished()
         if rest is not None:
-            self._line.put_first(rest.source, partial(self._take_turn, rest))
+            self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
             self._fill()
         self.pace.note(size, ended - began)
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
+        self.progress.note()
         for took in self._took:
             took(ended - began)
 
@@ -242,10 +255,12 @@ class Committer:
     def _fill(self) -> None:
         """Let those who stand in line bring their operations, as far as the next batch takes them."""
         while self._line and self._size < self.pace.limit:
-            source, turn = self._line.take()
+            source, is_new, (turn, since) = self._line.take()
+            if is_new and source is not None:
+                self.progress.note_wait(trio.current_time() - since)
             rest = turn(max(1, min(LARGEST_TURN, self.pace.limit // TURNS_OF_A_BATCH)))
             if rest is not None:
-                self._line.put_first(source, rest)
+                self._line.put_first(source, (rest, since))
 
     def _is_needed(self) -> bool:
         return bool(self._waiting) or self._shut_out is not None
@@ -662,6 +677,52 @@ def error_of(outcome: Outcome, what: str) -> MQError:
 
 
 CLOSING: Final = "the broker is closing; connect to another one, or try again when it is back"
+
+
+class StoreProgress:
+    """Knows that the store goes on answering. A block that waits for the store may take longer as long as it does: then
+    others are served first, or there is much to do."""
+
+    def __init__(self) -> None:
+        self._others_wait_until = -math.inf
+        self._scopes: set[trio.CancelScope] = set()
+        self._extended = -math.inf
+
+    def note(self) -> None:
+        """The store has answered."""
+        now = trio.current_time()
+        if self._scopes and now >= self._extended + EXTENSION_SECONDS:
+            self._extended = now
+            for scope in self._scopes:
+                scope.deadline = now + PATIENCE_SECONDS
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether a connection that wants little had to wait for long, lately."""
+        return trio.current_time() < self._others_wait_until
+
+    def note_wait(self, seconds: float) -> None:
+        """An operation of a connection that had none in line has waited so long for its turn."""
+        if seconds > LONG_WAIT_SECONDS:
+            self._others_wait_until = trio.current_time() + LATELY_SECONDS
+
+    @contextmanager
+    def shielded(self) -> Iterator[None]:
+        """Shield the block from cancellation until the store has answered nothing for :data:`PATIENCE_SECONDS`.
+
+        Raises:
+            StorageUnsure: the block was cut off then.
+        """
+        with trio.move_on_after(PATIENCE_SECONDS, shield=True) as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+        if scope.cancelled_caught:
+            raise StorageUnsure(
+                f"the store did not answer for {PATIENCE_SECONDS:g} seconds: it may have been done, or not"
+            )
 
 
 class InFlight:

@@ -13,7 +13,7 @@ BATCH_SECONDS: Final = 0.1
 """How long a batch may take, so that operations behind it do not wait for long."""
 FEWEST: Final = 4
 """Operations that a batch may always have."""
-FIRST: Final = 128
+FIRST: Final = 16
 """Operations in a batch while it is not known whether more of them take longer."""
 SLOW_SECONDS: Final = 0.001
 """An operation that takes less needs no guess: even the largest batch ends soon."""
@@ -64,8 +64,12 @@ class FairLine(Generic[T]):
             self._wait_again(source)
         line.appendleft(item)
 
-    def take(self) -> tuple[object | None, T]:
-        """Take the next item, with its source. Call this only while the line is true."""
+    def take(self) -> tuple[object | None, bool, T]:
+        """Take the next item. Call this only while the line is true.
+
+        Returns:
+            Its source, whether this is its first turn since it came into the line, and the item.
+        """
         takes_new = bool(self._new) and not (self._served and self._new_turns >= NEW_TURNS)
         self._new_turns = self._new_turns + 1 if takes_new else 0
         source = (self._new if takes_new else self._served).popleft()
@@ -75,7 +79,7 @@ class FairLine(Generic[T]):
             del self._items[source]
         else:
             self._wait_again(source)
-        return source, item
+        return source, takes_new, item
 
     def _wait_again(self, source: object | None) -> None:
         (self._new if source is None else self._served).append(source)
@@ -87,7 +91,7 @@ class Pace:
     A batch takes a fixed time, such as one flush, and a time for each operation, which is nearly nothing where a log is
     flushed once, and a flush or more where each file is. Only in the second case do smaller batches end sooner. Both
     times follow from the sizes and times of recent batches by linear regression. Where the fixed time alone is long,
-    operations may take three times as long: smaller batches would cost throughput and shorten no wait.
+    operations may take as long again: smaller batches would cost throughput, and shorten waits by less than half.
 
     Args:
         most: operations in a batch, at most.
@@ -125,9 +129,9 @@ class Pace:
         if self._each is None and self._sizes * 2 > FIRST * self._count:
             self._each = average  # a smaller batch will tell
         if self._each is None:
-            self.limit = self._most if average < SLOW_SECONDS else min(self._most, FIRST)
+            self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
             return
         self._each = min(self._each, average)
         fixed = max(0.0, (self._seconds - self._each * self._sizes) / self._count)
-        limit = max(BATCH_SECONDS - fixed, 3 * fixed) / self._each if self._each else self._most
+        limit = max(BATCH_SECONDS - fixed, fixed) / self._each if self._each else self._most
         self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))

@@ -200,6 +200,7 @@ class Queues:
         settings = DEFAULTS.changed(patch)
         if settings.groups:
             check_groups(self._config)
+        await self.settled(name)
         async with self._changing:
             if (found := await self.look_up(name, surely=True)) is not None:
                 if refuses_other and found.is_transient != is_transient:
@@ -226,6 +227,10 @@ class Queues:
                 await self._watcher.load_queues()  # a peer may have made it at the same time, before us
             self._catalog.queues.setdefault(name, index)
             return made
+
+    async def settled(self, name: str) -> None:
+        """Wait until nothing is under way of a deleted queue of that name. Other queues can be made meanwhile."""
+        await self._catalog.has_left(name)
 
     async def delete(self, queue: str) -> None:
         """Delete a queue and all its messages.
@@ -690,6 +695,7 @@ class Declarations:
         """
         if is_replicated:
             raise _in_no_cluster(queue)
+        await self._queues.settled(queue)
 
     async def create(
         self,

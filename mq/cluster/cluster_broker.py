@@ -19,6 +19,7 @@ from mq.broker import (
 )
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.clock import Clock
+from mq.broker.commit import StoreProgress
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -102,6 +103,11 @@ class ClusterBroker(Forwarding):
     def ready(self) -> bool:
         """Whether the local store takes changes."""
         return self._local.ready
+
+    @property
+    def progress(self) -> StoreProgress:
+        """Noted with each answer of the local store."""
+        return self._local.progress
 
     @property
     def membership(self) -> Membership:

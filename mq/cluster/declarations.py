@@ -113,6 +113,8 @@ class ClusterDeclarations:
                 raise self._only_here(queue)
             return
         await self.find(queue)
+        if not is_replicated:
+            await self._local.admit(queue, is_replicated=False)
         if not is_replicated and queue in self._names.queues:
             raise Conflict(
                 f"queue {queue} is there already, and highly available, on all nodes of the cluster: declare it with "

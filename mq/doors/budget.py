@@ -55,6 +55,8 @@ class Use(StrEnum):
     """What a request sends."""
     PUBLISH = "publish"
     """Messages over AMQP that are unfinished, or uncommitted."""
+    BACKLOG = "backlog"
+    """Messages over AMQP that wait for the store."""
     ANSWER = "answer"
     """What a request is answered."""
     DELIVERY = "delivery"

@@ -1,5 +1,4 @@
-"""Connections of all doors: the peer at the other end, the limit for one address and for all of them, and blocks that a
-connection's end does not cut off."""
+"""Connections of all doors: the peer at the other end, and the limit for one address and for all of them."""
 
 from __future__ import annotations
 
@@ -17,7 +16,6 @@ from typing import Final, NamedTuple
 import trio
 
 from mq.access.guesses import source_of
-from mq.errors import StorageUnsure
 
 logger = logging.getLogger(__name__)
 
@@ -210,20 +208,3 @@ class Crowd:
             self._counts[source] -= 1
             if not self._counts[source]:
                 del self._counts[source]
-
-
-PATIENCE_SECONDS: Final = 20.0
-"""Longer than any barrier takes: a broker that takes longer counts as dead."""
-
-
-@contextmanager
-def shielded() -> Iterator[None]:
-    """Shield the block from cancellation for :data:`PATIENCE_SECONDS`.
-
-    Raises:
-        StorageUnsure: the block took longer, and was cut off after all.
-    """
-    with trio.move_on_after(PATIENCE_SECONDS, shield=True) as scope:
-        yield
-    if scope.cancelled_caught:
-        raise StorageUnsure(f"the store did not answer for {PATIENCE_SECONDS:g} seconds: it may have been done, or not")

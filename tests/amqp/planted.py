@@ -47,8 +47,8 @@ BUGS: Final = {
     "a command is dropped that waits for acknowledgements as its client goes": Bug(
         "ServedConnection._work", "with trio.CancelScope(shield=True): ...", "await self._acknowledged(0)"
     ),
-    "a goodbye is answered before everything is stored": Bug(
-        "Handlers._leave", "await self._publish_pump.wait_for_all()", "pass"
+    "a close is answered before the confirms": Bug(
+        "Handlers._leave", "self._connection.owes_confirms(command.channel)", "False"
     ),
     "a commit does not wait for the disk": Bug(
         "Handlers._commit",

@@ -10,9 +10,10 @@ from pamqp import commands
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.amqp.server import served_connection
-from mq.amqp.server.publish_pump import MOST_BYTES_WAITING
+from mq.amqp.server.publish_pump import OWN_RESERVE
 from mq.amqp.server.served_connection import MOST_BYTES_UNSENT, STALLED_SECONDS, ServedConnection
 from mq.amqp.wire.frames import PROTOCOL_HEADER
+from mq.doors.budget import CLIENT_PART
 from mq.doors.connections import NOBODY
 from mq.storage.interface import Operation, Outcome, Result, Write
 from mq.storage.layered import LayeredStorage
@@ -225,6 +226,7 @@ async def test_what_waits_for_room_is_bounded(autojump_clock: MockClock) -> None
             nursery.start_soon(flood)
             await trio.sleep(60)
             assert served in house.door.connections  # it is not its fault that it is not heard
-            assert sent > MOST_BYTES_WAITING
-            assert served._publish_pump._bytes.value < MOST_BYTES_WAITING + served_connection.READ_BYTES * 2
+            most = house.door.memory.most // CLIENT_PART - house.door.memory.most // OWN_RESERVE
+            assert sent > most
+            assert served._publish_pump._bytes.value < most + served_connection.READ_BYTES * 2
             nursery.cancel_scope.cancel()

@@ -17,6 +17,8 @@ from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.dead_letters import DeadLetterRouter
 from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, FullStoreAlarm, PublishPump, Unstored
 from mq.amqp.wire.properties import NONE
+from mq.broker.commit import StoreProgress
+from mq.doors.budget import Budget, Use
 from mq.errors import MQError, StorageFailed, StorageFull
 
 Q = Queue("/", "q", durable=True)
@@ -57,12 +59,21 @@ class Stores:
 class Pump:
     """A pump, and what it has told."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: int = 1 << 24) -> None:
         self.stores = Stores()
         self.told: list[int] = []
         self.alarm = FullStoreAlarm(lambda: None)
+        self.backlog: AsyncValue[int] = AsyncValue(0)
+        self.memory = Budget(memory)
+        self.progress = StoreProgress()
         self.pump = PublishPump(
-            cast("Copies", self.stores), self.alarm, cast("DeadLetterRouter", None), AsyncValue(0), self._tell
+            cast("Copies", self.stores),
+            self.alarm,
+            cast("DeadLetterRouter", None),
+            self.backlog,
+            self.memory.client("client").reserve(Use.BACKLOG),
+            self.progress,
+            self._tell,
         )
 
     def _tell(self, messages: list[PublishedMessage], unstored: Unstored) -> None:

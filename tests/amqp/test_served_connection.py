@@ -24,9 +24,9 @@ from mq.amqp.server.publish_pump import MOST_TOGETHER
 from mq.amqp.server.state import UnusedQueues
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft, UnackedMessage
+from mq.broker.commit import PATIENCE_SECONDS
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
-from mq.doors.connections import PATIENCE_SECONDS
 from mq.errors import MQError, NotServed, QueueHeld, StorageFull
 from mq.message import QueueName
 from mq.storage.interface import Operation, Outcome, Result

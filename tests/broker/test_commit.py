@@ -13,6 +13,7 @@ from trio.testing import MockClock
 
 from mq.broker import commit
 from mq.broker.commit import LARGEST_BATCH, MOST_OF_A_CALL, BatchTimes, Committer, SaveWorker, Together
+from mq.broker.fairness import Pace
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Hear, Operation, Outcome, Result, Write
@@ -26,10 +27,9 @@ BARRIER_SECONDS = 8.0
 class Disk(MemoryStorage):
     """Does one batch after another, and takes its time for them."""
 
-    def __init__(self, barrier_seconds: float = BARRIER_SECONDS, operation_seconds: float = OPERATION_SECONDS) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.sizes: list[int] = []
-        self._barrier_seconds, self._operation_seconds = barrier_seconds, operation_seconds
         self.under_way = self.most_under_way = 0
         self.busy_seconds = 0.0
         self._one = trio.Lock()
@@ -42,7 +42,7 @@ class Disk(MemoryStorage):
         self.sizes.append(len(operations))
         with self._counted():
             async with self._one:
-                seconds = self._barrier_seconds + len(operations) * self._operation_seconds
+                seconds = BARRIER_SECONDS + len(operations) * OPERATION_SECONDS
                 self.busy_seconds += seconds
                 await trio.sleep(seconds)
                 return [Outcome(Result.DONE)] * len(operations)
@@ -61,8 +61,16 @@ def writes(count: int) -> list[Operation]:
     return [Write("q", IDS.new(), b"") for _ in range(count)]
 
 
+class Unpaced(Pace):
+    """Limits no batch, however long it takes."""
+
+    def note(self, size: int, seconds: float) -> None:
+        pass
+
+
 async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
+    committer.pace = Unpaced(LARGEST_BATCH)
     nursery.start_soon(SaveWorker(committer).run)
     await trio.testing.wait_all_tasks_blocked()  # else it may begin between the first callers, whose order is drawn
     return committer
@@ -246,17 +254,15 @@ async def test_all_who_are_there_share_a_barrier(autojump_clock: MockClock) -> N
 
 
 async def test_what_belongs_together_is_not_parted(autojump_clock: MockClock) -> None:
-    disk = Disk(operation_seconds=0)
+    disk = Disk()
     async with trio.open_nursery() as nursery:
         committer = await serve(disk, nursery)
-        for size in (1, 100, 1):  # it is known then that larger batches take no longer
-            await committer.commit(writes(size))
         async with trio.open_nursery() as people:
             for size in (3, 1000, 1000, 5):
                 people.start_soon(committer.commit, writes(size))
                 await trio.sleep(0.1)
         nursery.cancel_scope.cancel()
-    assert disk.sizes[3:] == [3, 2000, 5]
+    assert disk.sizes == [3, 2000, 5]
 
 
 async def test_call_with_many_items_is_split(autojump_clock: MockClock, kind: type[Items]) -> None:

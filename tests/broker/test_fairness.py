@@ -84,7 +84,7 @@ async def flood_as(owner: str, committer: Committer, count: int = 2000) -> None:
 def taken(line: FairLine[str]) -> str:
     found = ""
     while line:
-        found += line.take()[1]
+        found += line.take()[2]
     return found
 
 
@@ -102,9 +102,9 @@ def test_line_serves_a_new_source_before_those_that_had_a_turn() -> None:
     for source in range(3):
         line.put(source, "a")
         line.put(source, "b")
-    assert [line.take()[1] for _ in range(3)] == list("aaa")
+    assert [line.take()[2] for _ in range(3)] == list("aaa")
     line.put("new", "n")
-    assert "n" in (line.take()[1], line.take()[1])
+    assert "n" in (line.take()[2], line.take()[2])
 
 
 def test_line_does_not_starve_served_sources_while_new_ones_come() -> None:
@@ -115,7 +115,7 @@ def test_line_does_not_starve_served_sources_while_new_ones_come() -> None:
     for number in range(10):
         line.put(number, "n")
         line.put(-1 - number, "n")
-        served += line.take()[1]
+        served += line.take()[2]
     assert served.count("g") >= 2
 
 

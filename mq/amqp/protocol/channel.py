@@ -190,6 +190,11 @@ class Channel:
             delivery = commands.UnsettledDelivery(0, result.arrival.token, command.queue.key, None)
             self._session.outbox.put(commands.Release(self.key, (), (delivery,)))
 
+    @property
+    def owes_confirms(self) -> bool:
+        """Whether its client waits for confirms."""
+        return self._publishes.confirms.is_awaited
+
     def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
         """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
         if self.state in (ChannelState.OPEN, ChannelState.LEAVING):

@@ -194,7 +194,8 @@ class ConnectionState(Enum):
     CLOSING = "closing"
     """We have closed it; until the client's close-ok, everything else is ignored."""
     LEAVING = "leaving"
-    """The client has closed it. The close-ok follows once all that it published is stored; nothing more is read."""
+    """The client has closed it. The close-ok follows once all that it awaits confirms for is stored; nothing more is
+    read."""
     LEFT = "left"
     """The close-ok is sent; bytes that still come are dropped until the client closes the stream."""
     OVER = "over"
@@ -341,6 +342,13 @@ class Connection:
     def channel(self, key: ChannelKey) -> Channel | None:
         """The channel, unless it has ended."""
         return self._channels.find(key)
+
+    def owes_confirms(self, channel: ChannelKey | None) -> bool:
+        """Whether the client waits for confirms on a channel; None for any of them."""
+        if channel is None:
+            return any(each.owes_confirms for each in self._channels.all())
+        found = self._channels.find(channel)
+        return found is not None and found.owes_confirms
 
     def channels(self) -> list[Channel]:
         """The open channels, by number."""

@@ -295,6 +295,11 @@ class PublisherConfirms:
         self._open[self._last] = None
         return self._last
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether some are open."""
+        return bool(self._open)
+
     def settle(self, numbers: Iterable[int], *, is_stored: bool) -> None:
         """Note that messages are stored, or refused. A number that is not open is ignored."""
         for number in numbers:

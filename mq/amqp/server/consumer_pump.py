@@ -19,7 +19,6 @@ from mq.amqp.server.message_codec import arrival_of
 from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import UNCOUNTED_BYTES, Budget, ClientMemory, Use
-from mq.doors.connections import shielded
 from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message
@@ -166,7 +165,7 @@ class ConsumerPump:
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft([held for held, _ in ready[taken:]][::-1])
                 if self._no_ack and sent:
-                    with shielded():
+                    with self._broker.progress.shielded():
                         await self._broker.acknowledge(sent)
                 if taken < len(ready):
                     break
@@ -211,7 +210,7 @@ class ConsumerPump:
 
     async def _give_back(self, held: Sequence[UnackedMessage] | deque[UnackedMessage]) -> None:
         if held:
-            with shielded():
+            with self._broker.progress.shielded():
                 for each in held:
                     await each.message.body.aclose()
                 await self._broker.put_back(list(held), redelivered=False)

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import trio
+
 from mq.amqp.model.arguments import (
     DELIVERY_LIMIT,
     QUEUE_TYPE,
@@ -38,7 +40,6 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.doors.audit import note
 from mq.doors.budget import Use
-from mq.doors.connections import shielded
 from mq.errors import (
     BrokerClosed,
     CallerError,
@@ -57,6 +58,9 @@ logger = logging.getLogger("mq.amqp")
 
 _SETTLED_TOGETHER: Final = 512
 """Deliveries of one command that are settled before the next ones are."""
+GOODBYE_SECONDS: Final = 0.5
+"""How long the answer to a close waits for messages without confirms to be stored. Some clients wait 2 seconds for the
+answers to the closes of a channel and its connection together, and lose what they have not sent."""
 
 
 class Handlers:
@@ -154,7 +158,7 @@ class Handlers:
     async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
         """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
         await self._publish_pump.wait_for_all()
-        with shielded():
+        with self._broker.progress.shielded():
             return await do()
 
     async def _authenticate(self, command: commands.Authenticate) -> Result:
@@ -316,11 +320,11 @@ class Handlers:
         for consumer in consumers:
             consumer.end()
         try:
-            with shielded():
+            with self._broker.progress.shielded():
                 for consumer in consumers:
                     await consumer.stopped()
         finally:  # a store that does not answer keeps no queue from the consumers to come
-            with shielded():
+            with self._broker.progress.shielded():
                 for consumer in consumers:
                     await self._state.consumer_ended(consumer)
 
@@ -359,7 +363,7 @@ class Handlers:
             finally:
                 room.give_back()  # before it is written, which reserves memory for what is left unsent
                 if unsent:
-                    with shielded():
+                    with self._broker.progress.shielded():
                         for each in unsent:
                             await each.message.body.aclose()
                         await self._broker.put_back(unsent, redelivered=False)
@@ -387,14 +391,18 @@ class Handlers:
 
     async def _release(self, command: commands.Release) -> Result:
         for some in parts(command.deliveries, _SETTLED_TOGETHER):
-            with shielded():
+            with self._broker.progress.shielded():
                 await self._broker.put_back(_held(some))
-        with shielded():
+        with self._broker.progress.shielded():
             await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
         return Done()
 
     async def _leave(self, command: commands.Leave) -> Result:
-        await self._publish_pump.wait_for_all()
+        if self._connection.owes_confirms(command.channel):
+            await self._publish_pump.wait_for_all()
+        else:  # what is published is stored without the client, which may not wait for long
+            with trio.move_on_after(GOODBYE_SECONDS):
+                await self._publish_pump.wait_for_all()
         if command.channel is None:
             await self.disconnect()
         return Done()
@@ -473,7 +481,9 @@ async def settle(
     failed: MQError | None = None
     for some in parts(deliveries, _SETTLED_TOGETHER):
         try:
-            with shielded():  # each part for itself: very many take longer than a store may for one
+            with (
+                state.broker.progress.shielded()
+            ):  # each part for itself: very many take longer than a store may for one
                 await _settle(state, outcome, some, durable=durable)
         except MQError as error:
             failed = error

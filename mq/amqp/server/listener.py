@@ -22,6 +22,9 @@ logger = logging.getLogger("mq.amqp")
 
 GRACE_SECONDS: Final = 10
 """How long connections may run on after a stop while nothing is stored."""
+LONGEST_STOP_SECONDS: Final = 45
+"""How long they may run on in all. With the time to let go of the store it is less than service managers wait before
+they kill a daemon, which could not log any more what is lost."""
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """For clients without heartbeats: the kernel finds out that one has vanished."""
 _PORT_HINT: Final = "--amqp-port, or serve HTTP alone with --amqp-port=0"
@@ -60,7 +63,7 @@ async def serve(
             still find their exchange, and queues expire.
         doorway: where connections come, in place of the address and the port. None listens there.
         grace_seconds: connections are cut off that long after the stop, or after the store has last taken up some of
-            what was published before.
+            what was published before, but no later than :data:`LONGEST_STOP_SECONDS` after the stop.
         task_status: of :meth:`trio.Nursery.start`.
 
     Raises:
@@ -104,8 +107,9 @@ async def open_doorway(address: str, port: int, *, shares_port: bool = False, ne
 
 
 async def _cut_off(scope: trio.CancelScope, state: AmqpState, seconds: float) -> None:
+    last = trio.current_time() + LONGEST_STOP_SECONDS
     async for _ in state.backlog.eventual_values():
-        scope.deadline = trio.current_time() + seconds
+        scope.deadline = min(last, trio.current_time() + seconds)
 
 
 class _ServedConnections:

@@ -20,18 +20,31 @@ from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
+from mq.broker.commit import StoreProgress
+from mq.doors.budget import Room
 from mq.errors import BodyTooLarge, MQError, NoSuchQueue, NotServed, PublishPaused, QueueFull, StorageFull
 
 logger = logging.getLogger("mq.amqp")
 
-MOST_BYTES_WAITING: Final = 16 * 1024 * 1024
-"""Of one connection, before nothing more is read from it."""
-MOST_BYTES_IN_ALL: Final = 256 * 1024 * 1024
-"""Of all connections, before nothing more is read from those of which something waits."""
+OWN_RESERVE: Final = 16
+"""While less than this part of the memory is free for a client, nothing more is read from its connections of which
+something waits: the client may need it for other things."""
+COMMON_RESERVE: Final = 3
+"""The same for all clients together: others may need that."""
+EARLY_PART: Final = 16
+"""With this part of the memory a connection is told that it publishes too fast."""
+EARLY_SECONDS: Final = 2.0
+"""So is one for which the store has this much work."""
+MOST_SECONDS: Final = 10.0
+"""Work of one connection, before nothing more is read from it while other connections wait for the store."""
+RATE_SECONDS: Final = 0.5
+"""How long messages are counted before they tell how fast the store takes them."""
 MOST_TOGETHER: Final = 128
 """Messages of one connection that are stored and answered together. Preparing more would hold up other connections."""
 LEAST_TOGETHER: Final = 16
 """Fewer wait for others, or for the end of a portion, where as many as a portion has are under way."""
+MOST_STORED_NOW: Final = 1024
+"""Messages of a transaction that are stored together."""
 MOST_PORTIONS: Final = 16
 """Times that many that are under way at once: while some are stored, the next ones are prepared."""
 RETRY_SECONDS: Final = 1.0
@@ -64,11 +77,14 @@ class PublishPump:
         alarm: told while there is no room.
         dead_letters: gets the refusals of full queues that dead-letter them.
         backlog: bytes that wait, of all connections.
+        room: the memory for those of this connection.
+        progress: knows whether other connections wait for the store.
         told: called with messages that are stored or refused, and with the refused ones among them.
 
     Attributes:
         lost: how many messages are not stored, or not known to be, without their publisher having been told.
         why: the error of the store that lost them.
+        is_ahead: whether the client publishes faster than the store takes it.
     """
 
     def __init__(
@@ -77,14 +93,20 @@ class PublishPump:
         alarm: FullStoreAlarm,
         dead_letters: DeadLetterRouter,
         backlog: AsyncValue[int],
+        room: Room,
+        progress: StoreProgress,
         told: Callable[[list[PublishedMessage], Unstored], None],
     ) -> None:
         self.lost = 0
         self.why = ""
+        self.is_ahead = False
         self._copies = copies
         self._alarm = alarm
         self._dead_letters = dead_letters
         self._backlog = backlog
+        self._room = room
+        self._progress = progress
+        self._rate = _Rate()
         self._told = told
         self._waiting: deque[PublishedMessage] = deque()
         self._under_way = 0
@@ -100,7 +122,12 @@ class PublishPump:
     def has_room(self) -> bool:
         """Whether more may be read from the connection."""
         own = self._bytes.value
-        return not own or bool(own < MOST_BYTES_WAITING and self._backlog.value < MOST_BYTES_IN_ALL)
+        if not own:
+            return True
+        budget, room = self._room.client.budget, self._room
+        if self._is_memory_scarce or room.free < budget.most // OWN_RESERVE or room.size < own:
+            return False
+        return not (self._progress.others_wait and self._has_work_for(MOST_SECONDS))
 
     @property
     def is_awaited(self) -> bool:
@@ -112,6 +139,8 @@ class PublishPump:
         if self._has_ended:
             self.lost += len(messages)
             return
+        if not self._bytes.value:
+            self._rate.begin()
         self._waiting.extend(messages)
         self._count(sum(map(_size, messages)))
         self._work.set()
@@ -153,6 +182,7 @@ class PublishPump:
             self.lost += self._under_way + len(self._waiting)
             self._waiting.clear()
             self._count(-self._bytes.value)
+            self._room.give_back()
 
     async def store_now(self, messages: Sequence[PublishedMessage]) -> Unstored:
         """Store messages after all that were put before. Returns those that are refused.
@@ -162,7 +192,17 @@ class PublishPump:
         """
         await self.wait_for_all()
         with self._awaited():
-            return await self._store(messages)
+            parts = [
+                await self._store(messages[begin : begin + MOST_STORED_NOW])
+                for begin in range(0, len(messages), MOST_STORED_NOW)
+            ]
+        return Unstored(
+            [message for part in parts for message in part.full],
+            [message for part in parts for message in part.unserved],
+            [message for part in parts for message in part.unfit],
+            next((part.why for part in reversed(parts) if part.why), ""),
+            [message for part in parts for message in part.unrouted],
+        )
 
     async def _begin_portions(self, nursery: trio.Nursery) -> None:
         """Begin to store what waits, one portion behind the other, for ever."""
@@ -195,8 +235,9 @@ class PublishPump:
         portion.has_place.set()
         await may_tell.wait()
         self._under_way -= len(portion.messages)
-        self._told(portion.messages, unstored)
+        self._rate.add(len(portion.messages))
         self._count(-sum(map(_size, portion.messages)))
+        self._told(portion.messages, unstored)
         portion.is_told.set()
         room.release()
         self._work.set()
@@ -256,7 +297,7 @@ class PublishPump:
 
     async def _pause(self, why: str) -> None:
         """Wait before a portion is tried again that found no room. Meanwhile no other begins."""
-        if self._is_left and self._backlog.value >= MOST_BYTES_IN_ALL:
+        if self._is_left and self._is_memory_scarce:
             raise StorageFull(why)
         self._alarm.raise_alarm(self, why)
         self._stuck.value += 1
@@ -282,8 +323,25 @@ class PublishPump:
                 await self._dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
 
     def _count(self, size: int) -> None:
-        self._bytes.value += size
+        own = self._bytes.value + size
+        if size < 0:
+            self._room.shrink(own)
+        elif own - self._room.size <= self._room.free:  # else nothing more is read until it is less
+            self._room.cover(own)
+        part = 2 if self.is_ahead else 1  # what is ahead stays so until half of that is left
+        is_early = part * own > self._room.client.budget.most // EARLY_PART
+        self.is_ahead = is_early or self._has_work_for(EARLY_SECONDS / part)
+        self._bytes.value = own
         self._backlog.value += size
+
+    @property
+    def _is_memory_scarce(self) -> bool:
+        budget = self._room.client.budget
+        return budget.free < budget.most // COMMON_RESERVE
+
+    def _has_work_for(self, seconds: float) -> bool:
+        messages, rate = self._under_way + len(self._waiting), self._rate.per_second
+        return bool(rate) and messages > max(MOST_TOGETHER, rate * seconds)
 
     @contextmanager
     def _awaited(self) -> Iterator[None]:
@@ -292,6 +350,32 @@ class PublishPump:
             yield
         finally:
             self._who_wait -= 1
+
+
+class _Rate:
+    """How many messages the store takes in a second while some wait.
+
+    Attributes:
+        per_second: 0 while that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.per_second = 0.0
+        self._stored = 0
+        self._since = 0.0
+
+    def begin(self) -> None:
+        """Messages wait from now on."""
+        self._stored, self._since = 0, trio.current_time()
+
+    def add(self, messages: int) -> None:
+        """So many more are stored."""
+        self._stored += messages
+        seconds = trio.current_time() - self._since
+        if seconds >= RATE_SECONDS:
+            latest = self._stored / seconds
+            self.per_second = (self.per_second + latest) / 2 if self.per_second else latest
+            self.begin()
 
 
 class _Portion:

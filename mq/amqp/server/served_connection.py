@@ -26,7 +26,7 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
-from mq.doors.connections import FewLines, Peer, shielded
+from mq.doors.connections import FewLines, Peer
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
@@ -54,6 +54,8 @@ STALLED_SECONDS: Final = 120
 """A client that takes no piece for so long is dropped, whatever its heartbeat."""
 MOST_ACKNOWLEDGING: Final = 2000
 """Messages of one connection that are being removed while it reads on."""
+LONGEST_PAUSE_SECONDS: Final = 0.02
+"""Of a client that publishes faster than the store takes it half of the time is read, in pauses of up to so long."""
 LINGER_SECONDS: Final = 5
 """How long a connection that has ended keeps its socket, for the store to finish and its client to read the answers.
 What it published is stored even if that takes longer."""
@@ -89,7 +91,15 @@ class ServedConnection:
         self._sending = self._memory.reserve(Use.DELIVERY)
         if isinstance(stream, trio.SSLStream):
             self._connection.session.certificate = common_name(stream.getpeercert())
-        self._publish_pump = PublishPump(state.copies, state.alarm, state.dead_letters, state.backlog, self._stored)
+        self._publish_pump = PublishPump(
+            state.copies,
+            state.alarm,
+            state.dead_letters,
+            state.backlog,
+            self._memory.reserve(Use.BACKLOG),
+            state.broker.progress,
+            self._stored,
+        )
         self._handlers = Handlers(
             state,
             self._connection,
@@ -200,8 +210,6 @@ class ServedConnection:
 
     def alarm_changed(self) -> None:
         """Publishers have to wait, or may go on."""
-        if not self._state.alarm.why:
-            self._connection.unblock()
         self._flush()
 
     # Reading
@@ -221,6 +229,7 @@ class ServedConnection:
                 if not data:
                     return
             await self._reader.begin()
+            began = trio.current_time()
             async with self._working:
                 self._renew_rights()
                 if data:
@@ -228,6 +237,9 @@ class ServedConnection:
                 has_more = await self._work_in_turn()
                 if not has_more:
                     self._count_input()
+            if self._publish_pump.is_ahead:
+                # A thread that stores messages waits for Python's lock after each system call while this one works.
+                await trio.sleep(min(LONGEST_PAUSE_SECONDS, trio.current_time() - began))
 
     def _count_input(self) -> None:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
@@ -331,6 +343,10 @@ class ServedConnection:
         """Hand what is to be sent to the writing task."""
         if self._state.alarm.why:
             self._connection.block(self._state.alarm.why)
+        elif self._publish_pump.is_ahead:
+            self._connection.block("you publish faster than the store takes it")
+        else:
+            self._connection.unblock()
         data = self._connection.outgoing()
         if data:
             self._outgoing.append(data)
@@ -464,7 +480,7 @@ class ServedConnection:
 
     async def _remove_some(self, held: Sequence[UnackedMessage]) -> None:
         try:
-            with shielded():
+            with self._state.broker.progress.shielded():
                 await self._state.broker.acknowledge(held)
         except MQError as error:
             if self._connection.is_over:  # its client hears of nothing any more
@@ -504,7 +520,7 @@ class ServedConnection:
     # The end
 
     async def _give_back(self) -> None:
-        """Give back what the client held. Each part of it has the patience of :func:`shielded` for itself."""
+        """Give back what the client held. Each part of it has the patience for the store for itself."""
         with trio.CancelScope(shield=True):
             try:
                 await self._handlers.give_back()
@@ -514,7 +530,7 @@ class ServedConnection:
     async def _release(self, part: Callable[[], Awaitable[None]]) -> None:
         """Delete what was exclusive to the client."""
         try:
-            with shielded():
+            with self._state.broker.progress.shielded():
                 await part()
         except MQError as error:
             self._log_left(error)

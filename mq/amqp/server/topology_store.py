@@ -19,7 +19,6 @@ from mq.amqp.server.copies import AT_ONCE_SECONDS
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import DROP_HEAD
-from mq.doors.connections import shielded
 from mq.errors import BrokerClosed, NoSuchQueue, StorageError, StorageFull, StorageUnusable
 from mq.message import QueueName
 
@@ -98,7 +97,7 @@ class TopologyStore:
             Refusal: the plan is refused, or the store cannot keep it now.
             NotServed: nodes of a cluster share it, and it is not in effect at all of them. It may be later.
         """
-        with shielded():
+        with self._broker.progress.shielded():
             async with self._lock:
                 await self._follow()
                 change = plan()
