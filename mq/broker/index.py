@@ -617,12 +617,12 @@ class QueueIndex:
         """Rebuild the heap when most of its keys are of messages that were taken from the middle."""
         if len(self._heap) + sum(map(len, self._higher.values())) <= 2 * len(self._ready) + _STALE_KEYS:
             return
-        heaps: dict[int, list[int]] = {0: []}
-        for key in self._ready:
-            heaps.setdefault(self._priority(key), []).append(key)
-        for heap in heaps.values():
+        # Without a Python step for each message: it holds up all other work.
+        ready = self._ready.keys()
+        self._higher = {priority: list(ready & heap) for priority, heap in self._higher.items()}
+        self._heap = list(ready & self._heap) if self._higher else list(ready)
+        for heap in (self._heap, *self._higher.values()):
             heapq.heapify(heap)
-        self._heap, self._higher = heaps.pop(0), heaps
 
     def _first_heap(self) -> list[int] | None:
         """The heap whose first key is that of the first READY message; None without one."""

@@ -40,6 +40,8 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 
+_FREED_TOGETHER: Final = 1024
+"""Messages of a dropped queue that are freed in one step."""
 _OF_A_PIECE: Final = 256
 """Items of a long list that are written as JSON at a time."""
 MOST_TOGETHER: Final = 10_000
@@ -127,7 +129,11 @@ class MemoryStorage:
         if self._set_record(kind, key, None) is None:
             return False
         if kind == QUEUE:
-            self._bytes -= sum(len(kept.data) for kept in self._places.pop((State.READY, key), {}).values())
+            left = list(self._places.pop((State.READY, key), {}).values())
+            while left:  # they are freed in turns
+                self._bytes -= sum(len(kept.data) for kept in left[-_FREED_TOGETHER:])
+                del left[-_FREED_TOGETHER:]
+                await turns.spend(frames=_FREED_TOGETHER // 16)
         return True
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:

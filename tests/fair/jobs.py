@@ -535,3 +535,19 @@ async def peek(world: World, count: int) -> Run:
                 await seen.message.body.aclose()
 
     return lambda: world.serve(run)
+
+
+WAITING: Final = frozenset(
+    {
+        "dead_letter_by_receives",
+        "delays_end",
+        "delays_end_far_off",
+        "expire",
+        "expire_by_the_broker",
+        "fetch_what_has_expired",
+        "keys_expire",
+        "lease_of_a_claim_ends",
+        "leases_end",
+    }
+)
+"""Jobs that begin when a minute or more is over: they need a virtual clock."""
