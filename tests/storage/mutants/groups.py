@@ -19,28 +19,28 @@ class LeavesRecordsForLater(MemoryStorage):
 
 @caught_by("a_group_is_done_as_a_whole")
 class LeavesOutWhatAGroupForgets(MemoryStorage):
-    def _do_group(self, group: Group) -> Outcome:
-        return super()._do_group(Group(tuple(each for each in group.operations if not isinstance(each, Drop))))
+    async def _do_group(self, group: Group) -> Outcome:
+        return await super()._do_group(Group(tuple(each for each in group.operations if not isinstance(each, Drop))))
 
 
 @caught_by("a_group_is_refused_as_a_whole")
 class DoesAGroupHalf(MemoryStorage):
-    def _do_group(self, group: Group) -> Outcome:
-        outcomes = [self._do(operation) for operation in group.operations]
+    async def _do_group(self, group: Group) -> Outcome:
+        outcomes = await self.commit(group.operations)
         return next((each for each in outcomes if each.result is not Result.DONE), Outcome(Result.DONE))
 
 
 @caught_by("a_group_is_refused_as_a_whole")
 class KeepsTheRecordsOfARefusedGroup(MemoryStorage):
-    def _do_group(self, group: Group) -> Outcome:
-        outcome = super()._do_group(group)
+    async def _do_group(self, group: Group) -> Outcome:
+        outcome = await super()._do_group(group)
         for operation in group.operations:
             if isinstance(operation, Put):
-                self._do(operation)
+                await self._do_long(operation)
         return outcome
 
 
 @caught_by("a_group_may_be_large")
 class CutsLargeGroups(MemoryStorage):
-    def _do_group(self, group: Group) -> Outcome:
-        return super()._do_group(Group(group.operations[-128:]))
+    async def _do_group(self, group: Group) -> Outcome:
+        return await super()._do_group(Group(group.operations[-128:]))

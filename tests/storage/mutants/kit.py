@@ -37,6 +37,11 @@ def new_id() -> MessageId:
     return _ids.new()
 
 
+def entries_of(store: MemoryStorage, state: State, queue: str | None) -> list[Entry]:
+    """What is in a state, of one queue or of all, without a turn of anybody else."""
+    return [Entry(name, id, state, kept.meta) for name, id, kept in store._there(state, queue)]
+
+
 class ChangesRead(MemoryStorage):
     """What it gives back of a message is not what was written."""
 

@@ -15,6 +15,7 @@ from mq.storage.interface import (
 from mq.storage.memory import MemoryStorage
 from tests.storage.mutants.kit import (
     caught_by,
+    entries_of,
 )
 
 
@@ -73,7 +74,7 @@ class MakesAgain(MemoryStorage):
 class DeliversLeftovers(MakesAgain):
     def touch(self, queue: str) -> None:
         for state in (State.NEW, State.DELAYED):
-            for entry in list(self._entries(state, queue)):
+            for entry in entries_of(self, state, queue):
                 self._move(Move(entry, State.READY))
 
 

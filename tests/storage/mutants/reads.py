@@ -16,6 +16,7 @@ from mq.storage.memory import MemoryStorage
 from tests.storage.mutants.kit import (
     ChangesScan,
     caught_by,
+    entries_of,
     new_id,
 )
 
@@ -23,7 +24,7 @@ from tests.storage.mutants.kit import (
 @caught_by("find_tells_where_a_message_is")
 class FindsRemoved(MemoryStorage):
     async def find(self, queue: str, id: MessageId) -> Entry | None:
-        return await super().find(queue, id) or next(iter(self._entries(State.REMOVED, queue)), None)
+        return await super().find(queue, id) or next(iter(entries_of(self, State.REMOVED, queue)), None)
 
 
 @caught_by("find_tells_where_a_message_is")
@@ -46,7 +47,7 @@ class FindsInAnyQueue(MemoryStorage):
 class FindsBackwards(MemoryStorage):
     async def find(self, queue: str, id: MessageId) -> Entry | None:
         for state in (State.DELAYED, State.READY, State.NEW):
-            for entry in self._entries(state, queue):
+            for entry in entries_of(self, state, queue):
                 if entry.id == id:
                     return entry
         return None
@@ -73,7 +74,7 @@ class ListsTwice(ChangesScan):
 @caught_by("scan_lists_a_state")
 class ListsNeighbours(ChangesScan):
     def change(self, entries: list[Entry], state: State, queue: str | None, limit: int | None) -> list[Entry]:
-        return [entry for entry in self._entries(state, None) if entry.queue.startswith(queue or "")][:limit]
+        return [entry for entry in entries_of(self, state, None) if entry.queue.startswith(queue or "")][:limit]
 
 
 @caught_by("scan_lists_a_state")
@@ -91,13 +92,13 @@ class ListsOnePage(ChangesScan):
 @caught_by("scan_stops_at_its_limit")
 class ForgetsTheLimit(ChangesScan):
     def change(self, entries: list[Entry], state: State, queue: str | None, limit: int | None) -> list[Entry]:
-        return list(self._entries(state, queue))
+        return entries_of(self, state, queue)
 
 
 @caught_by("scan_stops_at_its_limit")
 class LimitsBeforeItSelects(ChangesScan):
     def change(self, entries: list[Entry], state: State, queue: str | None, limit: int | None) -> list[Entry]:
-        first = list(self._entries(state, None))[-limit:] if limit else entries
+        first = entries_of(self, state, None)[-limit:] if limit else entries
         return [entry for entry in first if queue in (None, entry.queue)]
 
 

@@ -7,7 +7,7 @@ import json
 from mq.lifecycle import State
 from mq.storage.interface import FRESH, QUEUE, Description, Move, Operation, Outcome, Unlink
 from mq.storage.memory import MemoryStorage
-from tests.storage.mutants.kit import caught_by
+from tests.storage.mutants.kit import caught_by, entries_of
 
 
 class Kept(MemoryStorage):
@@ -101,7 +101,7 @@ class BringsDroppedQueuesBack(Kept):
 @caught_by("a_queue_made_again_stays_empty")
 class DeliversLeftoversOnOpening(Kept):
     def forget(self) -> None:
-        for entry in list(self._entries(State.NEW, None)):
+        for entry in entries_of(self, State.NEW, None):
             self._move(Move(entry, State.READY))
 
 
@@ -117,7 +117,7 @@ class ForgetsLeasesOfYoungQueues(Kept):
 class JudgesByIdAlone(Kept):
     def forget(self) -> None:
         made = {queue: json.loads(text)["created"] for queue, text in self._records[QUEUE].items()}
-        for entry in list(self._entries(State.DELAYED, None)):
+        for entry in entries_of(self, State.DELAYED, None):
             if entry.id.time < made[entry.queue]:
                 self._take(entry)
 
