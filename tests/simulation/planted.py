@@ -298,7 +298,7 @@ OF_THE_LOG: Final = {
         "redo", "fates = fates_of(sayings)", "fates = fates_of(sayings[:-1])"
     ),
     "queues are not made again from the log": Bug("redo", "_redo_queues(folders, records, sayings)", "pass"),
-    "records are not put again from the log": Bug("redo", "_redo_records(records, sayings)", "pass"),
+    "records are not put again from the log": Bug("redo", "_redo_records(records, everything)", "pass"),
     "a file is believed for its name": Bug("_make_whole", "_is_whole(folders, name, fate.wrote)", "True"),
     "a large body is not on the medium when the log names it": Bug(
         "bring_in_order", "write_out(calls, fd, waits=True)", "pass"
