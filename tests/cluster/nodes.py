@@ -16,6 +16,7 @@ from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.broker.api import CLUSTER, NODE
+from mq.broker.clock import Clock
 from mq.client.amqp import AmqpClient
 from mq.client.amqp.connection import connected
 from mq.client.amqp.link import Link
@@ -84,6 +85,7 @@ class Host:
                         clock=trio.current_time,
                         dial=self._cluster.dial,
                     )
+                    self.node.make_clock = lambda: Clock(self._cluster.clock_ns)
                     schedules = ClusterSchedules()
                     schedules.ask, schedules.has_own = self.node.ask_guest, local.declarations.knows
                     self.node.guest = schedules.leading
@@ -163,7 +165,7 @@ class Cluster:
         self._began_ns = time.time_ns() - int(trio.current_time() * 1e9)
 
     def clock_ns(self) -> int:
-        """The wall clock of the nodes' own queues: it goes as Trio's does, so a time to live ends by that."""
+        """The wall clock of all nodes: it goes as Trio's does, so a leader goes on where the last one stopped."""
         return self._began_ns + int(trio.current_time() * 1e9)
 
     async def start(self, name: str, *, is_cut_off: bool = False) -> Host:
