@@ -194,7 +194,14 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     flags += ["--group-writable", "--root-owner=4711", "--no-log", "--untested-fs"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(
-        workers=2, peers=3, delay_seconds=0.5, mover=False, reaper=False, max_body=1024, awaits_sink=True
+        workers=2,
+        peers=3,
+        delay_seconds=0.5,
+        mover=False,
+        reaper=False,
+        max_body=1024,
+        awaits_sink=True,
+        verify_seconds=604_800,
     )
     trust = {"group_writable": True, "root_owner": 4711, "log": False, "untested": True, "confirmed": None}
     options = {"sharing": Sharing.PEERS, "native": True, **trust}
