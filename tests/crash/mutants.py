@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 import pytest
 
 from mq.broker.catalog import Catalog
+from mq.broker.clock import Clock
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.files import barrier, logged, mount, posix, recovery
@@ -156,17 +157,19 @@ def _rename_everywhere(patch: Patch) -> None:
 
 
 def _compare_clocks(patch: Patch) -> None:
-    """What joined its queue before that was made is taken for a deleted queue's, and ids go back with the clock."""
+    """What joined its queue before that was made is taken for a deleted queue's, and ids go back with the wall clock:
+    neither dates nor what is in the store keep them from it."""
     place = Catalog.place
 
-    def place_or_remove(self: Catalog, entry: Entry, due: float | None = None, *, is_new: bool = False) -> None:
+    def place_or_remove(self: Catalog, entry: Entry, due: float | None = None) -> None:
         index = self.queues.get(entry.queue)
         if index is not None and entry.state is not State.REMOVED and entry.joined < index.created:
             self.events.orphaned(entry)
         else:
-            place(self, entry, due, is_new=is_new)
+            place(self, entry, due)
 
     patch.setattr(Catalog, "place", place_or_remove)
+    patch.setattr(Clock, "date_ns", lambda self: self._read_wall_ns())
     patch.setattr(MessageIds, "observe", lambda self, ticks: None)
 
 
