@@ -1,8 +1,8 @@
 """The format of a root, and how its last daemon left it: the file ``state/format``.
 
-It is one line of a fixed length, which is overwritten in place: ``mq``, the number of the format, the :class:`RootUse`, and
-a checksum. Every root has it, from before its first message or record. So a root that has lost it, or one of the files
-that its use asks for, is not taken for an empty one.
+It is one line of a fixed length, which is overwritten in place: ``mq``, the number of the format, the :class:`RootUse`,
+and a checksum. Every root has it, from before its first message or record. So a root that has lost it, or one of the
+files that its use asks for, is not taken for an empty one.
 """
 
 from __future__ import annotations
