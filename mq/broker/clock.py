@@ -212,10 +212,12 @@ class Clock:
     def age_ms(self, entry: Entry) -> int:
         """By how much a message's deadlines are over sooner than steady time says: time without a daemon that was not
         counted at a start, because the wall clock was in doubt."""
-        if not self._aged:
-            return 0  # nearly always
-        joined = sequence_of(entry)
-        return sum(ms for until, ms in self._aged if joined <= until)
+        return age_by(self._aged, entry)
+
+    @property
+    def aged(self) -> Sequence[tuple[int, int]]:
+        """What :meth:`age_ms` goes by now, as :class:`ClockRecord` has it. It never changes: another one follows it."""
+        return self._aged
 
     def named_ms(self, entry: Entry, seconds: float) -> int:
         """The deadline, as a message's name has it, of a lease or a delay that ends in so many seconds."""
@@ -422,6 +424,14 @@ class Clock:
     def _tell(self) -> None:
         for told in self._told:
             told()
+
+
+def age_by(aged: Sequence[tuple[int, int]], entry: Entry) -> int:
+    """As :meth:`Clock.age_ms`, by what a clock went by at some time."""
+    if not aged:
+        return 0  # nearly always
+    joined = sequence_of(entry)
+    return sum(ms for until, ms in aged if joined <= until)
 
 
 def _down_ns(record: ClockRecord, boot: Boot | None) -> int | None:

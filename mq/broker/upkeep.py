@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Final, TypeVar
 
 import trio
@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
-from mq.broker.clock import Clock
+from mq.broker.clock import Clock, age_by
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.core import Core
@@ -146,6 +146,7 @@ class Upkeep(CatalogEvents):
         self._delivering: dict[MessageId, QueueIndex] = {}
         self._has_started = False
         self._found: list[tuple[QueueIndex, Entry]] = []  # DELAYED, and without timers until the start
+        self._found_new: list[Entry] = []  # in NEW likewise, with a delay
         core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -153,6 +154,7 @@ class Upkeep(CatalogEvents):
         self._has_started = True
         self._nursery = nursery
         found, self._found = self._found, []
+        found_new, self._found_new = self._found_new, []
         for index, entry in found:
             if index.find(entry.id) == entry:
                 self._set_timer(index, entry)
@@ -160,7 +162,9 @@ class Upkeep(CatalogEvents):
             leased = (entry for _, entry in found if entry.meta.receipt is not None)
             self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
         if self.clock.doubt:
-            nursery.start_soon(self._count_age, frozenset(entry for _, entry in found))
+            delivered = (entry._replace(state=State.DELAYED) for entry in found_new)
+            before = frozenset(chain((entry for _, entry in found), delivered))
+            nursery.start_soon(self._count_age, before, self.clock.aged)
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
@@ -365,8 +369,11 @@ class Upkeep(CatalogEvents):
             self._ready_add(index, entry)
         elif entry.state is State.DELAYED:
             self._delayed_add(index, entry, due)
-        elif self._config.mover:
-            self._mover.add(entry)
+        else:
+            if not self._has_started and entry.meta.deadline_ms is not None:
+                self._found_new.append(entry)
+            if self._config.mover:
+                self._mover.add(entry)
 
     def freed(self, index: QueueIndex) -> None:
         """Call the queue's waiters."""
@@ -429,11 +436,12 @@ class Upkeep(CatalogEvents):
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
             self._mover.add(entry, due + self._retry_seconds(index, entry))
 
-    async def _count_age(self, found: frozenset[Entry]) -> None:
+    async def _count_age(self, found: frozenset[Entry], aged: Sequence[tuple[int, int]]) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.
 
         Args:
-            found: what was DELAYED at the start.
+            found: what was DELAYED at the start, and what was to be delivered to there.
+            aged: what the clock went by in the doubt.
         """
         await self.clock.trusted()
         self._calendar.set_ages()
@@ -442,17 +450,19 @@ class Upkeep(CatalogEvents):
                 if (ready := index.find(id)) is not None:
                     self._expiry.add(ready)
             async for entry in turns.in_turns(list(index.all_delayed()), turns.FRAME):
-                if not self.clock.age_ms(entry) or entry.id in self._catalog.locks or index.find(entry.id) != entry:
+                added_ms = self.clock.age_ms(entry) - age_by(aged, entry)
+                if not added_ms or entry.id in self._catalog.locks or index.find(entry.id) != entry:
                     continue
                 if entry in found:
                     if entry.id in index.delayed:  # else the calendar has it
                         self._set_timer(index, entry)
                 elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
-                    self._name_anew(entry)
+                    self._name_anew(entry, added_ms)
 
-    def _name_anew(self, entry: Entry) -> None:
-        """Let the deadline of a lease or delay that began while the clock was in doubt end no sooner by its age."""
-        meta = entry.meta._replace(deadline_ms=(entry.meta.deadline_ms or 0) + self.clock.age_ms(entry))
+    def _name_anew(self, entry: Entry, added_ms: int) -> None:
+        """Let a lease or delay that began while the clock was in doubt end no sooner by what its message's age is now
+        more than it was then."""
+        meta = entry.meta._replace(deadline_ms=(entry.meta.deadline_ms or 0) + added_ms)
         kind = Kind.DELAY if entry.meta.receipt is None else Kind.EXTEND
         self._catalog.begin(entry)
         self._jobs.put([MoveJob(self._catalog, Move(entry, State.DELAYED, meta), kind, "name its deadline anew")])

@@ -58,12 +58,15 @@ async def test_a_delay_of_days_comes_when_it_is_time(broker: Broker) -> None:
     assert await take(broker) == b"x"
 
 
+@pytest.mark.parametrize("is_delivered", [False, True])
 async def test_the_longest_delay_goes_on_over_restarts(
-    disk_address: str, opened: Opener, wall_clock: WallClock
+    disk_address: str, opened: Opener, wall_clock: WallClock, *, is_delivered: bool
 ) -> None:
-    async with opened(disk_address) as broker:
+    """Also where the first life has left the message in NEW."""
+    async with opened(disk_address, mover=is_delivered) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x", delay=_LONGEST)
+        await wait_all_tasks_blocked()
     for _ in range(3):
         wall_clock.ahead_seconds += _LONGEST / 3 - DAY
         async with opened(disk_address) as broker:
@@ -74,6 +77,26 @@ async def test_the_longest_delay_goes_on_over_restarts(
     async with opened(disk_address) as broker:
         await trio.sleep(600)
         assert await take(broker) == b"x"
+
+
+async def test_delay_given_in_a_second_doubt_ends_in_time_for_a_message_that_the_first_made_older(
+    disk_address: str, opened: Opener, wall_clock: WallClock
+) -> None:
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        id = await broker.publish("q", b"x", delay=_LONGEST)
+    for _ in range(2):
+        wall_clock.ahead_seconds += YEAR
+        async with opened(disk_address) as broker:
+            assert broker.clock.doubt
+            await broker.reschedule("q", id, delay=3 * DAY)
+            broker.clock.trust()
+            await trio.sleep(600)
+    async with opened(disk_address) as broker:
+        await trio.sleep(3 * DAY - 600 - 10)
+        assert await delayed(broker) == 1
+        await trio.sleep(20)
+        assert await consumed(broker) == b"x"
 
 
 @pytest.mark.parametrize("years", [-53, -2])
