@@ -15,6 +15,7 @@ import trio
 from mq import turns
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
+from mq.broker.commit import error_of
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
@@ -36,7 +37,8 @@ from mq.errors import (
 )
 from mq.lifecycle import Kind, State
 from mq.message import MessageId, QueueName, no_such_queue, shorten
-from mq.storage.interface import QUEUE, WRITE_JOBS, Entry, Move, Sharing
+from mq.storage import groups
+from mq.storage.interface import QUEUE, WRITE_JOBS, Drop, Entry, Move, Result, Sharing
 
 logger = logging.getLogger("mq.broker")
 
@@ -762,6 +764,17 @@ class Declarations:
         """
         with self._committer.noting_failure():
             await self._storage.drop_record(kind, key)
+
+    async def drop_many(self, records: Sequence[tuple[str, str]]) -> None:
+        """Drop records, by their kinds and keys, in one batch; durable on return.
+
+        Raises:
+            StorageError: the store cannot drop one of them now. The others may be dropped.
+        """
+        with self._committer.noting_failure():
+            for outcome in await groups.commit(self._storage, [Drop(kind, key) for kind, key in records]):
+                if outcome.result not in (Result.DONE, Result.GONE):
+                    raise error_of(outcome, "drop a record")
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""

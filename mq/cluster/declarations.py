@@ -190,6 +190,11 @@ class ClusterDeclarations:
         if self._names.are_known.is_set():
             await self._local.drop(kind, key)
 
+    async def drop_many(self, records: Sequence[tuple[str, str]]) -> None:
+        """As :meth:`drop`, of several."""
+        if self._names.are_known.is_set():
+            await self._local.drop_many(records)
+
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of this node's of a kind."""
         return await self._local.records(kind)

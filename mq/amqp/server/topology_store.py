@@ -213,9 +213,11 @@ class TopologyStore:
 
     async def _forget(self, change: TopologyChange) -> None:
         with _as_refused():
-            for record in change.drops():
-                if record.kind != declared.QUEUE:
-                    await self._broker.declarations.drop(record.kind, record.key)
+            drops = [(record.kind, record.key) for record in change.drops() if record.kind != declared.QUEUE]
+            if len(drops) > 1:  # a queue may have thousands of bindings
+                await self._broker.declarations.drop_many(drops)
+            elif drops:
+                await self._broker.declarations.drop(*drops[0])
 
 
 @contextmanager

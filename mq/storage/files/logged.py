@@ -48,6 +48,8 @@ from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome
 
 _NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
 """What a record said would be done, and was not."""
+_DROP_BYTES: Final = 8
+"""What the line of a forgotten record takes besides its kind and key."""
 _DONE: Final = Outcome(Result.DONE)
 _MAKE_MARK: Final = os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
@@ -174,6 +176,8 @@ def _bytes(operation: AnyOperation, largest: int) -> int:
         return LINE_BYTES + len(encode_attributes(operation.attributes)) + (_inline_bytes(operation, largest) or 0)
     if isinstance(operation, Put):
         return LINE_BYTES + len(encode_attributes(operation.value)) + 3 * len(operation.key)
+    if isinstance(operation, Drop):  # thousands come together, where a queue goes with its bindings
+        return _DROP_BYTES + len(operation.kind) + 3 * len(operation.key.encode("utf-8", "surrogatepass"))
     return LINE_BYTES
 
 

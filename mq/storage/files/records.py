@@ -227,14 +227,14 @@ class Records:
             versions = [version for version in versions if (kind, file, version) not in self._kept.damaged]
         for version in versions:
             self._unlink(kind, file, version)
-        if versions:
+        if versions and not isinstance(self._calls, UnsyncedCalls):
             sync_folder(self._calls, f"{self._folder}/{kind}")  # no name may outlive its file: inodes are used again
 
     def drop(self, kind: str, key: str) -> bool:
         """Forget a record; durable on return. False when there was none."""
         file, versions = self._versions(kind, key)
         found = [self._unlink(kind, file, version) for version in sorted(versions)]
-        if self._calls.kind(f"{self._folder}/{kind}") is not None:
+        if not isinstance(self._calls, UnsyncedCalls) and self._calls.kind(f"{self._folder}/{kind}") is not None:
             sync_folder(self._calls, f"{self._folder}/{kind}")  # also when none is left: an earlier try may have failed
         return any(found)
 
