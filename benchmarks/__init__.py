@@ -20,7 +20,7 @@ Beside its peers:
   takes its time.
 * :mod:`.amqp`, :mod:`.clusters`: AMQP against RabbitMQ, one node and three. :mod:`.programs`: pika and aio-pika.
 * :mod:`.beside`: publishes beside another program that writes. :mod:`.churn`: queues that come and go.
-* :mod:`.profile`: where a daemon under load spends its time.
+* :mod:`.profile`: where a daemon under load spends its time. :mod:`.fair`: how long others wait during long jobs.
 
 By itself:
 
