@@ -14,7 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from mq.broker import Broker, BrokerConfig, QueueStatus, open_broker
-from mq.broker.api import Membership, NeighborLink
+from mq.broker.api import Health, Membership, NeighborLink
 from mq.broker.settings import QueueSettings
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
@@ -188,7 +188,8 @@ def everything() -> str:
     )
     link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.001)
     cluster = Membership("a", "master", (), 1, True, 1, 0, 5, 4.25, (link,))
-    return page(snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)).decode()
+    snapshot = snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)
+    return page(snapshot._replace(memory_refused={"input": 1}, health=Health())).decode()
 
 
 def shown() -> set[str]:
