@@ -18,7 +18,7 @@ from mq.web.parameters import texts_of
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream, whole
 
 UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
-SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", *QueueSettings.kinds()}
+SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", "store", *QueueSettings.kinds()}
 
 
 @pytest.fixture
@@ -50,6 +50,7 @@ async def test_a_queue_shows_all_that_is_set(endpoints: Endpoints) -> None:
     status, shown = await call(endpoints, "GET /q")
     assert (status, shown.keys()) == (200, SHOWN)
     assert (shown["ready"], shown["oldest_seconds"], shown["visibility"]) == (0, None, None)
+    assert shown["store"] == "disk"
     status, shown = await call(endpoints, "PATCH /q", {"visibility": 5, "overflow": "drop-head", "max_messages": 3})
     assert (status, shown["visibility"], shown["overflow"], shown["max_messages"]) == (200, 5, "drop-head", 3)
     assert (await call(endpoints, "PATCH /q", {"visibility": None}))[1]["visibility"] is None
