@@ -216,6 +216,37 @@ def test_a_record_of_which_nothing_is_whole_is_none(shelf: Shelf) -> None:
     assert shelf.files() == {}
 
 
+SMALL = record("key", {"a": 1})
+HALVES = [b"", SMALL[:9], SMALL[:-1], bytes(len(SMALL)), SMALL[:9] + bytes(5) + SMALL[14:]]
+
+
+@pytest.mark.parametrize("content", HALVES)
+def test_a_first_version_that_a_crash_left_half_is_taken_away(shelf: Shelf, content: bytes) -> None:
+    shelf.lay("kkey.1", content)
+    assert shelf.records.check(is_settled=False) == {}
+    assert shelf.files() == {}
+
+
+@pytest.mark.parametrize("content", HALVES)
+@pytest.mark.parametrize(
+    ("version", "is_settled", "answered"), [(1, True, False), (1, False, True), (2, False, False)], ids=str
+)
+def test_a_half_version_that_no_crash_can_have_left_is_damaged(
+    shelf: Shelf, content: bytes, version: int, is_settled: bool, answered: bool
+) -> None:
+    shelf.lay(f"kkey.{version}", content)
+    known = {("kind", "kkey")} if answered else set()
+    assert list(shelf.records.check(is_settled=is_settled, answered=known)) == [("kind", "kkey")]
+    assert shelf.files() == {f"kkey.{version}": content}
+
+
+def test_a_first_version_that_was_written_to_its_end_and_changed_since_is_damaged(shelf: Shelf) -> None:
+    content = SMALL.replace(b"1", b"2", 1)
+    shelf.lay("kkey.1", content)
+    assert list(shelf.records.check(is_settled=False)) == [("kind", "kkey")]
+    assert shelf.files() == {"kkey.1": content}
+
+
 def test_foreign_files_are_left_alone(shelf: Shelf) -> None:
     foreign = {"README": b"x", "kkey": b"x", "key.1": b"x", "kkey.1~": b"x", "kkey.x": b"x", "kkey.1.2": b"x"}
     for name, content in foreign.items():

@@ -35,11 +35,11 @@ from mq.storage.files.logged import mark_whole
 from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.ownership import Guard, open_folders
 from mq.storage.files.peers import Heartbeat, PeerLease
-from mq.storage.files.records import Records, key_of
+from mq.storage.files.records import Records, file_of, key_of
 from mq.storage.files.recovery import recover
 from mq.storage.files.redo import forgotten_by, redo
 from mq.storage.files.reserve import Reserve
-from mq.storage.interface import Damage, Sharing
+from mq.storage.interface import QUEUE, Damage, Sharing
 from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.storage")
@@ -422,7 +422,9 @@ class _Start:
 
     def _check_records(self, live: Sequence[Record], *, is_settled: bool) -> None:
         """Note records that are damaged or missing."""
-        damaged = self._records.check(is_settled=is_settled)
+        # The record of a queue is durable before the queue's folder is made.
+        made = {(QUEUE, file_of(queue)) for queue in self._folders.queues()}
+        damaged = self._records.check(is_settled=is_settled, answered=made)
         for damage in damaged.values():
             self._folders.note_damage(damage)
         if not is_settled:

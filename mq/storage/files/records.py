@@ -18,7 +18,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
@@ -32,6 +32,8 @@ logger = logging.getLogger("mq.storage")
 _LARGEST: Final = 16 * 1024 * 1024
 _KIND: Final = re.compile(r"[a-z0-9_-]+")
 _NAME: Final = re.compile(r"([kd][A-Za-z0-9_~%-]*)\.([0-9]{1,18})")
+_WRITTEN: Final = re.compile(rb"[^\0]* [0-9a-f]{8}")
+"""What a file looks like that was written to its end, whatever became of its bytes since: JSON has no zeros."""
 _LONGEST_FILE: Final = 200
 _LONGEST_HINT: Final = 1 << 20
 _LOOKS: Final = 100
@@ -132,12 +134,14 @@ class Records:
             self._kept.is_new = True
             self._kept.is_less = self._kept.is_less or have_gone
 
-    def check(self, *, is_settled: bool) -> dict[tuple[str, str], Damage]:
+    def check(self, *, is_settled: bool, answered: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], Damage]:
         """Read all records, and take away versions that a later one has replaced. Only while no other process changes
         records.
 
         Args:
-            is_settled: whether no crash can have left a torn version.
+            is_settled: whether no crash can have left a torn version. Otherwise a record of which only a first version
+                is there, not written to its end, was never answered: it is taken away.
+            answered: records that are known to have been durable, by kind and first part of the file's name.
 
         Returns:
             The damaged ones by kind and first part of the file's name.
@@ -154,6 +158,8 @@ class Records:
                     found[kind, match[1]] = Damage(kind, key_of(match[1]), path, "it is a folder or a link")
             for file in sorted(self._listed(kind)):
                 damage = self._check_one(kind, file, is_settled=is_settled)
+                if damage is not None and not is_settled and (kind, file) not in answered:
+                    damage = self._forget_unanswered(kind, file, damage)
                 if damage is not None:
                     found[kind, file] = damage
         return found
@@ -177,6 +183,18 @@ class Records:
                 return None
             return damage._replace(why=f"{damage.why}; version {version}, which is older, counts")
         return damage
+
+    def _forget_unanswered(self, kind: str, file: str, damage: Damage) -> Damage | None:
+        """Take a record away that a crash can have left half-written when it was put for the first time. Else it is
+        damaged. Durable on return."""
+        if self._versions_of(kind, file) != [1] or _WRITTEN.fullmatch(self._content(damage.path)):
+            return damage
+        logger.warning("a torn record that was never answered is taken away: %s", ascii(damage.path))
+        if self._kept is not None:
+            self._kept.damaged.discard((kind, file, 1))
+        self._unlink(kind, file, 1)
+        sync_folder(self._calls, f"{self._folder}/{kind}")
+        return None
 
     def _note_damaged(self, kind: str, file: str, version: int) -> None:
         if self._kept is not None:
