@@ -143,6 +143,16 @@ def test_what_a_crash_leaves_is_found_and_repaired(root: Path) -> None:
     assert first.exists()
 
 
+def test_a_format_that_is_gone_is_found_as_long_as_a_start_refuses_the_root(root: Path) -> None:
+    assert any((root / "state" / "records").glob("*/*"))
+    (root / "state" / "format").unlink()
+    assert findings(look(root)) == {(FindingKind.LOST, "format")}
+    with pytest.raises(StorageUnusable, match=r"state/format is missing.*mq doctor --accept-loss"):
+        repair(str(root))
+    repair(str(root), accept_loss=True)
+    assert look(root) == Inspection((), 3, 0)
+
+
 def test_messages_of_deleted_and_of_missing_queues(root: Path) -> None:
     deleted = root / "remove" / flat_name("gone", IDS.new())
     deleted.mkdir()

@@ -28,7 +28,7 @@ from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
 from mq.storage.files.log import LogDamaged, read_log
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
-from mq.storage.files.opening import explain, open_root
+from mq.storage.files.opening import explain, open_root, use_of_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.peers import is_peer_name
 from mq.storage.files.records import Records, decode_record, file_of
@@ -157,7 +157,7 @@ def _pending(folders: Folders) -> Iterator[Finding]:
     """Findings without which the files of a root that no daemon serves cannot be judged."""
     calls, layout = folders.calls, folders.layout
     try:
-        use = read_use(calls, layout)
+        use = use_of_root(calls, layout)
     except FormatDamaged as error:
         yield Finding(FindingKind.LOST, layout.format, f"{error}; {_ACCEPT}")
         return

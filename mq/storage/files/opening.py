@@ -267,6 +267,20 @@ def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool)
     return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
 
 
+def use_of_root(calls: Calls, layout: Layout) -> RootUse | None:
+    """How a root was left by its last daemon; None if it is new, or has lost all of state/.
+
+    Raises:
+        FormatDamaged: nothing tells, though the root has been in use.
+        StorageUnusable: another version of mq wrote it.
+    """
+    use = read_use(calls, layout)
+    records = Records(calls, layout.records)
+    if use is None and (calls.kind(layout.log) is not None or any(map(records.files, records.kinds()))):
+        raise FormatDamaged(f"{layout.format} is missing")
+    return use
+
+
 def _use_before(
     calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool
 ) -> RootUse | None:
@@ -283,12 +297,7 @@ def _use_before(
         StorageUnusable: this version cannot serve it, or it is damaged.
     """
     try:
-        use = read_use(calls, layout)
-        if use is None and calls.kind(layout.log) is not None:
-            raise FormatDamaged(f"{layout.format} is missing")
-        records = Records(calls, layout.records)
-        if use is None and any(map(records.files, records.kinds())):
-            raise FormatDamaged(f"{layout.format} is missing")
+        use = use_of_root(calls, layout)
     except FormatDamaged as error:
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
