@@ -153,6 +153,13 @@ def test_a_format_that_is_gone_is_found_as_long_as_a_start_refuses_the_root(root
     assert look(root) == Inspection((), 3, 0)
 
 
+@pytest.mark.parametrize("folder", ["state", "state/records"])
+def test_a_root_without_records_can_be_looked_at(root: Path, folder: str) -> None:
+    (root / "state" / "format").unlink()
+    shutil.rmtree(root / folder)
+    assert look(root).messages == 3
+
+
 def test_messages_of_deleted_and_of_missing_queues(root: Path) -> None:
     deleted = root / "remove" / flat_name("gone", IDS.new())
     deleted.mkdir()

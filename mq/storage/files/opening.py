@@ -275,10 +275,14 @@ def use_of_root(calls: Calls, layout: Layout) -> RootUse | None:
         StorageUnusable: another version of mq wrote it.
     """
     use = read_use(calls, layout)
-    records = Records(calls, layout.records)
-    if use is None and (calls.kind(layout.log) is not None or any(map(records.files, records.kinds()))):
+    if use is None and (calls.kind(layout.log) is not None or _has_records(calls, layout)):
         raise FormatDamaged(f"{layout.format} is missing")
     return use
+
+
+def _has_records(calls: Calls, layout: Layout) -> bool:
+    records = Records(calls, layout.records)
+    return calls.kind(layout.records) is not None and any(map(records.files, records.kinds()))
 
 
 def _use_before(
