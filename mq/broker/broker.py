@@ -628,6 +628,8 @@ class Wiring:
             nursery.start_soon(self.unacked.run)
         nursery.start_soon(self.check.run)
         self.claims.resume(nursery, self.catalog.queues)
+        if self._core.clock.doubt:  # before anything comes: a later start is to know what came since
+            await self.record_time()
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)

@@ -77,6 +77,8 @@ class ClockRecord(NamedTuple):
         boot_ms: milliseconds since that boot, with those in which the machine slept.
         aged: what was not counted while a clock was in doubt, and turned out to be time without a daemon: for messages
             that joined their queue by an instant (UUID ticks), so many milliseconds.
+        doubted: when the youngest message of before the doubt came, in UUID ticks, if the clock was in doubt; else
+            None. What came later may have come after the time in which no daemon ran.
     """
 
     steady_ms: int
@@ -85,6 +87,7 @@ class ClockRecord(NamedTuple):
     boot: str = ""
     boot_ms: int = 0
     aged: Sequence[tuple[int, int]] = ()
+    doubted: int | None = None
 
     @classmethod
     def stored(cls, value: Mapping[str, Any]) -> ClockRecord | None:
@@ -92,7 +95,9 @@ class ClockRecord(NamedTuple):
         try:
             aged = [(int(joined), int(ms)) for joined, ms in value["aged"]]
             steady_ms, wall_ms, date_ms = (int(value[name]) for name in ("steady_ms", "wall_ms", "date_ms"))
-            return cls(steady_ms, wall_ms, date_ms, str(value["boot"]), int(value["boot_ms"]), aged)
+            doubted = value.get("doubted")
+            boot, boot_ms = str(value["boot"]), int(value["boot_ms"])
+            return cls(steady_ms, wall_ms, date_ms, boot, boot_ms, aged, None if doubted is None else int(doubted))
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -275,6 +280,8 @@ class Clock:
         ahead_ns = _ahead_ns(record, shown_ns - (down_ns or 0))
         expected_ns = shown_ns - ahead_ns
         self._aged = list(record.aged)
+        if record.doubted is not None:
+            self._youngest = record.doubted
         if shown_ns < EARLIEST_NS or not -BEHIND_SECONDS * 1e9 <= ahead_ns <= AHEAD_SECONDS * 1e9:
             self._wall = expected_ns - elapsed
             self._date = self._date if is_shared else self._wall
@@ -283,10 +290,14 @@ class Clock:
         if is_shared:
             return
         steady_ns = record.steady_ms * 1_000_000 + (down_ns or 0)
-        if down_ns is None and not self.doubt:
+        was_doubted = record.doubted is not None
+        if was_doubted and not self.doubt:
+            # Some of it was before the doubt. So it counts for what came before then, as where a doubt ends by itself.
+            self._age(ahead_ns // 1_000_000)
+        elif down_ns is None and not self.doubt:
             steady_ns += max(0, ahead_ns)  # while the clock is in doubt, the time without a daemon is not counted
         snap_ns = _SNAP_NS if down_ns is None else STEP_NS
-        if self.doubt or abs(steady_ns - shown_ns) > snap_ns:
+        if self.doubt or was_doubted or abs(steady_ns - shown_ns) > snap_ns:
             self._steady = steady_ns - elapsed
 
     def _doubt(self, ahead_ns: int) -> None:
@@ -311,15 +322,20 @@ class Clock:
         elapsed = self._elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
         down_ms = (shown - self._wall) // 1_000_000
-        if down_ms > 0 and self._youngest and not self._is_down_known:
-            # Steady time does not jump: it would end what was given meanwhile. So the messages from before are older.
-            self._aged = [*self._aged, (self._youngest, down_ms)][-MOST_AGED:]
+        if not self._is_down_known:
+            self._age(down_ms)
         self.doubt, self._believed = "", elapsed
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is not in doubt any more: %s", why)
         self._trusted.set()
         self.wake()
         self._tell()
+
+    def _age(self, down_ms: int) -> None:
+        """Count time without a daemon for the messages from before a doubt. Steady time does not jump: it would end
+        what was given meanwhile."""
+        if down_ms > 0 and self._youngest:
+            self._aged = [*self._aged, (self._youngest, down_ms)][-MOST_AGED:]
 
     # Looks at the wall clock
 
@@ -365,7 +381,8 @@ class Clock:
         """What a store is to keep of the clock now."""
         boot = self._kernel.boot() or Boot("", 0.0)
         if self.doubt:  # the next start doubts the same clock: the time in which no daemon ran is still to be counted
-            return ClockRecord(self.steady_ms(), self.wall_ms(), self.wall_ms(), aged=self._aged)
+            wall_ms = self.wall_ms()
+            return ClockRecord(self.steady_ms(), wall_ms, wall_ms, aged=self._aged, doubted=self._youngest)
         boot_ms = round(boot.seconds * 1000)
         date_ms = self.date_ns() // 1_000_000
         return ClockRecord(self.steady_ms(), self.wall_ms(), date_ms, boot.name, boot_ms, self._aged)

@@ -200,6 +200,32 @@ async def test_delay_given_while_clock_was_ahead_comes_in_time_once_the_clock_is
         assert await consumed(broker) == b"old"
 
 
+@pytest.mark.parametrize("starts", [1, 2])
+async def test_time_without_a_daemon_before_a_doubt_does_not_count_for_what_came_during_it(
+    disk_address: str, opened: Opener, wall_clock: WallClock, starts: int
+) -> None:
+    """Neither where the doubt ends with the daemon, and the next start finds a time that fits."""
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"old", delay=DAY)
+    await trio.sleep(DAY / 2)
+    wall_clock.ahead_seconds = 2 * YEAR
+    for number in range(starts):
+        async with opened(disk_address) as broker:
+            assert broker.clock.doubt
+            if not number:
+                await broker.publish("q", b"new", delay=DAY)
+    wall_clock.ahead_seconds = 0
+    async with opened(disk_address) as broker:
+        assert not broker.clock.doubt
+        await trio.sleep(DAY / 2 + 1)
+        assert await consumed(broker) == b"old"
+        await trio.sleep(DAY / 2 - 60)
+        assert await take(broker) is None
+        await trio.sleep(60)
+        assert await consumed(broker) == b"new"
+
+
 @pytest.mark.parametrize("seconds", [-2 * YEAR, -1800.0, 3600.0, 2 * YEAR])
 @pytest.mark.parametrize("lasts", [4, 600, None])
 @pytest.mark.parametrize("delay", [60.0, 3 * DAY])
