@@ -97,7 +97,7 @@ BUGS: Final = {
             return
         """,
         """
-        if index is None or entry.id.published_ns > self._clock_ns() + 400 * 86_400 * 10**9:
+        if index is None or entry.id.published_ns > self.events.clock.wall_ns() + 400 * 86_400 * 10**9:
             if True: ...
             return
         """,
