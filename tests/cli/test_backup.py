@@ -51,6 +51,18 @@ def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: P
     assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: all is well\n"
 
 
+def test_damaged_backup_is_named_and_the_one_before_it_restored(
+    mq: Mq, root: Path, backups: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        mq("backup", root, backups)
+    path = backups / "backups" / "000002.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"queues/a/", b"queues/b/"))
+    done = mq("restore", backups, tmp_path / "restored")
+    assert done.out.startswith("backup 1 of 20")
+    assert f'damaged: "{path}"' in caplog.text
+
+
 def test_schedules_come_back_with_what_has_fired(mq: Mq, temp_root: Path, backups: Path, tmp_path: Path) -> None:
     """An instant whose message was consumed before the backup does not fire again, and the next one does."""
     begin = 1_700_000_000_000_000_000

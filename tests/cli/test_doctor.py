@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import trio
 
 from mq.broker import open_broker
 from mq.message import MessageIds
+from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.format import RootUse, note_use
+from mq.storage.files.layout import Layout
+from mq.storage.files.records import encode_record
 from tests.cli.conftest import Mq
 
 
@@ -76,6 +81,40 @@ def test_while_a_daemon_serves_it_only_looks(root: Path, mq: Mq, tmp_path: Path)
             assert (done.status, done.out) == (2, "")
             assert "stop the daemon" in done.error
     assert (root / "delay" / "foreign\n").exists()
+
+
+def test_loss_of_a_log_is_refused_listed_and_accepted(root: Path, mq: Mq) -> None:
+    (root / "delay" / "foreign\n").unlink()
+    note_use(LinuxCalls(), Layout.under(str(root)), RootUse.LOG)
+    done = mq("doctor", root)
+    assert done.status == 5
+    assert done.lines[0].startswith(f"log      {root}/state/log: it is damaged: {root}/state/log is missing; ")
+    refused = mq("doctor", root, "--repair")
+    assert (refused.status, len(refused.error.splitlines())) == (2, 1)
+    assert f"mq doctor --accept-loss {json.dumps(str(root))}" in refused.error
+    done = mq("doctor", root, "--accept-loss")
+    assert f"lost     {root}/state/log: {root}/state/log is missing" in done.lines
+    assert done.lines[-1] == "1 messages, 0 without a checksum: all is well"
+    assert done.status == 0
+
+
+def test_unreadable_record_is_moved_aside_and_not_deleted(root: Path, mq: Mq, tmp_path: Path) -> None:
+    [record] = (root / "state" / "records" / "queue").iterdir()
+    content = record.read_bytes().replace(b"created", b"createD")
+    record.write_bytes(content)
+    done = mq("doctor", root)
+    assert f"record   {record}: its checksum does not match" in done.lines
+    mq("doctor", root, "--quarantine", tmp_path / "q")
+    assert not record.exists()
+    assert (tmp_path / "q" / record.relative_to(root)).read_bytes() == content
+
+
+def test_record_that_makes_no_sense_is_found(root: Path, mq: Mq) -> None:
+    [record] = (root / "state" / "records" / "queue").iterdir()
+    record.write_bytes(encode_record("a", {"created": "yesterday"}))
+    done = mq("doctor", root)
+    assert done.status == 5
+    assert any(line.startswith(f"record   {record}: its value is not that of") for line in done.lines)
 
 
 def test_no_root_is_2(mq: Mq, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import zlib
@@ -29,6 +30,8 @@ from mq.errors import StorageUnusable
 from mq.message import shorten
 from mq.storage.files.barrier import close_all, make_folder, sync, sync_all, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
+
+logger = logging.getLogger("mq.storage")
 
 FORMAT: Final = 1
 _MARK: Final = "mq-backup"
@@ -234,9 +237,16 @@ class BackupFolder:
     def newest(self) -> Backup | None:
         """The newest that is whole; None where there is none."""
         for number in reversed(self.numbers()):
-            with contextlib.suppress(BackupDamaged):
+            try:
                 return self.read(number)
+            except BackupDamaged as error:
+                self.warn(number, error)
         return None
+
+    def warn(self, number: int, error: BackupDamaged) -> None:
+        """Log that a backup cannot be read, unless it was never written to its end."""
+        if self.has_end(number):
+            logger.warning("damaged: %s: %s; it is passed over", shorten(self._backup(number), 300), error)
 
     def body(self, id: str) -> Generator[bytes]:
         """The bytes of a body, piece by piece; none where it is not there."""

@@ -70,9 +70,11 @@ def list_backups(folder: str) -> list[BackupHeader]:
 
 def _headers(backups: BackupFolder) -> Iterator[BackupHeader]:
     for number in backups.numbers():
-        with contextlib.suppress(BackupDamaged):
+        try:
             if backups.has_end(number):
                 yield backups.header(number)
+        except BackupDamaged as error:
+            backups.warn(number, error)
 
 
 def restore(
