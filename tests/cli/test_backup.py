@@ -57,7 +57,9 @@ def test_damaged_backup_is_named_and_the_one_before_it_restored(
     for _ in range(2):
         mq("backup", root, backups)
     path = backups / "backups" / "000002.jsonl"
-    path.write_bytes(path.read_bytes().replace(b"queues/a/", b"queues/b/"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
     done = mq("restore", backups, tmp_path / "restored")
     assert done.out.startswith("backup 1 of 20")
     assert f'damaged: "{path}"' in caplog.text
