@@ -76,6 +76,7 @@ class WatchedStream:
         patience: as given.
         scheme: "https" over TLS, else "http".
         last_used: when bytes last passed in or out, on Trio's clock.
+        is_broken: whether a send has failed: the client is gone.
         at_work: how many whole requests wait for their answers.
         idle_until: until when it waits for the head of a request, on Trio's clock; None while it does not wait.
         idle: the scope that is cancelled when it waits for a request for too long.
@@ -91,6 +92,7 @@ class WatchedStream:
         self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self.last_used = trio.current_time()
+        self.is_broken = False
         self.at_work = 0
         self.idle_until: float | None = None
         self.idle = trio.CancelScope()
@@ -166,11 +168,15 @@ class WatchedStream:
 
     async def send_all(self, data: bytes) -> None:
         """As :meth:`trio.abc.SendStream.send_all`."""
-        if len(data) > _FEW_BYTES:
-            await self._send_slowly(data)
-        else:
-            await self._stream.send_all(data)
-            self.last_used = trio.current_time()
+        try:
+            if len(data) > _FEW_BYTES:
+                await self._send_slowly(data)
+            else:
+                await self._stream.send_all(data)
+                self.last_used = trio.current_time()
+        except trio.BrokenResourceError:
+            self.is_broken = True
+            raise
 
     async def _send_slowly(self, data: bytes | memoryview) -> None:
         """Send what may be more than there is room for."""

@@ -50,7 +50,7 @@ from hypercorn.typing import (
 from mq import turns
 from mq.doors.budget import ClientMemory
 from mq.doors.connections import FewLines
-from mq.doors.readers import REQUEST, Reader
+from mq.doors.readers import FULL_REQUEST, Reader
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
@@ -318,7 +318,7 @@ class GuardedServer(TCPServer):
 
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
-        _guard_http1(self.protocol.protocol)
+        _guard_http1(self.protocol.protocol, self._watched)
         if self._login is not None:
             self._login.on_login = self._log_in
         with self._hearing:
@@ -479,7 +479,7 @@ class _WatchedApp(ASGIWrapper):
         try:
             with request.scope:
                 async with server._strangers:
-                    await server._reader.pay(REQUEST)
+                    await server._reader.pay(FULL_REQUEST)
                     await super().__call__(scope, receive_held_back, send_answer, sync_spawn, call_soon)
         finally:
             work.end()
@@ -515,8 +515,9 @@ def _expects_continue(scope: HTTPScope) -> bool:
     )
 
 
-def _guard_http1(protocol: H11Protocol) -> None:
-    """Look at each head before h11 does, and say why something is refused."""
+def _guard_http1(protocol: H11Protocol, stream: WatchedStream) -> None:
+    """Look at each head before h11 does, and say why something is refused. Requests of a client that is gone are not
+    begun: a read may hold thousands of them."""
     connection = protocol.connection
     assert isinstance(connection, h11.Connection)
     next_event, receive_data = connection.next_event, connection.receive_data
@@ -529,6 +530,8 @@ def _guard_http1(protocol: H11Protocol) -> None:
             receive_data(data)
 
     def next_event_of_strict_head() -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        if stream.is_broken:
+            return h11.NEED_DATA
         if connection.their_state in _PAST_THE_LAST:
             return h11.NEED_DATA  # h11 would call it a mistake, and Hypercorn answer that instead of the request
         nonlocal empty_lines

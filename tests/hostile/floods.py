@@ -138,7 +138,7 @@ def _sqs(action: str, body: dict[str, object]) -> Flood:
 
 _SLOW_PATH: Final = "TE: trailers"
 _CHUNKED: Final = http1(f"POST /{QUEUE}/messages", "Transfer-Encoding: chunked")
-_PARTS: Final = b"--b\r\n\r\n\r\n" * 1000 + b"--b--\r\n"
+_PARTS: Final = b"--b\r\nX-Message-TTL: -\r\n\r\n\r\n" * 1000 + b"--b--\r\n"
 _LINES: Final = b"{}\n" * 1000
 
 HTTP1: Final[dict[str, Flood]] = {
@@ -155,13 +155,13 @@ HTTP1: Final[dict[str, Flood]] = {
     "many headers, full path": _http1("GET /-/live", _SLOW_PATH, *(f"X{n}:" for n in range(4000))),
     "empty fetches": _http1(f"GET /{QUEUE}/messages"),
     "chunks of 1 byte": Flood(_CHUNKED, _unit(b"1\r\nx\r\n")),
-    "empty parts": _http1(
+    "malformed parts of a batch": _http1(
         f"POST /{QUEUE}/messages/batch",
         'Content-Type: multipart/mixed; boundary="b"',
         f"Content-Length: {len(_PARTS)}",
         body=_PARTS,
     ),
-    "empty lines of a batch": _http1(
+    "malformed lines of a batch": _http1(
         f"POST /{QUEUE}/messages/batch",
         "Content-Type: application/jsonl",
         f"Content-Length: {len(_LINES)}",

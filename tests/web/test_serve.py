@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.lowlevel
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.api import NoNode
@@ -19,6 +22,7 @@ from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
 from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
+from mq.web.exchange import Reply, Request
 from mq.web.request_body import IN_MEMORY_BYTES
 from mq.web.serve import KEEP_ALIVE_SECONDS, serve
 from tests.web.talking import (
@@ -443,3 +447,32 @@ async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(stopping: S
         stopping.stop.set()
         with trio.fail_after(10):
             await stopping.stopped.wait()
+
+
+async def test_requests_of_a_client_that_is_gone_are_not_begun(
+    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the slower of the two servers, which reads on while it answers."""
+    handled = 0
+    handle = endpoints.handle
+
+    async def counted(request: Request) -> Reply:
+        nonlocal handled
+        handled += 1
+        return await handle(request)
+
+    monkeypatch.setattr(endpoints, "handle", counted)
+    server = await start_server(nursery, endpoints, fast_lane=False)
+    stream = await server.connect()
+    stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    await stream.send_all(http1("GET", "/-/live") * 1000)
+    with trio.fail_after(10):
+        while not handled:
+            await trio.lowlevel.checkpoint()
+    stream.socket.close()  # a reset: what the server sends fails
+    with trio.fail_after(30):
+        while (before := handled) < 1000:
+            await trio.sleep(0.2)
+            if handled == before:
+                break
+    assert handled < 500
