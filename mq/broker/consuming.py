@@ -344,7 +344,7 @@ class Consumption:
         return job
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
-        entry = await self._locate(index, MessageId(id), receipt)
+        entry = await self._locate(index, MessageId(id), receipt, is_leased=True)
         if entry.id in index.claimed:
             raise NotLeased(
                 f"message {id} of queue {index.name} belongs to a claim, whose lease is one for all its messages: "
@@ -354,8 +354,16 @@ class Consumption:
             raise NotLeased(f"message {id} of queue {index.name} is not leased: fetch it first")
         return entry
 
-    async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None) -> Entry:
+    async def _locate(
+        self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False
+    ) -> Entry:
         """Where the message is now; it is not locked.
+
+        Args:
+            index: its queue.
+            id: the message.
+            receipt: of the delivery that must hold it; None for any.
+            is_leased: whether a lease should hold it.
 
         Raises:
             NoSuchMessage: it is not in the queue.
@@ -366,7 +374,8 @@ class Consumption:
             if id in locks:
                 await locks.wait(id)
             entry = index.find(id)
-            if entry is None and self._others_move:
+            # A look that began before this broker leased the message may have put its old place into the index.
+            if self._others_move and not _agrees(entry, receipt, is_leased=is_leased):
                 entry = await self._storage.find(index.name, id)
             if id not in locks:
                 break
@@ -513,6 +522,13 @@ class _RemovalBatch(NamedTuple):
     strict: bool
     door: str
     answer: _Answer
+
+
+def _agrees(entry: Entry | None, receipt: str | None, *, is_leased: bool) -> bool:
+    """Whether an index has a message where its caller says that it is."""
+    if entry is None:
+        return False
+    return entry.meta.receipt == receipt if receipt is not None else not is_leased or entry.meta.receipt is not None
 
 
 def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str | None) -> Entry:

@@ -529,6 +529,55 @@ async def test_a_publish_that_is_answered_after_a_peer_has_delivered_it_is_count
         nursery.cancel_scope.cancel()
 
 
+class OldLook(Slow):
+    """The next look at READY messages is answered late, and the one at DELAYED messages after it never, if a test says
+    so."""
+
+    answer: trio.Event | None = None
+    is_stuck = False
+
+    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
+        """As in Storage."""
+        entries = await super().scan(state, queue, limit)
+        if self.answer is not None and state is State.READY:
+            answer, self.answer, self.is_stuck = self.answer, None, True
+            await answer.wait()
+        elif self.is_stuck and queue is None:
+            await trio.sleep_forever()
+        return entries
+
+
+@pytest.mark.parametrize("has_receipt", [True, False])
+@pytest.mark.parametrize("end", ["remove", "requeue", "extend"])
+async def test_a_lease_is_found_after_a_look_that_began_before_it(
+    end: str, has_receipt: bool, wall_clock: WallClock
+) -> None:
+    """Four brokers on one memcached were told that leases of a second ago had run out."""
+    store = OldLook()
+    async with open_broker(store, BrokerConfig(peers=1), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        store.answer = answer = trio.Event()
+        await trio.sleep(2 * POLL_SECONDS)
+        assert store.answer is None, "it has not looked"
+        message = await broker.fetch("q")
+        assert message is not None
+        answer.set()
+        await trio.testing.wait_all_tasks_blocked()
+        receipt = message.receipt if has_receipt else None
+        match end:
+            case "remove":
+                await broker.remove("q", message.id, receipt=receipt)
+            case "requeue":
+                await broker.requeue("q", message.id, receipt=receipt)
+            case _:
+                await broker.extend("q", message.id, 60, receipt=receipt)
+        assert store.is_stuck
+        left = [entry.state for state in (State.READY, State.DELAYED) for entry in await store.scan(state, "q")]
+        assert left == {"remove": [], "requeue": [State.READY], "extend": [State.DELAYED]}[end]
+
+
 async def _serve(
     store: Slow, config: BrokerConfig, clock: WallClock, task_status: trio.TaskStatus[Broker] = trio.TASK_STATUS_IGNORED
 ) -> None:
