@@ -8,16 +8,17 @@ walk with the fewest steps, since a longer one has met a task in the background:
 
     | way | files | changes of file | of these calls |
     |---|---|---|---|
-    | HTTP publish | 34 | 138 | 69 |
+    | HTTP publish | 32 | 124 | 62 |
 
 Say where: on a file system on which mq keeps a log (ext4 with a journal, xfs) a walk has some hundred changes less than
 elsewhere, as in most folders for temporary files.
 
 A *file* is one of the package ``mq`` in which a function ran. A *change of file* is a call from one file into another,
 or the return from it. Properties are functions, too. A coroutine that is suspended and resumed changes no file: a
-reader follows its ``await`` once. ``--files`` prints the files, too, in the order in which they were entered first, and
-``--steps`` each change with its function. The tool asks mq for nothing but its command line, so it also traces an older
-tree, where the entry points of that tree are installed: ``PYTHONPATH=/path/to/tree python tools/walk.py``.
+reader follows its ``await`` once. What Trio's event loop calls, its clock and its instruments, counts for no way.
+``--files`` prints the files, too, in the order in which they were entered first, and ``--steps`` each change with its
+function. The tool asks mq for nothing but its command line, so it also traces an older tree, where the entry points of
+that tree are installed: ``PYTHONPATH=/path/to/tree python tools/walk.py``.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
+import trio
 from pamqp import commands, frame, header
 
 import mq
@@ -56,6 +58,11 @@ SETTLE_SECONDS: Final = 0.05
 """How long tracing goes on after an answer: the daemon may have something left to do for it."""
 TIMEOUT_SECONDS: Final = 30.0
 
+_LOOP_ASKS: Final = frozenset(
+    name for of in (trio.abc.Clock, trio.abc.Instrument) for name in vars(of) if not name.startswith("_")
+)
+"""Methods by which Trio's event loop asks mq for the time, or tells it of its steps: they are on no message's way."""
+_TRIO: Final = str(Path(trio.__file__).parent)
 _RESUME: Final = dis.opmap["RESUME"]
 _YIELD: Final = dis.opmap["YIELD_VALUE"]
 _SUSPENDS: Final = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -127,12 +134,24 @@ class Tracer:
 
     def _enter(self, thread: int, frame: FrameType, *, is_call: bool) -> None:
         name = frame.f_code.co_filename
-        if name.startswith(PACKAGE) and self._now.get(thread) != name:
+        if name.startswith(PACKAGE) and self._now.get(thread) != name and not _is_of_loop(frame):
             self._now[thread] = name
             self._files.setdefault(name)
             where = f"{name.removeprefix(f'{TREE}/')}:{frame.f_lineno} {frame.f_code.co_qualname}"
             self._steps.append(f"{'->' if is_call else '<-'} {where}")
             self._calls += is_call
+
+
+def _is_of_loop(frame: FrameType) -> bool:
+    """Whether a frame is of the event loop's clock or instruments, or was called by one that is."""
+    for _ in range(2):
+        caller = frame.f_back
+        if caller is None:
+            return False
+        if frame.f_code.co_name in _LOOP_ASKS and caller.f_code.co_filename.startswith(_TRIO):
+            return True
+        frame = caller
+    return False
 
 
 def _is_resumed(frame: FrameType) -> bool:

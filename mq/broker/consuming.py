@@ -354,9 +354,7 @@ class Consumption:
             raise NotLeased(f"message {id} of queue {index.name} is not leased: fetch it first")
         return entry
 
-    async def _locate(
-        self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False
-    ) -> Entry:
+    async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False) -> Entry:
         """Where the message is now; it is not locked.
 
         Args:
