@@ -178,6 +178,7 @@ def test_the_text_says_which_argument_is_another() -> None:
         ("x-max-priority", [0, 255], [-1, 256]),
         ("x-queue-type", ["classic"], ["stream", "quorum", 1]),
         ("x-queue-mode", ["default", "lazy"], ["eager"]),
+        ("x-queue-version", [1, 2], [0, 3, "1", True]),
         ("x-requeue", ["front", "back"], ["middle", True]),
         ("x-single-active-consumer", [False, True], ["yes", 1]),
         ("x-delivery-limit", [0, 999_999], [-1, 10**6, True]),
@@ -191,6 +192,58 @@ def test_arguments_of_queues(name: str, fine: list[Any], wrong: list[Any]) -> No
         assert topology.declare_queue(queue("q", arguments={name: value})).queues
     for value in wrong:
         assert refusal(topology.declare_queue, queue("q", arguments={name: value})) is Code.PRECONDITION_FAILED
+
+
+CLASSIC = {"x-queue-type": "classic"}
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("more", [{}, {"x-max-priority": 5}])
+@pytest.mark.parametrize(("first", "second"), [({}, CLASSIC), (CLASSIC, {}), (CLASSIC, CLASSIC)])
+def test_a_classic_queue_is_the_same_as_one_without_a_type(
+    first: dict[str, Any], second: dict[str, Any], more: dict[str, Any], durable: bool
+) -> None:
+    store = Store()
+    store.do(store.topology.declare_queue(queue("q", durable=durable, arguments=first | more)))
+    assert store.topology.declare_queue(queue("q", durable=durable, arguments=second | more)) is NOTHING
+
+
+def test_a_queue_of_another_protocol_is_a_classic_one() -> None:
+    topology = Topology(has_queue=lambda name: name == "http")
+    assert topology.declare_queue(queue("http", durable=True)) is NOTHING
+    assert topology.declare_queue(queue("http", durable=True, arguments=CLASSIC)) is NOTHING
+    for other in ({"x-queue-type": "quorum"}, CLASSIC | {"x-max-length": 5}):
+        again = queue("http", durable=True, arguments=other)
+        assert refusal(topology.declare_queue, again) is Code.PRECONDITION_FAILED
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({}, {"x-queue-mode": "default"}),
+        ({}, {"x-queue-version": 1}),
+        ({}, {"x-max-priority": 0}),
+        ({}, {"x-single-active-consumer": False}),
+        ({"x-max-length": 5}, {"x-max-length": 5, "x-overflow": "drop-head"}),
+        (CLASSIC, {"x-queue-type": "quorum"}),
+        ({"x-delivery-limit": 1}, {"x-delivery-limit": 2}),
+    ],
+)
+def test_other_defaults_are_not_the_same_as_no_argument(pair: tuple[dict[str, Any], ...], order: int) -> None:
+    first, second = pair[::order]
+    store = Store()
+    store.do(store.topology.declare_queue(queue("q", durable=True, arguments=first)))
+    again = queue("q", durable=True, arguments=second)
+    assert refusal(store.topology.declare_queue, again) is Code.PRECONDITION_FAILED
+
+
+def test_true_is_not_the_same_argument_as_1() -> None:
+    store = Store()
+    store.do(store.topology.declare_queue(queue("q", arguments={"x-max-length": 1})))
+    assert refusal(store.topology.declare_queue, queue("q", arguments={"x-max-length": True})) is (
+        Code.PRECONDITION_FAILED
+    )
 
 
 def test_arguments_that_need_each_other() -> None:

@@ -26,6 +26,7 @@ DEAD_LETTER_ROUTING_KEY: Final = "x-dead-letter-routing-key"
 MAX_PRIORITY: Final = "x-max-priority"
 QUEUE_TYPE: Final = "x-queue-type"
 QUEUE_MODE: Final = "x-queue-mode"
+QUEUE_VERSION: Final = "x-queue-version"
 SINGLE_ACTIVE_CONSUMER: Final = "x-single-active-consumer"
 DELIVERY_LIMIT: Final = "x-delivery-limit"
 REQUEUE: Final = "x-requeue"
@@ -35,7 +36,12 @@ GROUPS: Final = "x-groups"
 PRIORITY: Final = "x-priority"
 """A consumer's, not a queue's."""
 
+CLASSIC: Final = "classic"
 QUORUM: Final = "quorum"
+
+DEFAULTS: Final[Mapping[str, Any]] = {QUEUE_TYPE: CLASSIC}
+"""Arguments that are the same as none. RabbitMQ 3.10 has no other: its queue without ``x-overflow`` is not the one with
+``drop-head``."""
 
 Check = Callable[[Any], str]
 """Says what is wrong with a value; empty when nothing is."""
@@ -71,8 +77,9 @@ CHECKS: Final[Mapping[str, Check]] = {
     DEAD_LETTER_EXCHANGE: _text,
     DEAD_LETTER_ROUTING_KEY: _text,
     MAX_PRIORITY: _whole(0, 255),
-    QUEUE_TYPE: _word("classic", QUORUM),
+    QUEUE_TYPE: _word(CLASSIC, QUORUM),
     QUEUE_MODE: _word("default", "lazy"),
+    QUEUE_VERSION: _whole(1, 2),
     SINGLE_ACTIVE_CONSUMER: _switch,
     DELIVERY_LIMIT: _whole(0, 10**6 - 1),
     REQUEUE: _word("front", "back"),
@@ -128,6 +135,20 @@ def _invalid(argument: str, queue: Queue, wrong: str) -> Refusal:
     return Refusal(Code.PRECONDITION_FAILED, f"invalid arg '{argument}' for {what}: {wrong}")
 
 
+def check_same_queue(what: str, received: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Check that a queue that is declared again has the arguments it was declared with, or their defaults.
+
+    Args:
+        what: for the text: ``queue 'q' in vhost '/'``.
+        received: arguments of the client.
+        current: those that it was declared with.
+
+    Raises:
+        Refusal: 406; one of them is another.
+    """
+    check_same(what, {**DEFAULTS, **received}, {**DEFAULTS, **current}, CHECKS)
+
+
 def check_same(what: str, received: Mapping[str, Any], current: Mapping[str, Any], names: Iterable[str]) -> None:
     """Check that what is declared again has the arguments it was declared with.
 
@@ -141,8 +162,9 @@ def check_same(what: str, received: Mapping[str, Any], current: Mapping[str, Any
         Refusal: 406; one of them is another.
     """
     for name in names:
-        if received.get(name) != current.get(name):
-            given, there = (_shown(values.get(name)) for values in (received, current))
+        given, there = received.get(name), current.get(name)
+        if given != there or isinstance(given, bool) is not isinstance(there, bool):  # True == 1
+            given, there = _shown(given), _shown(there)
             text = f"inequivalent arg '{name}' for {what}: received {given} but current is {there}"
             raise Refusal(Code.PRECONDITION_FAILED, text)
 

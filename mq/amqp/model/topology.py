@@ -253,7 +253,7 @@ class Topology:
             if current.owner != queue.owner:
                 raise _locked(current)
             check_same(what, _traits(queue), _traits(current), ("durable", "auto_delete"))
-            check_same(what, queue.arguments, current.arguments, queue_arguments.CHECKS)
+            queue_arguments.check_same_queue(what, queue.arguments, current.arguments)
             return NOTHING
         if queue.name:
             _check_name("queue", queue.vhost, queue.name)
