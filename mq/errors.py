@@ -86,6 +86,11 @@ class BodyTooLarge(CallerError):
     """The body is over the configured limit."""
 
 
+class TooLargeForQueue(BodyTooLarge, QueueFull):
+    """The body is longer than all bodies of the queue may be together (`max_bytes`): it would not fit in an empty one
+    either."""
+
+
 class BatchTooLarge(CallerError):
     """More entries than a batch may have."""
 
@@ -147,8 +152,16 @@ class MasterTooOld(NotServed):
     Nothing was changed; it can be done once all nodes are upgraded."""
 
 
-class NoMemory(MQError):
-    """Other requests have the memory that this one takes. Nothing was changed; try again."""
+class OverBudget(MQError):
+    """Other requests have what this one takes of something that clients share. Nothing was changed; try again."""
+
+
+class NoMemory(OverBudget):
+    """Other requests have the memory that this one takes."""
+
+
+class NoDisk(OverBudget):
+    """Other bodies that are on their way have the disk that this one takes until it is published."""
 
 
 class CorruptMessage(MQError):

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 LARGEST_BODY: Final = 1 << 40
 LARGEST_JOURNAL: Final = 1 << 50
+LARGEST_STAGING: Final = 1 << 50
 LONGEST_DELAY_SECONDS: Final = 43_200
 """Twelve hours: what stores take for the longest lease."""
 AMQP_PORT: Final = 5672
@@ -227,6 +228,12 @@ class Settings:
         _size(LARGEST_BODY),
         "memory that clients may reserve together, for what they send and are sent",
         "256MiB",
+    )
+    staging: int = _line(
+        1 << 30,
+        _size(LARGEST_STAGING),
+        "disk that long messages may take together while they arrive over HTTP",
+        "1GiB",
     )
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")

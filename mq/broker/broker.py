@@ -215,6 +215,16 @@ class Broker:
 
     # Publishing
 
+    def longest_body(self, queue: str, key: str | None = None) -> int:
+        """The longest body in bytes that a queue takes, even if it is empty. Of a queue that is not in this store, the
+        longest that the store takes.
+
+        Args:
+            queue: its name.
+            key: of the message that is to be published; None for none.
+        """
+        return self._publishing.longest_body(self._known.get(queue), key)
+
     async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
         """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
 

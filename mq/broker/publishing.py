@@ -39,6 +39,7 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
     StorageError,
+    TooLargeForQueue,
 )
 from mq.lifecycle import DOOR, State
 from mq.message import MessageId
@@ -201,6 +202,14 @@ class Publisher:
         self._check(index, draft)
         self._meta(index, draft)
 
+    def longest_body(self, index: QueueIndex | None, key: str | None) -> int:
+        """The longest body in bytes that a queue takes, None is any queue, for a draft with this key."""
+        if index is None or index.settings.overflow != REJECT or index.settings.max_bytes is None:
+            return self._longest
+        if key is not None and self._keys is not None and self._keys.find(index, key) is not None:
+            return self._longest  # the answer is the message that is there, whose queue may have had another limit
+        return min(self._longest, index.settings.max_bytes)
+
     async def find(self, index: QueueIndex, digest: bytes) -> MessageId | None:
         """The message of a unique queue whose body has this digest; None without one."""
         await self._loader.load(index)
@@ -298,11 +307,20 @@ class Publisher:
             )
         if settings.overflow != REJECT:
             return
+        self._check_fits(index, size)
         if settings.max_messages is not None and index.counted >= settings.max_messages:
             raise QueueFull(f"queue {index.name} holds {settings.max_messages} messages, its limit. Try again later")
         bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
         if settings.max_bytes is not None and bytes_then > settings.max_bytes:
             raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
+
+    def _check_fits(self, index: QueueIndex, size: int) -> None:
+        """Refuse a body that would not fit in the queue if it were empty."""
+        most = index.settings.max_bytes
+        if most is not None and size > most:
+            raise TooLargeForQueue(
+                f"the body has {size} bytes, all bodies of queue {index.name} may have {most} together (max_bytes)"
+            )
 
     def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> PublishJob:
         def landed(id: MessageId | None) -> None:

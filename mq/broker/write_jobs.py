@@ -52,6 +52,7 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
     StorageError,
+    TooLargeForQueue,
 )
 from mq.lifecycle import State
 from mq.message import shorten
@@ -255,6 +256,7 @@ class WriteJobs:
             Conflict: the job has ended; or there are too many; or its part has other rows under this number.
             InvalidSetting: not a name.
             NotYours: the job is another user's.
+            TooLargeForQueue: they would not all fit in the queue if it were empty, and no commit brings a part of them.
             StorageError: none is held.
         """
         await self._loaded()
@@ -263,6 +265,7 @@ class WriteJobs:
         good = [draft for draft, error in zip(drafts, refused, strict=True) if error is None]
         if not good:
             return refused
+        _check_fits(index, good)
         job = await self._begun(name, user)
         async with job.locks.setdefault(part, trio.Lock()):
             if (part, number) in job.parts:
@@ -818,6 +821,16 @@ def _check_room(index: QueueIndex, rows: int, size: int) -> None:
     then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
     if settings.max_bytes is not None and then > settings.max_bytes:
         raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
+
+
+def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
+    """Refuse rows that come together and of which an empty queue would not take all."""
+    settings, size = index.settings, _size_of(drafts)
+    if settings.overflow == REJECT and settings.max_bytes is not None and size > settings.max_bytes:
+        raise TooLargeForQueue(
+            f"these rows have {size} bytes, all bodies of queue {index.name} may have {settings.max_bytes} together "
+            "(max_bytes)"
+        )
 
 
 def _together(chunks: Sequence[_Chunk]) -> Iterator[list[_Chunk]]:

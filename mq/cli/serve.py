@@ -162,7 +162,7 @@ async def _serve_root(
     schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
     shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
-    budget = Budget(settings.memory, has_users=users is not None)
+    budget = Budget(settings.memory, settings.staging, has_users=users is not None)
     async with (
         journaling(settings, clock) as journal,
         _open_store(settings, config) as store,

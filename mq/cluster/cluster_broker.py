@@ -190,6 +190,10 @@ class ClusterBroker(Forwarding):
 
     # Publishing
 
+    def longest_body(self, queue: str, key: str | None = None) -> int:
+        """The longest body in bytes that a queue takes, as far as this node knows."""
+        return self._local.longest_body(queue, key)
+
     async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
         """Bring a large body to the local store. One for a queue of the cluster stays at this node until it is
         published, as does a short one."""

@@ -1,12 +1,13 @@
-"""The memory that clients may take, all protocols of a daemon together.
+"""The memory and the disk that clients may take, all protocols of a daemon together.
 
 A client's connection, an HTTP/2 request or an AMQP session reserves memory from its :class:`ClientMemory` before it
-makes mq build, buffer or queue something large, and gives it back when that is gone. A reservation that does not fit is
-refused at once. The whole size of a body is reserved before its first byte is read, so that no two requests wait
-half-way for each other.
+makes mq build, buffer or queue something large, and gives it back when that is gone. A body that is staged reserves
+disk in the same way. A reservation that does not fit is refused at once. The whole size of a body is reserved before
+its first byte is read, so that no two requests wait half-way for each other.
 
-A reservation counts in three places, and each has its limit: in the whole budget, in one of its two directions, and in
-the share of its client. A client that sends or reads slowly has to give its memory up when others want it.
+A reservation of memory counts in three places, and each has its limit: in the whole budget, in one of its two
+directions, and in the share of its client. One of disk counts in the whole and in the client's share. A client that
+sends or reads slowly has to give up what it has when others want it, the slowest first.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from enum import StrEnum
 from types import TracebackType
-from typing import Final
+from typing import Final, NamedTuple
 
 import trio
 
 from mq.doors.connections import Refusals
-from mq.errors import BodyTooLarge, NoMemory
+from mq.errors import BodyTooLarge, NoDisk, NoMemory, OverBudget
 
 DEFAULT_BYTES: Final = 256 << 20
+DEFAULT_DISK_BYTES: Final = 1 << 30
 CLIENT_PART: Final = 4
 """One user, or one connection where there are no users, may have this fraction of the budget: a quarter."""
 STRANGER_PART: Final = 8
@@ -33,8 +35,8 @@ UNCOUNTED_BYTES: Final = 4096
 PATIENCE_SECONDS: Final = 10
 """How long a sender or reader cannot be slow yet."""
 ENOUGH_BYTES_PER_SECOND: Final = 128 * 1024
-"""On average; a slower client makes room as soon as others want it. A request that has the memory to itself may be
-slower."""
+"""On average since a client was last as fast as that; a slower one makes room as soon as others want it. A request that
+has the memory to itself may be slower."""
 MUCH_BYTES: Final = 8 << 20
 """Freed memory that is worth being returned to the operating system."""
 CONNECTION_BYTES: Final = 32 * 1024
@@ -61,9 +63,27 @@ class Use(StrEnum):
     """What a request is answered."""
     DELIVERY = "delivery"
     """Messages on their way to a consumer over AMQP."""
+    STAGED = "staged"
+    """A long body on disk that is not a message yet. All other uses take memory."""
 
 
 _OUTGOING: Final = (Use.ANSWER, Use.DELIVERY)
+
+
+class Resource(NamedTuple):
+    """A thing of which clients have shares.
+
+    Attributes:
+        name: for people.
+        most: bytes of it.
+        setting: of the daemon, that says how many.
+        refusal: the error if too few are free.
+    """
+
+    name: str
+    most: int
+    setting: str
+    refusal: type[OverBudget]
 
 
 class Share:
@@ -71,54 +91,77 @@ class Share:
 
     Args:
         name: whose it is, for people.
-        most: bytes. One reservation alone may be larger.
+        resource: a part of this.
+        part: one so-manieth of it, or three quarters where it is None. One reservation alone may be larger.
 
     Attributes:
         name: as given.
-        most: as given.
+        resource: as given.
+        most: bytes.
         used: bytes that are reserved.
         waiting: tasks that wait until some of them are given back.
     """
 
-    __slots__ = ("most", "name", "used", "waiting")
+    __slots__ = ("_disk", "_part", "most", "name", "resource", "used", "waiting")
 
-    def __init__(self, name: str, most: int) -> None:
+    def __init__(self, name: str, resource: Resource, part: int | None) -> None:
         self.name = name
-        self.most = most
+        self.resource = resource
+        self.most = resource.most - resource.most // CLIENT_PART if part is None else resource.most // part
         self.used = 0
         self.waiting = trio.lowlevel.ParkingLot()
+        self._part = part
+        self._disk: Share | None = None
+
+    def of_disk(self, disk: Resource) -> Share:
+        """The share of the disk that the same clients have."""
+        if self._disk is None:  # few clients stage bodies
+            self._disk = Share(self.name, disk, self._part)
+        return self._disk
 
 
 class Budget:
-    """Bytes of memory that clients share.
+    """Bytes of memory and of disk that clients share.
 
     Args:
-        most: how many there are.
+        most: how many of memory there are.
+        disk: how many of disk there are for bodies that are staged.
         has_users: whether clients log in: then a share is one user's, and all others have a small one together; else
             it is one connection's.
 
     Attributes:
         most: as given.
+        disk: the disk.
         has_users: as given.
         refused: reservations that were refused, by their use.
+        ended: reservations that slow clients had to give up, by their use.
     """
 
-    def __init__(self, most: int = DEFAULT_BYTES, *, has_users: bool = False) -> None:
+    def __init__(self, most: int = DEFAULT_BYTES, disk: int = DEFAULT_DISK_BYTES, *, has_users: bool = False) -> None:
+        memory = Resource("memory", most, "--memory", NoMemory)
         self.most = most
+        self.disk = Resource("disk", disk, "--staging", NoDisk)
         self.has_users = has_users
         self.refused: Counter[Use] = Counter()
-        three_quarters = most - most // CLIENT_PART
-        self._all = Share("all clients", most)
+        self.ended: Counter[Use] = Counter()
+        self._memory = memory
+        self._all = Share("all clients", memory, 1)
         # What is sent to clients empties queues: publishers alone cannot take all the memory, nor readers alone.
-        self._incoming = Share("all that clients send", three_quarters)
-        self._outgoing = Share("all that clients are sent", three_quarters)
-        self._strangers = Share("clients that have not logged in", most // STRANGER_PART)
+        self._incoming = Share("all that clients send", memory, None)
+        self._outgoing = Share("all that clients are sent", memory, None)
+        self._strangers = Share("clients that have not logged in", memory, STRANGER_PART)
         self._users: dict[str, Share] = {}
         self._slow: dict[Paced, None] = {}
         self._freed = 0
         self._much_is_freed = trio.Event()
-        self._warnings = {
-            use: Refusals(f"%d times memory for {use} was refused, lastly %d bytes to %s: %s have %d of %d (--memory)")
+        self._refusals = {
+            use: Refusals(f"%d times %s for {use} was refused, lastly %d bytes to %s: %s have %d of %d (%s)")
+            for use in Use
+        }
+        self._endings = {
+            use: Refusals(
+                f"%d times a slow client lost its %s for {use}, lastly %s with %d bytes: %s have %d of %d (%s)"
+            )
             for use in Use
         }
 
@@ -131,6 +174,11 @@ class Budget:
     def used(self) -> int:
         """How many are reserved."""
         return self._all.used
+
+    @property
+    def staged(self) -> int:
+        """How many of disk are reserved."""
+        return self._all.of_disk(self.disk).used
 
     def reserve(self, size: int = 0, use: Use = Use.BODY) -> Room:
         """Bytes for mq itself, and for requests of no connection: as :meth:`ClientMemory.reserve`, without a share."""
@@ -147,7 +195,7 @@ class Budget:
             name: what operators know it by.
             let_go: ends the connection soon; called when it reads slowly, and others want the memory.
         """
-        share = self._strangers if self.has_users else Share("this connection", self.most // CLIENT_PART)
+        share = self._strangers if self.has_users else Share("this connection", self._memory, CLIENT_PART)
         return ClientMemory(self, name, share, let_go)
 
     def share_of(self, user: str) -> Share:
@@ -155,7 +203,7 @@ class Budget:
         share = self._users.get(user)
         if share is None:
             # Users come from a file or from the cluster, so there are not too many.
-            share = self._users[user] = Share(f"user {user}", self.most // CLIENT_PART)
+            share = self._users[user] = Share(f"user {user}", self._memory, CLIENT_PART)
         return share
 
     @contextmanager
@@ -197,13 +245,28 @@ class Budget:
         self._freed = 0
         self._much_is_freed = trio.Event()
 
-    def make_room(self, share: Share) -> None:
-        """Make slow clients that have memory of a share give it up: it is free soon."""
-        for each in [each for each in self._slow if share in each.room.shares and each.is_slow()]:
+    def make_room(self, share: Share, size: int) -> bool:
+        """Make slow clients give up what they have of a share, the slowest first, until `size` bytes are free soon.
+
+        Returns:
+            Whether they will be.
+        """
+        lacking = size - (share.most - share.used)
+        slow = [each for each in self._slow if share in each.room.shares and each.is_slow()]
+        for each in sorted(slow, key=_bytes_per_second):
+            if lacking <= 0:
+                break
+            room = each.room
+            lacking -= room.size
+            self.ended[room.use] += 1
+            resource = share.resource
+            limits = share.name, share.used, share.most, resource.setting
+            self._endings[room.use].add(resource.name, room.client, room.size, *limits)
             self.unwatch(each)
             each.let_go()
+        return lacking <= 0
 
-    def refuse(self, room: Room, size: int, share: Share) -> NoMemory:
+    def refuse(self, room: Room, size: int, share: Share) -> OverBudget:
         """Count and log a refusal; return the error for the client.
 
         Args:
@@ -211,11 +274,13 @@ class Budget:
             size: that it was to have.
             share: the one that does not have so much.
         """
+        resource = share.resource
         self.refused[room.use] += 1
-        self._warnings[room.use].add(size, room.client, share.name, share.used, share.most)
-        self.make_room(share)
-        return NoMemory(
-            f"{size} bytes of memory are not free just now, {share.name} may have {share.most}: "
+        limits = share.name, share.used, share.most, resource.setting
+        self._refusals[room.use].add(resource.name, size, room.client, *limits)
+        self.make_room(share, size - room.size)
+        return resource.refusal(
+            f"{size} bytes of {resource.name} are not free just now, {share.name} may have {share.most}: "
             "try again, or send less at once"
         )
 
@@ -223,9 +288,11 @@ class Budget:
         """The shares in which a reservation counts.
 
         Args:
-            share: the client's; None counts in the whole alone.
+            share: the client's, of the memory; None counts in the whole alone.
             use: of the reservation.
         """
+        if use is Use.STAGED:
+            return tuple(each.of_disk(self.disk) for each in (self._all, share) if each is not None)
         if share is None:
             return (self._all,)
         return (self._all, self._outgoing if use in _OUTGOING else self._incoming, share)
@@ -277,15 +344,16 @@ class ClientMemory:
 
     @property
     def reserved(self) -> int:
-        """Bytes that it has reserved now."""
-        return sum(room.size for room in self._rooms)
+        """Bytes of memory that it has reserved now."""
+        return sum(room.size for room in self._rooms if room.use is not Use.STAGED)
 
     def reserve(self, use: Use, size: int = 0) -> Room:
         """Reserve bytes. Give them back with :meth:`Room.give_back`, or at the end of the block.
 
         Raises:
             BodyTooLarge: more than there are.
-            NoMemory: more than are free just now.
+            OverBudget: more than are free just now: :class:`~mq.errors.NoDisk` of disk, else
+                :class:`~mq.errors.NoMemory`.
         """
         room = Room(self, use, self.budget.shares(self._share, use))
         room.cover(size)
@@ -345,7 +413,7 @@ class ClientMemory:
 
 
 class Room:
-    """The memory that is reserved for one thing.
+    """The memory, or the disk, that is reserved for one thing.
 
     Args:
         client: has reserved it.
@@ -376,6 +444,11 @@ class Room:
         self.give_back()
 
     @property
+    def resource(self) -> Resource:
+        """What is reserved."""
+        return self.shares[0].resource
+
+    @property
     def room(self) -> Room:
         """Itself, as :class:`Paced` has it."""
         return self
@@ -390,7 +463,7 @@ class Room:
 
         Raises:
             BodyTooLarge: more than the whole budget.
-            NoMemory: more than are free just now.
+            OverBudget: more than are free just now.
         """
         more = size - self.size
         if more <= 0:
@@ -398,8 +471,8 @@ class Room:
         for share in self.shares:
             if share.used + more > share.most and share.used > self.size:
                 raise self._refused(size, share)
-        if size > self.client.budget.most:
-            raise _too_large(size, self.client.budget.most)
+        if size > self.shares[0].most:
+            raise _too_large(size, self.shares[0].resource)
         for share in self.shares:
             share.used += more
         is_new = not self.size
@@ -414,18 +487,32 @@ class Room:
             BodyTooLarge: more than the whole budget.
         """
         while (lacking := self._lacking(size)) is not None:
-            self.client.budget.make_room(lacking)
+            self.client.budget.make_room(lacking, size - self.size)
             with trio.move_on_after(RETRY_SECONDS):
                 await lacking.waiting.park()
+        self.cover(size)
+
+    async def cover_after_slow(self, size: int) -> None:
+        """As :meth:`cover`, but if slow clients have to make room for it, wait until they have.
+
+        Raises:
+            BodyTooLarge: more than the whole budget.
+            OverBudget: more than are free, and are free soon.
+        """
+        lacking = self._lacking(size)
+        if lacking is not None and self.client.budget.make_room(lacking, size - self.size):
+            with trio.move_on_after(RETRY_SECONDS):
+                while (lacking := self._lacking(size)) is not None:
+                    await lacking.waiting.park()
         self.cover(size)
 
     def _lacking(self, size: int) -> Share | None:
         more = size - self.size
         return next((each for each in self.shares if each.used + more > each.most and each.used > self.size), None)
 
-    def _refused(self, size: int, share: Share) -> NoMemory | BodyTooLarge:
-        budget = self.client.budget
-        return _too_large(size, budget.most) if size > budget.most else budget.refuse(self, size, share)
+    def _refused(self, size: int, share: Share) -> OverBudget | BodyTooLarge:
+        resource = share.resource
+        return _too_large(size, resource) if size > resource.most else self.client.budget.refuse(self, size, share)
 
     def shrink(self, size: int) -> None:
         """Give back what is over `size` bytes."""
@@ -439,7 +526,10 @@ class Room:
                 share.waiting.unpark(count=_WOKEN_TOGETHER)
         if self._sends_since is not None:
             self._released += less
-        self.client.budget.note_freed(less)
+            if not self._is_behind():
+                self._sends_since, self._released = trio.current_time(), 0
+        if self.use is not Use.STAGED:
+            self.client.budget.note_freed(less)
         if not size:
             self._sends_since = None
             self.client.budget.unwatch(self)
@@ -466,10 +556,19 @@ class Room:
 
     def is_slow(self) -> bool:
         """Whether the client reads so slowly that it makes room for others."""
-        if self._sends_since is None:
-            return False
-        seconds = trio.current_time() - self._sends_since
-        return seconds > PATIENCE_SECONDS and self._released < ENOUGH_BYTES_PER_SECOND * seconds
+        return self._seconds > PATIENCE_SECONDS and self._is_behind()
+
+    @property
+    def bytes_per_second(self) -> float:
+        """How fast the client reads, since it was last fast enough."""
+        return self._released / max(self._seconds, 1.0)
+
+    @property
+    def _seconds(self) -> float:
+        return 0.0 if self._sends_since is None else trio.current_time() - self._sends_since
+
+    def _is_behind(self) -> bool:
+        return self._released < ENOUGH_BYTES_PER_SECOND * self._seconds
 
     def let_go(self) -> None:
         """End the client, for it is slow."""
@@ -513,12 +612,20 @@ class PacedChunks:
         finally:
             self._waited, self._waits_since = self._waited_until_now(), None
         self._size += len(chunk)
+        if self._size >= ENOUGH_BYTES_PER_SECOND * self._waited:
+            # What came fast before does not allow a longer pause now.
+            self._size, self._waited = 0, 0.0
         return chunk
 
     def is_slow(self) -> bool:
         """Whether it arrives so slowly that it makes room for others."""
         waited = self._waited_until_now()
         return waited > PATIENCE_SECONDS and self._size < ENOUGH_BYTES_PER_SECOND * waited
+
+    @property
+    def bytes_per_second(self) -> float:
+        """How fast it arrives, since it was last fast enough."""
+        return self._size / max(self._waited_until_now(), 1.0)
 
     def _waited_until_now(self) -> float:
         now_waiting = 0.0 if self._waits_since is None else trio.current_time() - self._waits_since
@@ -529,5 +636,12 @@ Paced = PacedChunks | Room
 """What a slow client may have to give up."""
 
 
-def _too_large(size: int, most: int) -> BodyTooLarge:
-    return BodyTooLarge(f"this takes {size} bytes of memory, requests have {most}: send less at once")
+def _bytes_per_second(paced: Paced) -> float:
+    return paced.bytes_per_second
+
+
+def _too_large(size: int, resource: Resource) -> BodyTooLarge:
+    return BodyTooLarge(
+        f"this takes {size} bytes of {resource.name}, requests have {resource.most} ({resource.setting}): "
+        "send less at once"
+    )

@@ -98,9 +98,9 @@ _NAMES: Final[tuple[tuple[type[MQError], str], ...]] = (
     (ReceiptMismatch, "MessageNotInflight"),
     (NoSuchMessage, "MessageNotInflight"),
     (InvalidId, "ReceiptHandleIsInvalid"),
+    (BodyTooLarge, "InvalidParameterValue"),
     (QueueFull, "RequestThrottled"),  # the SDKs try that again, slower and slower
     (QueueHeld, "RequestThrottled"),
-    (BodyTooLarge, "InvalidParameterValue"),
     (BodyIncomplete, "MalformedInput"),
     (BodyTooSlow, "RequestTimeout"),
     (CallerError, "InvalidParameterValue"),

@@ -98,8 +98,10 @@ async def _scrape(context: RequestContext) -> bytes:
     snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
     snapshot = snapshot._replace(is_clock_doubted=bool(_doubt(context.broker)))
     budget = context.budget
-    refused = {use.value: budget.refused[use] for use in Use}
-    snapshot = snapshot._replace(memory=(budget.used, budget.most), memory_refused=refused)
+    refused = {use.value: budget.refused[use] for use in Use if use is not Use.STAGED}
+    ended = {use.value: budget.ended[use] for use in Use}
+    snapshot = snapshot._replace(memory=(budget.used, budget.most), staged=(budget.staged, budget.disk.most))
+    snapshot = snapshot._replace(memory_refused=refused, disk_refused=budget.refused[Use.STAGED], slow_ended=ended)
     snapshot = snapshot._replace(health=context.broker.description.health)
     return await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
 

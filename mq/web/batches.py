@@ -18,6 +18,7 @@ from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar
 
 from mq import turns
 from mq.broker import Draft, Removal
+from mq.broker.api import BrokerAPI
 from mq.broker.settings import DELAY, PRIORITY, TTL, SettingKind, check_value
 from mq.doors.budget import Room
 from mq.errors import BatchTooLarge, InvalidRequest, MQError
@@ -53,7 +54,7 @@ from mq.web.parameters import (
     with_trace,
 )
 from mq.web.refusals import problem_of
-from mq.web.request_body import LimitedBody, making_room
+from mq.web.request_body import Limit, LimitedBody, making_room
 
 JSON_LINES: Final = ("application/x-ndjson", "application/jsonl", "application/json-lines")
 JSON: Final = "application/json"
@@ -81,6 +82,8 @@ _REMOVAL_KEYS: Final = frozenset({"id", "receipt"})
 
 MOST_BESIDE: Final = 8 << 20
 """Bytes of a batch beside bodies: attributes, content types, keys."""
+MOST_A_BYTE: Final = 6
+"""Characters of JSON that a byte of a body may take."""
 PIECE_BYTES: Final = 1024
 """Bytes of a batch that are parsed before its entries are counted; of the worst batches that takes 3 ms."""
 LARGEST_PIECE: Final = 16 * 1024
@@ -178,7 +181,23 @@ class BatchParser(Generic[T]):
         self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters
 
 
-async def read_entries(request: Request, entries: BatchParser[T], longest: int, room: Room) -> list[T | MQError]:
+def longest_batch(broker: BrokerAPI, queue: str, max_body: int) -> Limit:
+    """The longest batch that a request may publish to a queue: of a longer one not all can fit.
+
+    Args:
+        broker: has the queue.
+        queue: its name.
+        max_body: the longest body of a request.
+    """
+    longest = MOST_A_BYTE * broker.longest_body(queue) + MOST_BESIDE
+    if longest >= max_body:
+        return Limit(max_body)
+    return Limit(longest, f"queue {queue} has max_bytes, and a batch of which not all can fit is refused")
+
+
+async def read_entries(
+    request: Request, entries: BatchParser[T], longest: Limit | int, room: Room
+) -> list[T | MQError]:
     """All entries of a request's body.
 
     Args:

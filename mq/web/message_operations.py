@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from mq.access import Right
-from mq.broker import Draft, Removal, Seen
+from mq.broker import Draft, Removal, Seen, Upload
 from mq.broker.peek import READY
 from mq.broker.settings import DELAY, VISIBILITY, check_value
 from mq.doors.budget import Use
@@ -15,6 +17,7 @@ from mq.web.batches import (
     MOST_BESIDE,
     REMOVED_LINE,
     draft_entries,
+    longest_batch,
     published_line,
     read_entries,
     refused_line,
@@ -45,20 +48,34 @@ from mq.web.parameters import (
     state_headers,
 )
 from mq.web.replies import MESSAGE_HEADERS, MessagePage, message_reply, outcomes_reply
-from mq.web.request_body import LimitedBody, read_object
+from mq.web.request_body import Limit, LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
 
 
 async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
     draft = draft_of(context.request.headers)
-    body = await LimitedBody.begun(context.request, context.max_body)
-    # a staged body is the broker's to discard once it is given to publish
-    draft = draft._replace(body=body if isinstance(body, bytes) else await context.broker.stage(body, context.queue))
-    [outcome] = await context.broker.publish_many(context.queue, [draft])
+    is_announced = context.request.content_length is not None and not isinstance(context.request.body, bytes)
+    limit = _limit(context, draft.key) if is_announced else context.max_body
+    body = await LimitedBody.begun(context.request, limit)
+    if isinstance(body, bytes):
+        [outcome] = await context.broker.publish_many(context.queue, [draft._replace(body=body)])
+    else:
+        body.narrow(_limit(context, draft.key))
+        async with _staged(context, body) as upload:
+            # it is the broker's to discard from here on
+            [outcome] = await context.broker.publish_many(context.queue, [draft._replace(body=upload)])
     if isinstance(outcome, MQError):
         raise outcome
     return Reply(201 if outcome.is_new else 200, (NO_LENGTH, ("x-message-id", outcome.id)))
+
+
+def _limit(context: RequestContext, key: str | None) -> Limit | int:
+    """The longest body that the queue takes."""
+    size = context.broker.longest_body(context.queue, key)
+    if size >= context.max_body:
+        return context.max_body
+    return Limit(size, f"of queue {context.queue}, its max_bytes, or of its store")
 
 
 async def publish_batch(context: RequestContext) -> Reply:
@@ -68,7 +85,9 @@ async def publish_batch(context: RequestContext) -> Reply:
     with context.memory.reserve(Use.BODY) as room:
         drafts = in_trace(
             context.request.headers,
-            await read_entries(context.request, entries, context.max_body, room),
+            await read_entries(
+                context.request, entries, longest_batch(context.broker, context.queue, context.max_body), room
+            ),
         )
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.publish_many(context.queue, good))
@@ -88,12 +107,21 @@ async def contains(context: RequestContext) -> Reply:
     if isinstance(body, bytes):
         id = await context.broker.contains(context.queue, body)
     else:
-        upload = await context.broker.stage(body, context.queue)
-        try:
-            id = await context.broker.contains(context.queue, upload)
-        finally:
-            await upload.discard()
+        async with _staged(context, body) as upload:
+            try:
+                id = await context.broker.contains(context.queue, upload)
+            finally:
+                await upload.discard()
     return document(200, {"contains": id is not None, "id": id})
+
+
+@asynccontextmanager
+async def _staged(context: RequestContext, body: LimitedBody) -> AsyncIterator[Upload]:
+    """A long body in the store. The block publishes or discards it; until then it counts as disk of its client."""
+    with context.memory.reserve(Use.STAGED) as room:
+        async with body.on_disk(room) as chunks:
+            upload = await context.broker.stage(chunks, context.queue)
+        yield upload
 
 
 _EMPTY: Final = empty(204, NOT_CACHED)

@@ -68,6 +68,9 @@ class Scrape(NamedTuple):
         cluster: as this node sees it.
         memory: how many bytes clients have reserved, of how many they may.
         memory_refused: how often they were refused more, by what it was for.
+        staged: how many bytes of disk arriving bodies have reserved, of how many they may.
+        disk_refused: how often they were refused more.
+        slow_ended: how often slow clients had to give it up, by what it was for.
         is_clock_doubted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
         health: what the store knows of damage; None where it finds none by itself.
     """
@@ -86,6 +89,9 @@ class Scrape(NamedTuple):
     cluster: Membership = ALONE
     memory: tuple[int, int] = (0, 0)
     memory_refused: Mapping[str, int] = {}
+    staged: tuple[int, int] = (0, 0)
+    disk_refused: int = 0
+    slow_ended: Mapping[str, int] = {}
     is_clock_doubted: bool = False
     health: Health | None = None
 
@@ -130,6 +136,15 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     for use, count in snapshot.memory_refused.items():
         refused.add_metric([use], count)
     yield refused
+    reserved, limit = snapshot.staged
+    yield GaugeMetricFamily("mq_staging_reserved_bytes", "disk that arriving bodies have reserved", reserved)
+    yield GaugeMetricFamily("mq_staging_limit_bytes", "disk that arriving bodies may reserve together", limit)
+    yield CounterMetricFamily("mq_staging_refusals", "times that disk was refused to a body", snapshot.disk_refused)
+    text = "times that a slow client had to give up its memory or disk, for others wanted it"
+    ended = CounterMetricFamily("mq_slow_clients_ended", text, labels=["use"])
+    for use, count in snapshot.slow_ended.items():
+        ended.add_metric([use], count)
+    yield ended
     yield from _of_cluster(snapshot.cluster)
     if snapshot.health is not None:
         yield from _of_health(snapshot.health)

@@ -17,10 +17,10 @@ from mq.errors import (
     CorruptMessage,
     InvalidId,
     MQError,
-    NoMemory,
     NoSuchMessage,
     NoSuchQueue,
     NotYours,
+    OverBudget,
     QueueFull,
     QueueHeld,
     ReceiptMismatch,
@@ -46,7 +46,7 @@ _STATUS: Final[tuple[tuple[type[MQError], int], ...]] = (
     (CallerError, 400),
     (StorageError, 503),
     (BrokerClosed, 503),
-    (NoMemory, 503),
+    (OverBudget, 503),
     (CorruptMessage, 500),
 )
 """Error -> status; the first line that fits counts."""
@@ -63,7 +63,7 @@ def status_of(error: MQError) -> int:
 def refusal_of(error: MQError) -> Reply:
     """The reply to a request that failed."""
     status = status_of(error)
-    headers = (retry_after(),) if status in (423, 429, 503) else ()
+    headers = (retry_after(),) if status in (423, 429, 503) or isinstance(error, BodyTooSlow) else ()
     return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
         is_last=isinstance(error, _ENDS_CONNECTION)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent
@@ -20,6 +20,8 @@ from mq.web.exchange import SLOWEST_BYTES_PER_SECOND, STALLED_SECONDS, BodyTooSl
 
 IN_MEMORY_BYTES: Final = 64 * 1024
 """Bodies up to this size are held in memory; longer ones stream to and from the store."""
+STAGED_STEP: Final = 1 << 20
+"""Bytes of disk that are reserved at once for a body whose length is not announced."""
 LARGEST_JSON_BYTES: Final = 256 * 1024
 """Of a body that is JSON, and no message."""
 
@@ -108,26 +110,52 @@ async def _chunks_of(data: bytes) -> AsyncIterator[bytes]:
         yield data
 
 
+class Limit(NamedTuple):
+    """The longest body that a request may have.
+
+    Attributes:
+        size: in bytes.
+        whose: for the text of a refusal: what has the limit; empty for the daemon itself.
+    """
+
+    size: int
+    whose: str = ""
+
+    def refusal(self, length: int | None = None) -> BodyTooLarge:
+        """The error for a longer body.
+
+        Args:
+            length: of the body; None if it is not known.
+        """
+        if self.whose:
+            what = "the body is" if length is None else f"the body has {length} bytes: it is"
+            return BodyTooLarge(f"{what} longer than {self.size} bytes, the limit here ({self.whose})")
+        if length is None:
+            return BodyTooLarge(f"the body is over the limit of {self.size} bytes")
+        return BodyTooLarge(f"the body has {length} bytes, the limit is {self.size}")
+
+
 class LimitedBody:
     """A request's body: never longer than the limit, never shorter than announced.
 
     Args:
         request: whose body it is.
-        limit: in bytes.
+        limit: of its length.
 
     Raises:
         BodyTooLarge: before anything is read, where the announced length says so already.
     """
 
-    def __init__(self, request: Request, limit: int) -> None:
-        if request.content_length is not None and request.content_length > limit:
-            raise BodyTooLarge(f"the body has {request.content_length} bytes, the limit is {limit}")
+    def __init__(self, request: Request, limit: Limit | int) -> None:
+        self._limit = limit if isinstance(limit, Limit) else Limit(limit)
+        if request.content_length is not None and request.content_length > self._limit.size:
+            raise self._limit.refusal(request.content_length)
         self._chunks = aiter(_chunks_of(request.body) if isinstance(request.body, bytes) else request.body)
         self._announced = request.content_length
-        self._limit = limit
         self._size = 0
         self._held = b""
         self._memory = None if isinstance(request.body, bytes) else request.memory
+        self._disk: Room | None = None
 
     def __aiter__(self) -> LimitedBody:
         return self
@@ -143,12 +171,13 @@ class LimitedBody:
                 raise BodyIncomplete(f"the body ended after {self._size} of {self._announced} bytes") from None
             raise
         self._size += len(chunk)
-        if self._size > self._limit:
-            raise BodyTooLarge(f"the body is over the limit of {self._limit} bytes")
+        self._check()
+        if self._disk is not None and self._size > self._disk.size:
+            await self._disk.cover_after_slow(min(self._size + STAGED_STEP, self._limit.size))
         return chunk
 
     @classmethod
-    async def begun(cls, request: Request, limit: int) -> bytes | LimitedBody:
+    async def begun(cls, request: Request, limit: Limit | int) -> bytes | LimitedBody:
         """The whole body where it is small, else a body to iterate over.
 
         Raises:
@@ -156,7 +185,8 @@ class LimitedBody:
             BodyIncomplete: it is small, and shorter than announced.
         """
         given = request.body
-        if isinstance(given, bytes) and len(given) == (request.content_length or 0) <= min(limit, IN_MEMORY_BYTES):
+        most = limit.size if isinstance(limit, Limit) else limit
+        if isinstance(given, bytes) and len(given) == (request.content_length or 0) <= min(most, IN_MEMORY_BYTES):
             return given
         body = cls(request, limit)
         small = await body._read_small()
@@ -175,6 +205,19 @@ class LimitedBody:
                 return None
         return bytes(start)
 
+    def narrow(self, limit: Limit | int) -> None:
+        """Allow no more than this from now on.
+
+        Raises:
+            BodyTooLarge: more has come already.
+        """
+        self._limit = limit if isinstance(limit, Limit) else Limit(limit)
+        self._check()
+
+    def _check(self) -> None:
+        if self._size > self._limit.size:
+            raise self._limit.refusal()
+
     async def read(self) -> bytes:
         """The whole body. Its memory is given back with that of the request.
 
@@ -182,8 +225,26 @@ class LimitedBody:
             NoMemory: others have the memory for it.
             BodyTooSlow: others want the memory, and it comes slowly.
         """
-        with self._making_room(self._limit) as chunks:
+        with self._making_room(self._limit.size) as chunks:
             return b"".join([chunk async for chunk in chunks])
+
+    @asynccontextmanager
+    async def on_disk(self, room: Room) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The chunks of a body that is staged: disk is reserved for its announced length before the first one is read,
+        or else as they come.
+
+        Args:
+            room: of disk.
+
+        Raises:
+            NoDisk: others have the disk.
+            BodyTooSlow: others want it, and the body comes slowly.
+        """
+        self._disk = room
+        size = min(self._size + STAGED_STEP, self._limit.size) if self._announced is None else self._announced
+        await room.cover_after_slow(size)
+        with making_room(self, room) as chunks:
+            yield chunks
 
     @contextmanager
     def _making_room(self, most: int) -> Iterator[AsyncIterator[bytes]]:
@@ -198,7 +259,8 @@ class LimitedBody:
 
 @contextmanager
 def making_room(body: AsyncIterator[bytes], room: Room) -> Iterator[AsyncIterator[bytes]]:
-    """The chunks of a body for which memory was reserved. It is given up when it comes slowly and others want that.
+    """The chunks of a body for which memory or disk was reserved. It is given up when it comes slowly and others want
+    that.
 
     Raises:
         BodyTooSlow: it was given up.
@@ -207,8 +269,8 @@ def making_room(body: AsyncIterator[bytes], room: Room) -> Iterator[AsyncIterato
         yield chunks
     if wanted.cancelled_caught:
         raise BodyTooSlow(
-            f"the body came more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB a second, and others want the memory "
-            "that it reserves: send less at once"
+            f"the body came more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB a second, and others want the "
+            f"{room.resource.name} that it reserves: send less at once"
         )
 
 

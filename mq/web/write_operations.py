@@ -11,7 +11,7 @@ from mq.broker.write_jobs import MOST_PARTS
 from mq.doors.budget import Use
 from mq.errors import InvalidRequest, MQError
 from mq.message import QueueName
-from mq.web.batches import draft_entries, read_entries, refused_line
+from mq.web.batches import draft_entries, longest_batch, read_entries, refused_line
 from mq.web.exchange import Reply, document, empty
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import Operation, Parameter, RequestContext, Success
@@ -37,7 +37,8 @@ async def hold_back(context: RequestContext) -> Reply:
     entries = draft_entries(context.request.headers.get("content-type", ""))
     part, number = context.query["part"], context.query["number"]
     with context.memory.reserve(Use.BODY) as room:
-        drafts = await read_entries(context.request, entries, context.max_body, room)
+        longest = longest_batch(context.broker, context.queue, context.max_body)
+        drafts = await read_entries(context.request, entries, longest, room)
         good = [draft for draft in drafts if isinstance(draft, Draft)]
         outcomes = iter(await context.broker.writes.add(context.queue, context.id, part, number, good, _asker(context)))
     errors = [draft if isinstance(draft, MQError) else next(outcomes) for draft in drafts]

@@ -11,7 +11,8 @@ from pamqp import commands as methods
 
 from mq.amqp.protocol.commands import Commit, PublishMessages, Settle, Settlement
 from mq.amqp.protocol.connection import ConnectionState
-from mq.amqp.protocol.publishes import Confirm, PublisherConfirms
+from mq.amqp.protocol.publishes import ALWAYS_KEPT, Confirm, PublisherConfirms
+from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.wire.errors import Code
 from tests.amqp.talking import confirms, deliveries, publish, ready, refusal, words
 
@@ -63,6 +64,30 @@ def test_more_keys_are_routed_by_and_the_hidden_ones_not_told() -> None:
     assert [queue.name for queue in message.queues] == ["q", "r", "s"]
     assert message.hidden_keys == ("s", "q")
     assert message.properties.headers() == {name: value for name, value in headers.items() if name != "BCC"}
+
+
+def test_body_that_no_queue_can_hold_is_dropped_as_it_comes_and_refused() -> None:
+    peer = ready()
+    session = peer.connection.session
+    session.longest_body = lambda queue: 1000
+    peer.call(methods.Confirm.Select())
+    frames = publish("q", bytes(ALWAYS_KEPT + 1))
+    peer.send(frames[:-1000])
+    assert session.buffered <= 2 * MESSAGE_OVERHEAD  # not the body
+    peer.done.clear()
+    peer.send(frames[-1000:], publish("q", b"x"))
+    assert (confirms(peer)[0], session.buffered) == (("Nack", 1, False), 0)
+    assert [message.body for command in peer.done for message in command.messages] == [b"x"]
+
+
+@pytest.mark.parametrize("overflow", ["reject-publish-dlx", "reject-publish"])
+def test_body_that_goes_to_dead_letters_is_kept(overflow: str) -> None:
+    peer = ready()
+    peer.call(methods.Queue.Declare(queue="r", arguments={"x-overflow": overflow}))
+    peer.connection.session.longest_body = lambda queue: 1000
+    peer.done.clear()
+    peer.send(publish("r", bytes(ALWAYS_KEPT + 1)))
+    assert len(peer.done) == (overflow == "reject-publish-dlx")
 
 
 @pytest.mark.parametrize("headers", [{"CC": "r"}, {"BCC": {"r": 1}}, {"CC": ["r"] * 200, "BCC": ["s"] * 57}])

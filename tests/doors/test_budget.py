@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import trio
 
-from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget, ClientMemory, Room, Use
-from mq.errors import BodyTooLarge, NoMemory
+from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget, ClientMemory, PacedChunks, Room, Use
+from mq.errors import BodyTooLarge, NoDisk, NoMemory
 
 
 async def test_what_is_free_is_reserved_and_given_back() -> None:
@@ -120,6 +120,44 @@ async def test_what_has_arrived_is_nobodys_to_take(autojump_clock: object) -> No
         with pytest.raises(NoMemory):
             budget.reserve(50)
     assert not let_go.is_set()
+
+
+async def test_what_came_fast_does_not_excuse_a_pause(autojump_clock: object) -> None:
+    """A body that comes in one piece but for its last bytes would hold its memory for minutes."""
+    budget, let_go = Budget(100), trio.Event()
+
+    async def burst() -> AsyncIterator[bytes]:
+        await trio.sleep(0.1)
+        yield bytes(100 * ENOUGH_BYTES_PER_SECOND)
+        async for chunk in Trickle(b"x", 1):
+            yield chunk
+
+    with budget.reserve(90) as room, room.arriving(burst(), let_go.set) as arrival:
+        await take(arrival, PATIENCE_SECONDS + 2)
+        with pytest.raises(NoMemory):
+            budget.reserve(50)
+        assert let_go.is_set()
+
+
+async def test_slowest_clients_end_first_and_no_more_than_are_needed(
+    autojump_clock: object, nursery: trio.Nursery
+) -> None:
+    budget, ended = Budget(400), list[float]()
+    for pause in (2.0, 4.0, 1.0, 3.0):
+        room = budget.reserve(100)
+        nursery.start_soon(take, arrival_of(budget, room, pause, ended), 1000)
+    await trio.sleep(PATIENCE_SECONDS + 4)
+    with pytest.raises(NoMemory):
+        budget.reserve(150)
+    assert ended == [4.0, 3.0]
+    assert budget.ended == {Use.BODY: 2}
+    nursery.cancel_scope.cancel()
+
+
+def arrival_of(budget: Budget, room: Room, pause: float, ended: list[float]) -> PacedChunks:
+    arrival = PacedChunks(Trickle(b"x", pause), room, lambda: ended.append(pause))
+    budget.watch(arrival)
+    return arrival
 
 
 # Shares
@@ -241,6 +279,35 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
             memory.reserve(Use.ANSWER, 7)
     assert caplog.messages[1].startswith("3 times memory for answer was refused")
     assert budget.refused == {Use.ANSWER: 4}
+
+
+async def test_disk_has_shares_of_its_own() -> None:
+    budget = Budget(800, 80, has_users=True)
+    alice = logged_in(budget, "alice")
+    alice.reserve(Use.BODY, 200)
+    alice.reserve(Use.STAGED, 20)
+    assert (budget.used, budget.staged, alice.reserved) == (200, 20, 200)
+    with pytest.raises(NoDisk, match="user alice may have 20"):
+        logged_in(budget, "alice").reserve(Use.STAGED, 1)
+    budget.client("a stranger").reserve(Use.STAGED, 10)
+    with pytest.raises(NoDisk, match="clients that have not logged in may have 10"):
+        budget.client("another").reserve(Use.STAGED, 1)
+    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, requests have 80 \(--staging\)"):
+        logged_in(budget, "bob").reserve(Use.STAGED, 81)
+    alice.close()
+    assert (budget.used, budget.staged) == (0, 10)
+
+
+async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:
+    budget = Budget(800, 80)
+    memory = budget.client("a connection")
+    memory.reserve(Use.STAGED, 20)
+    with caplog.at_level(logging.WARNING), pytest.raises(NoDisk):
+        memory.reserve(Use.STAGED, 7)
+    [line] = caplog.messages
+    assert line.startswith("1 times disk for staged was refused, lastly 7 bytes to user -, connection a connection")
+    assert line.endswith("this connection have 20 of 20 (--staging)")
+    assert budget.refused == {Use.STAGED: 1}
 
 
 # Slow readers

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 from pamqp import commands as methods
 
 from mq.access import Right
+from mq.amqp.model.arguments import OVERFLOW
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
@@ -17,6 +18,8 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import BodyFrame, HeaderFrame, PublishFrames, ack
 from mq.amqp.wire.properties import NONE, BasicProperties
 
+ALWAYS_KEPT: Final = 64 * 1024
+"""Bytes of a body up to which it is kept until its queues have refused it."""
 EXPECTS_METHOD: Final = "expected method frame, got content instead"
 
 
@@ -35,6 +38,7 @@ class Content:
         self.method = method
         self.properties = NONE
         self.parts: list[bytes] = []
+        self.is_dropped = False  # no queue will take it
         self.missing = -1  # bytes of the body; below zero before the header
         self.buffered = 0
 
@@ -61,7 +65,7 @@ class Content:
         if len(frame.payload) > self.missing:
             raise Refusal(Code.FRAME_ERROR, f"{len(frame.payload) - self.missing} bytes more than the body should have")
         self.missing -= len(frame.payload)
-        if frame.payload:
+        if frame.payload and not self.is_dropped:
             self.parts.append(frame.payload)
 
 
@@ -139,15 +143,20 @@ class Publishes:
             raise Refusal(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
         if isinstance(frame, HeaderFrame):
             content.take_header(frame, self._session.limits.body_max)
+            content.is_dropped = frame.body_size > ALWAYS_KEPT and self._fits_nowhere(content, frame.body_size)
             # Room for all of it now, so that no message gets stuck half-way.
-            content.buffered = content.missing + len(frame.properties) + MESSAGE_OVERHEAD
+            size = 0 if content.is_dropped else frame.body_size
+            content.buffered = size + len(frame.properties) + MESSAGE_OVERHEAD
             self._session.unfinished += content.buffered
             self._session.buffer(content.buffered)
         else:
             content.take_body(frame)
         if content.missing == 0:
             self._drop_content()
-            self._finish(content.method, content.properties, b"".join(content.parts))
+            if content.is_dropped:
+                self._refuse(content.properties)
+            else:
+                self._finish(content.method, content.properties, b"".join(content.parts))
 
     def _check(self, method: methods.Basic.Publish) -> None:
         if method.immediate:
@@ -160,6 +169,26 @@ class Publishes:
         if session.topology.exchange(session.vhost, name).internal:
             text = f"cannot publish to internal exchange '{name}' in vhost '{session.vhost}'"
             raise Refusal(Code.ACCESS_REFUSED, text)
+
+    def _fits_nowhere(self, content: Content, size: int) -> bool:
+        """Whether every queue that a message comes to would refuse it even if the queue were empty, and drop it."""
+        session, method, properties = self._session, content.method, content.properties
+        if self.mode is Mode.TRANSACTION or session.topology.is_unrouted(session.vhost, method.exchange):
+            return False
+        copied_to = [key for keys in properties.copied_to() for key in keys]
+        queues = session.topology.route(
+            session.vhost, method.exchange, method.routing_key, properties.headers, copied_to
+        )
+        return bool(queues) and all(
+            size > session.longest_body(queue.key) and queue.arguments.get(OVERFLOW) != "reject-publish-dlx"
+            for queue in queues
+        )
+
+    def _refuse(self, properties: BasicProperties) -> None:
+        """Refuse a message whose body was not kept, as its queues would."""
+        self._check_user(properties)
+        if self.mode is Mode.CONFIRM:
+            self.confirms.settle([self.confirms.next()], is_stored=False)
 
     def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
         """Route a complete message, and put it out or keep it."""

@@ -5,6 +5,7 @@ The :class:`Outbox` joins commands that can share a barrier: publishes in a row,
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class ConnectionLimits:
 
 def _open_to_all() -> str:
     return ""
+
+
+def _any_length(queue: str) -> int:
+    return sys.maxsize
 
 
 def _not_noted(right: str, what: str, name: str | None) -> None:
@@ -159,6 +164,7 @@ class Session:
         capabilities: what the client says that it understands.
         is_node: whether the client says that it is a node of this cluster.
         closed_to: tells why no client but a node may connect now; empty where all may.
+        longest_body: returns the longest body in bytes that a queue takes, by its key.
         denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
@@ -187,6 +193,7 @@ class Session:
     capabilities: frozenset[str] = frozenset()
     is_node: bool = False
     closed_to: Callable[[], str] = _open_to_all
+    longest_body: Callable[[str], int] = _any_length
     denied: Callable[[str, str, str | None], None] = _not_noted
     follows_text: bool = False
     memory: ClientMemory = field(default_factory=lambda: Budget().own())

@@ -84,6 +84,7 @@ class ServedConnection:
         self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
         self._connection.session.address = peer.address
         self._connection.session.closed_to = state.closed_to
+        self._connection.session.longest_body = state.broker.longest_body
         self._connection.session.denied = self._note_denied
         self._memory = state.memory.client(str(peer), self._drop)
         self._connection.session.use_memory(self._memory)
