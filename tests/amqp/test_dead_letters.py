@@ -73,6 +73,17 @@ def test_a_header_that_a_client_made_up(written: Any) -> None:
     assert (deaths[0]["queue"], deaths[0]["count"]) == ("q", 1)
 
 
+@pytest.mark.parametrize("claimed", [{"x-first-death-queue": "mine"}, {"x-first-death-reason": 1}])
+def test_a_first_death_that_a_client_made_up(claimed: dict[str, Any]) -> None:
+    """As in RabbitMQ: it counts with a history alone, and a history without one gets none."""
+    properties = BasicProperties(methods.Basic.Properties(headers=claimed).marshal())
+    headers = read(die(properties, "q", Reason.EXPIRED)).headers or {}
+    assert (headers["x-first-death-queue"], headers["x-first-death-reason"]) == ("q", "expired")
+    properties = BasicProperties(methods.Basic.Properties(headers={**claimed, "x-death": []}).marshal())
+    headers = read(die(properties, "q", Reason.EXPIRED)).headers or {}
+    assert {name: headers[name] for name in headers if name != "x-death"} == claimed
+
+
 def test_what_cannot_be_written_again_is_left_out() -> None:
     """A string that is no UTF-8: pamqp reads it, and does not write it."""
     entry = b"\x01xS\0\0\0\1\xff\x05queueS\0\0\0\1\xff"

@@ -37,6 +37,15 @@ VALUES = st.recursive(
     max_leaves=10,
 )
 TABLES = st.dictionaries(st.text(max_size=10), VALUES, max_size=5)
+OWN_VALUES = st.recursive(
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.text(max_size=5)
+    | st.integers(0, 2**32 - 1).map(lambda t: datetime.datetime.fromtimestamp(t, datetime.UTC)),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=10,
+)
+"""What mq itself writes into a table."""
 
 
 def table(data: bytes) -> bytes:
@@ -52,7 +61,7 @@ def test_the_walk_over_entries_agrees_with_pamqp(values: dict[str, Any]) -> None
     assert tables.decoded(raw) == values
 
 
-@given(TABLES, st.dictionaries(st.text(max_size=10), VALUES, max_size=3))
+@given(TABLES, st.dictionaries(st.text(max_size=10), st.none() | OWN_VALUES, max_size=3))
 def test_changing_a_table_changes_no_other_entry(values: dict[str, Any], changes: dict[str, Any]) -> None:
     raw = encode.field_table(values)
     kept = {entry.key: raw[entry.start : entry.end] for entry in tables.entries(raw)}
@@ -65,8 +74,24 @@ def test_changing_a_table_changes_no_other_entry(values: dict[str, Any], changes
 
 
 def test_types_that_pamqp_would_not_choose_are_kept() -> None:
-    assert tables.changed(table(WIDE), {"x": 1}) == table(WIDE + b"\x01xb\x01")
+    assert tables.changed(table(WIDE), {"x": 1}) == table(WIDE + b"\x01xl" + b"\0" * 7 + b"\x01")
     assert tables.changed(table(WIDE), {"s": None}) == table(WIDE.replace(b"\x01sS\0\0\0\x02\xff\xfe", b""))
+
+
+@given(st.dictionaries(st.text(max_size=10), OWN_VALUES, max_size=5))
+def test_what_is_written_is_read_again(values: dict[str, Any]) -> None:
+    assert tables.decoded(table(tables.encoded(values))) == values
+
+
+@pytest.mark.parametrize("number", [0, 1, -1, 127, 40_000, 2**31, 2**62])
+def test_a_whole_number_is_written_as_64_bits(number: int) -> None:
+    assert tables.encoded({"n": number}) == b"\x01nl" + number.to_bytes(8, signed=True)
+
+
+@pytest.mark.parametrize("value", [1.5, None, b"x"])
+def test_a_value_that_mq_has_no_type_for_is_an_error(value: Any) -> None:
+    with pytest.raises(TypeError, match="mq writes no"):
+        tables.encoded({"x": value})
 
 
 @pytest.mark.parametrize(

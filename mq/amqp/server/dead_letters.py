@@ -34,6 +34,7 @@ logger = logging.getLogger("mq.amqp")
 DEATHS: Final = "x-death"
 FIRST: Final = ("queue", "reason", "exchange")
 """What is kept of the first death, each as ``x-first-death-...``."""
+_FIRST_DEATH: Final = tuple(f"x-first-death-{key}" for key in FIRST)
 
 _MOST_BYTES_TOGETHER: Final = 4 << 20
 """Bytes of bodies after which the messages are sent on before others are read."""
@@ -252,7 +253,7 @@ def died(
         known = properties.headers()
     except Refusal:
         return properties.changed({}, expires_no_more)
-    if DEATHS not in known and not any(f"x-first-death-{key}" in known for key in FIRST):
+    if not any(name in known for name in (DEATHS, *_FIRST_DEATH)):
         first = _first_death(queue, reason, exchange, tuple(routing_keys), time, properties.text("expiration"))
         return properties.with_more(*first, expires_no_more)
     deaths = deaths_of(properties)
@@ -262,7 +263,8 @@ def died(
     else:
         death = {**same, "count": same["count"] + 1}
     headers: dict[str, Any] = {DEATHS: [death, *(one for one in deaths if one is not same)]}
-    headers |= {name: death[key] for key in FIRST if (name := f"x-first-death-{key}") not in known}
+    if DEATHS not in known:  # what a client has written of a first death does not count without a history
+        headers |= {f"x-first-death-{key}": death[key] for key in FIRST}
     return properties.changed(headers, expires_no_more)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 
-from pamqp import decode, encode
+from pamqp import decode
 
 from mq.amqp.wire.errors import Code, Refusal
 
@@ -111,8 +111,38 @@ def changed(table: bytes, values: Mapping[str, Any]) -> bytes:
 
 
 def encoded(values: Mapping[str, Any]) -> bytes:
-    """The entries of a table with these values, without its length."""
-    return encode.field_table(dict(values))[4:]
+    """The entries of a table with these values, without its length: texts, whole numbers, booleans, times, and lists
+    and tables of these.
+
+    Each has the type that RabbitMQ gives it, whatever its value. Programs in Java and Go cast what they find, so a
+    whole number is always a 64-bit ``l``.
+    """
+    return b"".join(_short(name) + _encoded_value(value) for name, value in values.items())
+
+
+def _short(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">B", len(data)) + data
+
+
+def _encoded_value(value: Any) -> bytes:
+    if isinstance(value, str):
+        return _sized(b"S", value.encode())
+    if isinstance(value, bool):
+        return b"t" + struct.pack(">?", value)
+    if isinstance(value, int):
+        return b"l" + struct.pack(">q", value)
+    if isinstance(value, datetime.datetime):
+        return b"T" + struct.pack(">Q", int(value.timestamp()))
+    if isinstance(value, list):
+        return _sized(b"A", b"".join(map(_encoded_value, value)))
+    if isinstance(value, Mapping):
+        return _sized(b"F", encoded(value))
+    raise TypeError(f"mq writes no {type(value).__name__} into a table")
+
+
+def _sized(kind: bytes, data: bytes) -> bytes:
+    return kind + struct.pack(">I", len(data)) + data
 
 
 def decoded(table: bytes) -> dict[str, Any]:

@@ -89,6 +89,12 @@ def mq_server(shared: Callable[[str, bool], Server]) -> Server:
     return shared("mq", False)
 
 
+@pytest.fixture
+def rabbitmq_server(shared: Callable[[str, bool], Server]) -> Server:
+    """RabbitMQ alone, for what takes a cluster of mq."""
+    return shared("rabbitmq", False)
+
+
 @pytest.fixture(params=KINDS)
 def mortal_server(request: pytest.FixtureRequest, shared: Callable[[str, bool], Server]) -> Server:
     """One that may be killed."""

@@ -19,12 +19,13 @@ FILE: Final = FOLDER / "verdicts.json"
 UNDER_ALL: Final = ("celery_tasks.py", "node/package-lock.json", "node/talk.mjs", "servers.py")
 UNDER: Final = {
     "test_frameworks.py": (
-        "requirements.txt",
-        *(f"talk_{name}.py" for name in ("dramatiq", "faststream", "nameko", "taskiq")),
+        "programs/requirements.txt",
+        *(f"programs/talk_{name}.py" for name in ("dramatiq", "faststream", "nameko", "taskiq")),
     ),
-    "test_other_languages.py": ("talk.php", "Talk.java"),
+    "test_header_types.py": ("header_types.json", "header_types.py"),
+    "test_other_languages.py": ("programs/talk.php", "programs/Talk.java"),
 }
-"""File -> the programs that it runs."""
+"""File -> the programs that it runs, and what else decides about its tests."""
 AGAIN: Final = "make judge, or pytest tests/amqp/clients -m proof --judge, asks RabbitMQ again"
 
 
@@ -43,7 +44,7 @@ class Judged(NamedTuple):
 def digest_of(file: str) -> str:
     """Of a file's text, and of what all of them rest on."""
     seen = hashlib.sha256()
-    for name in (file, *UNDER_ALL, *(f"programs/{name}" for name in UNDER.get(file, ()))):
+    for name in (file, *UNDER_ALL, *UNDER.get(file, ())):
         seen.update((FOLDER / name).read_bytes())
     return seen.hexdigest()[:16]
 
