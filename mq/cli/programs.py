@@ -30,11 +30,11 @@ STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
 _SIGNS: Final = 3
 """Signs of life in the watchdog's time: two may be late."""
-_YOUNG_OBJECTS: Final = 10_000
+_YOUNG_OBJECTS: Final = 5_000
 _YOUNG_ROUNDS: Final = 4
 """Collections of new objects before those that have survived them are looked at. All that happens in one step of the
 event loop: with 20 it took up to 100 ms when thousands of connections came and went."""
-_MIDDLE_ROUNDS: Final = 100
+_MIDDLE_ROUNDS: Final = 200
 
 
 def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusals: tuple[type[MQError], ...]) -> None:

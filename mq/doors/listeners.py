@@ -28,7 +28,7 @@ from weakref import WeakKeyDictionary
 
 import trio
 
-from mq.doors.readers import CONNECTION, HANDSHAKE, Reader
+from mq.doors.readers import ACCEPTING, CONNECTION, HANDSHAKE, Reader
 from mq.errors import MQError
 from mq.message import shorten
 
@@ -38,6 +38,8 @@ BACKLOG: Final = 65_535
 """The kernel lowers it to what it allows, as it does for Trio's."""
 
 
+ACCEPTED_TOGETHER: Final = 4
+"""Connections for which room in a pass of the event loop is waited for at once."""
 HANDSHAKE_SECONDS: Final = 10
 """How long a client may take for it, all its pauses together."""
 
@@ -78,11 +80,15 @@ class PromptListener(trio.abc.Listener[trio.SocketStream]):
 
     def __init__(self, listener: trio.SocketListener) -> None:
         self._listener = listener
-        self._reader = Reader()
+        self._reader = Reader(ACCEPTING)
+        self._allowed = 0
 
     async def accept(self) -> trio.SocketStream:
         """The next connection. Errors are those of :meth:`trio.SocketListener.accept`."""
-        await self._reader.pay(CONNECTION)
+        if not self._allowed:  # several at a time: while others wait, each time is a pass of the event loop
+            await self._reader.pay(ACCEPTED_TOGETHER * CONNECTION)
+            self._allowed = ACCEPTED_TOGETHER
+        self._allowed -= 1
         while self._listener.socket.fileno() >= 0:
             try:
                 return self._accept_now()

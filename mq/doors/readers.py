@@ -32,6 +32,8 @@ COMMAND: Final = turns.MESSAGE
 """Units for one command over AMQP that is neither a message nor an acknowledgement."""
 CONNECTION: Final = 4 * turns.MESSAGE
 """Units for a new connection: 8 a pass."""
+ACCEPTING: Final = 16
+"""The weight of a listener: one reader that acts for all clients that connect."""
 HANDSHAKE: Final = 8 * turns.MESSAGE
 """Units for the server's part of a TLS handshake: 4 a pass."""
 
@@ -46,14 +48,14 @@ class Readers:
 
     Attributes:
         left: units of work that readers may still begin in this pass.
-        line: readers that wait: the virtual time at which their turn will end, number, units, task. The least comes
-            first.
+        line: readers that wait: the virtual time at which their turn will end, number, the time at which it begins,
+            units, task. The least comes first.
         now: the virtual time, which goes on while readers wait: how much work each of them has had done.
     """
 
     def __init__(self) -> None:
         self.left = SHARE
-        self.line: list[tuple[int, int, int, trio.lowlevel.Task]] = []
+        self.line: list[tuple[int, int, int, int, trio.lowlevel.Task]] = []
         self.now = 0
         self._turns = turns.of_run()
         self._pass = -1  # to which `left` belongs
@@ -69,11 +71,12 @@ class Readers:
             self._pass, self.left = self._turns.passes, SHARE
         return self.left > 0
 
-    async def wait(self, start: int, units: int) -> None:
+    async def wait(self, start: int, end: int, units: int) -> None:
         """Wait for room in a pass.
 
         Args:
             start: when its turn begins, in virtual time.
+            end: when it ends.
             units: of work that the reader will do. They are counted when it begins.
         """
         if not self._is_serving:
@@ -81,7 +84,7 @@ class Readers:
             trio.lowlevel.spawn_system_task(self._serve)
         self._came += 1
         # By the end, not the begin: of two that are due, the one with less to do goes first.
-        place = (start + units, self._came, units, trio.lowlevel.current_task())
+        place = (end, self._came, start, units, trio.lowlevel.current_task())
         heappush(self.line, place)
 
         def leave(_: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
@@ -96,11 +99,11 @@ class Readers:
         while self.line:
             await trio.lowlevel.checkpoint()
             self._breathe()
-            if self._pass != self._turns.passes:
-                self._pass, self.left = self._turns.passes, SHARE
+            if self._pass != self._turns.passes:  # a turn that went beyond the pass before is made up for
+                self._pass, self.left = self._turns.passes, min(SHARE, self.left + SHARE)
             while self.line and self.left > 0:
-                end, _, units, task = heappop(self.line)
-                self.now = max(self.now, end - units)
+                _, _, start, units, task = heappop(self.line)
+                self.now = max(self.now, start)
                 self.left -= units
                 trio.lowlevel.reschedule(task)
         self._is_serving = False
@@ -135,14 +138,18 @@ class Reader:
     A loop over what comes begins each turn by :meth:`begin`, does at most :attr:`turn` and counts it by :meth:`spend`.
     Other tasks of the connection :meth:`pay` for theirs.
 
+    Args:
+        weight: it gets so many times the work of another reader.
+
     Attributes:
         turn: units of work in this turn.
     """
 
-    __slots__ = ("_paid", "_readers", "_start", "_used", "turn")
+    __slots__ = ("_paid", "_readers", "_start", "_used", "_weight", "turn")
 
-    def __init__(self) -> None:
+    def __init__(self, weight: int = 1) -> None:
         self._readers = of_run()
+        self._weight = weight
         self._start = 0  # the virtual time at which its next turn begins, if others wait
         self._used = 0  # in this turn
         self._paid = 0  # of this turn, in advance
@@ -181,5 +188,5 @@ class Reader:
     async def _wait(self, units: int) -> None:
         # While there was room for all, nothing was counted: what a reader used then is not held against it.
         start = max(self._start, self._readers.now)
-        self._start = start + units
-        await self._readers.wait(start, units)
+        self._start = start + units // self._weight
+        await self._readers.wait(start, self._start, units)

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import assert_checkpoints, assert_no_checkpoints, wait_all_tasks_blocked
 
-from mq.doors.readers import SHARE, SHORT_TURN, Reader, of_run
+from mq.doors.readers import ACCEPTING, CONNECTION, SHARE, SHORT_TURN, Reader, of_run
 from mq.turns import TURN
 
 
@@ -169,3 +169,29 @@ async def test_reader_that_is_cancelled_keeps_no_other_waiting() -> None:
     with trio.fail_after(5):
         for _ in range(3):
             await Reader().pay(SHARE)
+
+
+async def test_listener_accepts_while_many_connections_flood() -> None:
+    accepted, turns = 0, 0
+
+    async def flood() -> None:
+        nonlocal turns
+        reader = Reader()
+        while True:
+            await reader.begin()
+            reader.spend(reader.turn)
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(flood)
+        listener = Reader(ACCEPTING)
+        while turns < 50:
+            await trio.lowlevel.checkpoint()
+        turns = 0
+        while turns < 500:
+            await listener.pay(CONNECTION)
+            accepted += 1
+        nursery.cancel_scope.cancel()
+    assert 100 < accepted < 1000  # and those who are connected are served, too

@@ -149,7 +149,7 @@ def _say(line: str) -> None:
 # Daemons
 
 
-class _House(Daemon):
+class House(Daemon):
     """A daemon for some of the floods.
 
     Args:
@@ -264,7 +264,7 @@ class _Honest:
         return Times(sorted(self._times), sorted(self._used))
 
 
-def _live(house: _House) -> Callable[[], None]:
+def _live(house: House) -> Callable[[], None]:
     def ask() -> None:
         connection = house.connect()
         try:
@@ -276,15 +276,15 @@ def _live(house: _House) -> Callable[[], None]:
     return ask
 
 
-def _publish(house: _House) -> Callable[[], None]:
+def _publish(house: House) -> Callable[[], None]:
     connection = house.connect()
     return lambda: house.ask("POST", "/honest/messages", b"x", connection)
 
 
-def _publish_amqp(house: _House) -> Callable[[], None]:
+def _publish_amqp(house: House) -> Callable[[], None]:
     stream: socket.socket = socket.create_connection(("127.0.0.1", house.amqp_port), timeout=_PATIENCE_SECONDS)
     if house.context is not None:
-        stream = house.context.wrap_socket(stream)
+        stream = house.context.wrap_socket(stream, server_hostname="127.0.0.1")
     who = ("admin", house.token) if house.token else ("guest", "guest")
     stream.sendall(amqp_session(*who) + words(commands.Confirm.Select()))
     while b"\x00\x55\x00\x0b" not in stream.recv(_READ_BYTES):  # confirm.select-ok
@@ -299,7 +299,7 @@ def _publish_amqp(house: _House) -> Callable[[], None]:
     return ask
 
 
-HONEST: Final[dict[str, Callable[[_House], Callable[[], None]]]] = {
+HONEST: Final[dict[str, Callable[[House], Callable[[], None]]]] = {
     "live": _live,
     "publish over HTTP": _publish,
     "publish over AMQP": _publish_amqp,
@@ -309,7 +309,7 @@ HONEST: Final[dict[str, Callable[[_House], Callable[[], None]]]] = {
 # The table
 
 
-def measure(house: _House, name: str, connections: int, seconds: float) -> Result:
+def measure(house: House, name: str, connections: int, seconds: float) -> Result:
     """Send a flood, and measure honest clients meanwhile. An empty name measures them alone."""
     asked = FLOODS.get(name)
     command = [sys.executable, "-m", "tests.hostile.cheap_frames", "--seconds", str(seconds + _PATIENCE_SECONDS)]
@@ -350,11 +350,11 @@ def main(arguments: list[str] | None = None) -> int:
     slow = 0
     _say(f"{'p99, ms: clock (event loop)':42} {'live':>13} {'publish, HTTP':>13} {'publish, AMQP':>13}  cores")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        houses: dict[str, _House] = {}
+        houses: dict[str, House] = {}
         for name in ("", *names):
             needs = FLOODS[name].needs if name else "plain"
             if needs not in houses:
-                houses[needs] = running.enter_context(_House(Path(folder, needs), needs))
+                houses[needs] = running.enter_context(House(Path(folder, needs), needs))
             result = measure(houses[needs], name, options.connections, options.seconds)
             slow += max(percentile(times.clock) for times in result.times.values()) > MOST_SECONDS
             _say(_row(name or "nothing", result))
