@@ -31,6 +31,8 @@ on a machine three times as slow still less than the 20 ms that a step may take.
 JOB: Final = TURN // 4
 """Units in the turn of a loop. To publish a message and get it takes another client some thirty passes of the event
 loop, and each may hold one such turn: of 1.25 ms, so that together they stay well below 100 ms."""
+FIRST: Final = JOB // 8
+"""Units in the first turn of a loop that begins in a pass in which another one has used up its turn."""
 BYTE: Final = 1
 """Units for a byte that Python parses or writes as text: 64 KiB a turn."""
 FRAME: Final = 1 << 10
@@ -71,6 +73,7 @@ class LoopTurns(trio.abc.Instrument):
         "_line",
         "_silent_until",
         "_task",
+        "_turn",
         "_unlogged",
         "left",
         "long_seconds",
@@ -88,6 +91,7 @@ class LoopTurns(trio.abc.Instrument):
         self._ended_in = -1  # the pass in which a task used up its turn last
         self._line = trio.lowlevel.ParkingLot()
         self._is_pacing = False
+        self._turn = JOB  # of the steps that begin now
         self._task: trio.lowlevel.Task | None = None
         self._began = 0.0  # the present step
         self._silent_until = float("-inf")
@@ -103,6 +107,7 @@ class LoopTurns(trio.abc.Instrument):
         them done."""
         is_alone = self._ended_in != self.passes and not self._is_pacing
         self._ended_in = self.passes
+        self._turn = FIRST  # this pass has had its turn: what begins a loop in it does little before it waits in line
         if is_alone:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -137,7 +142,6 @@ class LoopTurns(trio.abc.Instrument):
         task: trio.lowlevel.Task,
         now: Callable[[], float] = time.perf_counter,
         short: float = STEP_BOUNDS[0],
-        turn: int = JOB,
     ) -> None:
         """End the measurement of the step before, and begin that of this one."""
         began = now()
@@ -145,7 +149,7 @@ class LoopTurns(trio.abc.Instrument):
             self._note_long(began)
         self._began = began
         self._task = task
-        self.left = turn
+        self.left = self._turn
         self.steps += 1
 
     def before_io_wait(
@@ -156,6 +160,7 @@ class LoopTurns(trio.abc.Instrument):
         if ended - self._began > short:
             self._note_long(ended)
         self._task = None
+        self._turn = JOB
         self.passes += 1
 
     def _note_long(self, ended: float) -> None:

@@ -114,6 +114,25 @@ async def test_long_jobs_run_one_turn_in_each_pass() -> None:
     assert sum(per_pass) <= (len(per_pass) + 5) * turns.MESSAGES_A_TURN
 
 
+async def test_many_jobs_that_begin_at_once_share_a_pass() -> None:
+    """The first one has a turn, and the others begin with little."""
+    done = 0
+
+    async def job() -> None:
+        nonlocal done
+        async for _ in turns.in_turns(range(LONG)):
+            done += 1
+
+    async with trio.open_nursery() as nursery:
+        await trio.lowlevel.checkpoint()
+        for _ in range(50):
+            nursery.start_soon(job)
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        assert done <= 2 * turns.MESSAGES_A_TURN + 50 * turns.FIRST // turns.MESSAGE
+    assert done == 50 * LONG
+
+
 async def test_each_long_job_gets_its_turn() -> None:
     ended = []
 

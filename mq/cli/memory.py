@@ -26,6 +26,10 @@ GROWTH: Final = 1.1
 """How many times as much memory as after the last time the process has to have, besides what clients have reserved."""
 LARGEST_PART: Final = 0.05
 """The part of the time that collecting garbage may take, at the most: the event loop stands meanwhile."""
+CALM_SECONDS: Final = 1.0
+"""How long the event loop is watched before garbage is collected."""
+CALM_SHARE: Final = 0.3
+"""The part of a core that the event loop uses at most while it is calm."""
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 MMAP_BYTES: Final = 512 * 1024
@@ -63,6 +67,7 @@ async def return_memory(budget: Budget) -> None:
     while True:
         await budget.until_much_is_freed()
         await trio.sleep(max(QUIET_SECONDS, took / LARGEST_PART))
+        await _until_calm()
         budget.forget_freed()
         if resident_bytes() - budget.used <= GROWTH * least:
             continue  # clients have it; when they give it back, there will be more to return
@@ -72,6 +77,19 @@ async def return_memory(budget: Budget) -> None:
         if trim is not None:
             await trio.to_thread.run_sync(trim, 0)
         least = max(1, resident_bytes() - budget.used)
+
+
+async def _until_calm() -> None:
+    """Wait until the event loop has little to do.
+
+    A collection is one step of the event loop, of 100 ms and more. While clients keep it busy, that would delay all of
+    them, and they use the freed memory again.
+    """
+    while True:
+        before = time.thread_time()
+        await trio.sleep(CALM_SECONDS)
+        if time.thread_time() - before <= CALM_SHARE * CALM_SECONDS:
+            return
 
 
 def _collect() -> None:

@@ -53,6 +53,11 @@ async def ready(context: RequestContext) -> Reply:
 
 async def queues(context: RequestContext) -> Reply:
     """All queues, with what is in them."""
+    async with context.overview.listing:
+        return await _queues(context)
+
+
+async def _queues(context: RequestContext) -> Reply:
     with JsonAnswer(context.memory) as answer:
         statuses = await all_queues(context, answer)
         await answer.write({"queues": map(shown_queue, statuses)})
@@ -61,6 +66,11 @@ async def queues(context: RequestContext) -> Reply:
 
 async def stats(context: RequestContext) -> Reply:
     """Counts and rates."""
+    async with context.overview.listing:
+        return await _stats(context)
+
+
+async def _stats(context: RequestContext) -> Reply:
     with JsonAnswer(context.memory) as answer:
         statuses = await all_queues(context, answer)
         summary = context.metrics.summary({status.name for status in statuses})

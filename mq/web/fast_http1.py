@@ -26,6 +26,7 @@ from mq.doors.readers import REQUEST, Reader
 from mq.errors import BodyIncomplete, CorruptMessage, MQError, NoMemory, StorageError
 from mq.log_lines import REQUESTS
 from mq.message import MESSAGE_ID_PATTERN
+from mq.turns import BYTE
 from mq.web.exchange import (
     BUG,
     DISCARD_SECONDS,
@@ -201,7 +202,12 @@ class FastHttp1:
                 size = await self._until_head()
                 if size is None:
                     return None
-                await self._reader.pay(REQUEST)
+                await self._reader.pay(REQUEST + size * BYTE)
+                if self._received.count(b"\n", 0, size) > MOST_LINES:
+                    # The full path would parse each line first, and take twenty times as long.
+                    await self._send_refusal(_refusal(refusal_of_head(431)))
+                    await self._end()
+                    return None
                 found = self._heads.find(bytes(self._received[:size]))
                 if found is None:
                     return bytes(self._received)

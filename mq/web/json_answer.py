@@ -9,13 +9,14 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
-import trio
-
+from mq import turns
 from mq.doors.budget import ClientMemory, Room, Use
 from mq.web.exchange import Reply
 
 PART_BYTES: Final = 64 * 1024
-"""Characters that are written before others are served, about; an answer up to this size is sent in one piece."""
+"""Characters of a part; an answer up to this size is sent in one piece."""
+_PASSED_OVER: Final = 32 * turns.FRAME
+"""Units of work for None in place of an element: the iterator passed over many things that it does not show."""
 
 
 class Entries(NamedTuple):
@@ -102,15 +103,16 @@ class JsonAnswer:
             await self._write_many("[", "]", (("", each) for each in value))
         elif isinstance(value, AsyncGenerator):
             await self._write_later(value)
-        elif self._add(json.dumps(value() if callable(value) else value)):
-            await trio.lowlevel.checkpoint()
+        else:
+            self._add(json.dumps(value() if callable(value) else value))
 
     async def _write_many(self, start: str, end: str, elements: Iterator[tuple[str, Any]]) -> None:
         self._add(start)
-        before = ""
+        before, loop = "", turns.of_run()
         for name, element in elements:
+            if loop.spend(_PASSED_OVER if element is None else turns.FRAME):
+                await loop.end()
             if element is None:
-                await trio.lowlevel.checkpoint()
                 continue
             self._add(before + name)
             before = ", "
@@ -127,15 +129,13 @@ class JsonAnswer:
                 await self._write(element)
         self._add("]")
 
-    def _add(self, text: str) -> bool:
-        """Write some more. Returns whether a part is complete."""
+    def _add(self, text: str) -> None:
+        """Write some more."""
         self._held.append(text)
         self._held_size += len(text)
-        if self._held_size < PART_BYTES:
-            return False
-        self._end_part()
-        self._room.cover(self._size + PART_BYTES + self._beside)  # the next part, before it is written
-        return True
+        if self._held_size >= PART_BYTES:
+            self._end_part()
+            self._room.cover(self._size + PART_BYTES + self._beside)  # the next part, before it is written
 
     def _end_part(self) -> None:
         part = "".join(self._held).encode("ascii")  # json.dumps escapes all else

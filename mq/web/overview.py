@@ -86,12 +86,14 @@ class Overview:
         exchanges: as given.
         scrape: the page for Prometheus.
         feeds: the events of views that are watched.
+        listing: held while an answer about all queues is made: each needs memory for the status of every queue.
     """
 
     def __init__(self, broker: BrokerAPI, exchanges: Exchanges) -> None:
         self.exchanges = exchanges
         self.scrape = SharedResult()
         self.feeds = EventFeeds()
+        self.listing = trio.Lock()
         self._broker = broker
         self._dead_letter_queues: set[str] = set()
         self._looking = trio.Lock()

@@ -82,6 +82,11 @@ _DEPTHS: Final = ("ready", "leased", "delayed")
 
 async def rates(context: RequestContext) -> Reply:
     """The queues, some of them, with their rates."""
+    async with context.overview.listing:
+        return await _rates(context)
+
+
+async def _rates(context: RequestContext) -> Reply:
     with JsonAnswer(context.memory) as answer:
         await _write_rates(context, await all_queues(context, answer), answer)
         return answer.reply(NOT_CACHED)

@@ -44,7 +44,7 @@ async def test_memory_is_returned_once_much_was_freed(
     with budget.reserve(MUCH_BYTES):
         await trio.sleep(60)
         assert collected == []
-    await trio.sleep(memory.QUIET_SECONDS + 1)
+    await trio.sleep(memory.QUIET_SECONDS + memory.CALM_SECONDS + 1)
     assert len(collected) == 1
     budget.reserve(MUCH_BYTES).give_back()
     await trio.sleep(60)
@@ -60,7 +60,7 @@ async def test_ended_connections_count_as_freed_memory(
     resident[0] = 2 * START
     for number in range(MUCH_BYTES // (32 * 1024)):
         budget.client(str(number)).close()
-    await trio.sleep(memory.QUIET_SECONDS + 1)
+    await trio.sleep(memory.QUIET_SECONDS + memory.CALM_SECONDS + 1)
     assert len(collected) == 1
 
 
@@ -75,6 +75,27 @@ async def test_memory_that_clients_have_reserved_is_not_looked_for(
         budget.reserve(MUCH_BYTES).give_back()
         await trio.sleep(60)
         assert collected == []
+    await trio.sleep(60)
+    assert len(collected) == 1
+
+
+async def test_memory_is_returned_only_while_the_event_loop_is_calm(
+    autojump_clock: object,
+    nursery: trio.Nursery,
+    collected: list[float],
+    resident: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    share = 0.9  # of a core
+    monkeypatch.setattr("mq.cli.memory.time.thread_time", lambda: share * trio.current_time())
+    budget = Budget()
+    nursery.start_soon(memory.return_memory, budget)
+    await trio.testing.wait_all_tasks_blocked()
+    resident[0] = 2 * START
+    budget.reserve(MUCH_BYTES).give_back()
+    await trio.sleep(60)
+    assert collected == []
+    share = 0.1
     await trio.sleep(60)
     assert len(collected) == 1
 

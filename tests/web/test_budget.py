@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
 import pytest
 import trio
 
+from mq import turns
 from mq.broker import Broker, Draft
 from mq.doors.budget import PATIENCE_SECONDS, Budget
 from mq.errors import BodyIncomplete
 from mq.web.batches import MOST_BESIDE
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
-from mq.web.replies import StreamedPage
+from mq.web.json_answer import JsonAnswer, SentParts
+from mq.web.replies import QUEUE_BYTES, StreamedPage
 from tests.web.talking import MAX_BODY, detail, stream, whole
 
 SIZE = 100_000
@@ -224,3 +226,47 @@ async def test_a_long_message_is_written_in_pieces_as_in_one(broker: Broker, bod
         [line] = map(json.loads, reply.body.splitlines())
         assert base64.b64decode(line["base64"]) == body if "base64" in line else line["body"].encode() == body
         assert (line["state"], line["attributes"]) == ("ready", {"a": "b"})
+
+
+@pytest.mark.parametrize("path", [b"/-/queues", b"/-/stats", b"/-/rates"])
+async def test_lists_of_all_queues_are_made_one_at_a_time(
+    broker: Broker, endpoints: Endpoints, budget: Budget, path: bytes
+) -> None:
+    """Each needs memory for the status of every queue, which is not there for several."""
+    for number in range(budget.most // 3 // QUEUE_BYTES):
+        await broker.create_queue(f"q{number}")
+    statuses: list[int] = []
+
+    async def ask() -> None:
+        reply = await endpoints.handle(Request("GET", path, b"", {}, stream(), None))
+        statuses.append(reply.status)
+        if isinstance(reply.body, SentParts):
+            await reply.body.aclose()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(ask)
+    assert statuses == [200] * 10
+
+
+async def test_many_answers_share_a_pass_of_the_event_loop(budget: Budget) -> None:
+    rows, per_pass = 0, []
+
+    def elements() -> Iterator[int]:
+        nonlocal rows
+        for number in range(500):
+            rows += 1
+            yield number
+
+    async def write() -> None:
+        with JsonAnswer(budget.client(str(trio.lowlevel.current_task().name))) as answer:
+            await answer.write({"rows": elements()})
+
+    async with trio.open_nursery() as nursery:
+        for number in range(20):
+            nursery.start_soon(write, name=number)
+        while rows < 20 * 500:
+            before = rows
+            await trio.lowlevel.checkpoint()
+            per_pass.append(rows - before)
+    assert max(per_pass) <= 4 * turns.JOB // turns.FRAME

@@ -20,6 +20,7 @@ from mq.web.exchange import Handler, Reply, Request
 from mq.web.fast_http1 import LARGEST_HEAD
 from mq.web.operations import Operation
 from mq.web.page_files import FOLDER, page_files
+from mq.web.refusals import MOST_LINES
 from mq.web.request_body import IN_MEMORY_BYTES
 from mq.web.serve import PROTOCOLS
 from tests.access.files import TOKEN, write_users
@@ -393,7 +394,6 @@ ODD: Final = {
     "half a head": b"GET /q HTTP/1.1\r\nHost: mq\r\n",
     "a long head": http1("GET", "/q", None, "X: " + "x" * 70_000),
     "a long target": http1("GET", "/" + "q" * 70_000),
-    "many lines": http1("GET", "/q", None, *[f"X{number}: y" for number in range(10_000)]),
     "the preface of HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 }
 
@@ -507,3 +507,12 @@ async def test_a_batch_that_is_made_while_it_is_sent(worlds: Worlds) -> None:
     assert [b"\r\nTransfer-Encoding: chunked\r\n" in answer for answer in answers] == [False, True, True, True]
     assert [answer.count(b"x" * 50_000) for answer in answers] == [0, 0, 9, 9]
     assert answers[2].endswith(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("lines", [MOST_LINES, 10_000])
+@pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")], ids=["first", "second"])
+async def test_head_with_too_many_lines_is_refused_before_it_is_parsed(
+    worlds: Worlds, before: bytes, lines: int
+) -> None:
+    asked = http1("GET", "/q", None, *[f"X{number}: y" for number in range(lines)])
+    assert statuses([await ended_alike(worlds, before + asked, handed_on=0)])[-1] == 431
