@@ -34,6 +34,7 @@ packages=(
     nginx-light # proxies before mq (tests/proxies)
     haproxy
     caddy
+    libfaketime # a wall clock that is wrong (tests/e2e)
     beanstalkd  # peers that the benchmarks start (tests/benchmarks)
     redis-server
     nats-server

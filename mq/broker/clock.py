@@ -55,7 +55,8 @@ WORK_SECONDS: Final = 60.0
 RECORD_SECONDS: Final = 3600.0
 """How often it does while it only waits for instants. An idle broker sleeps, and records nothing."""
 FIRST_SECONDS: Final = 10.0
-"""The time is recorded so many seconds after a start at the earliest."""
+"""The time is recorded so many seconds after a start at the earliest. Where the boot of the machine is known it is with
+the first batch: the next start on this boot needs no other clock then."""
 STEP_NS: Final = 10**9
 """A smaller difference is no step."""
 MOST_AGED: Final = 8
@@ -424,7 +425,8 @@ class Clock:
         Args:
             keep: keeps a record in the store; a call that fails is repeated later.
         """
-        recorded = self._elapsed() + FIRST_SECONDS - WORK_SECONDS
+        first = FIRST_SECONDS if self._kernel.boot() is None else 0.0
+        recorded = self._elapsed() + first - WORK_SECONDS
         while True:
             self._woken = trio.Event()
             with trio.move_on_after(self._pause()):
