@@ -65,7 +65,16 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.broker.lifetime": (*DOMAIN, TURNS, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, TURNS, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, TURNS, THREADS, "mq.observers"),
-    "mq.testing": (*DOMAIN, TURNS, "mq.testing", "mq.storage", "mq.broker", "mq.web.endpoints", "mq.web.exchange"),
+    "mq.testing": (
+        *DOMAIN,
+        TURNS,
+        "mq.testing",
+        "mq.storage",
+        "mq.broker",
+        "mq.schedules",
+        "mq.web.endpoints",
+        "mq.web.exchange",
+    ),
     "mq.doors": (*DOMAIN, TURNS, "mq.doors", "mq.access", "mq.log_lines"),
     "mq.web": (
         *DOMAIN,

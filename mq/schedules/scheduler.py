@@ -426,11 +426,7 @@ class Scheduler:
             by_queue[plan.schedule.queue].append(plan)
 
         async def publish(queue: str, batch: Sequence[_Plan]) -> None:
-            drafts = [
-                _draft_of(plan.schedule, instant, self._shown(plan, instant) or 0)
-                for plan in batch
-                for instant in [firings[plan.name].instant_ms]
-            ]
+            drafts = [_draft_of(plan.schedule, firings[plan.name].instant_ms) for plan in batch]
             try:
                 found: Sequence[Published | MQError] = await self._broker.publish_many(queue, drafts)
             except MQError as error:
@@ -486,9 +482,10 @@ def _id_of(firing: Firing | None) -> str:
     return "" if firing is None else firing.id
 
 
-def _draft_of(schedule: Schedule, instant_ms: int, shown_ms: int) -> Draft:
+def _draft_of(schedule: Schedule, instant_ms: int) -> Draft:
     attributes = schedule.draft.attributes
-    texts = {SCHEDULE: schedule.name, INSTANT: shown_instant(shown_ms), **attributes.get("attributes", {})}
+    # That of `every` is steady time as it is: shown by a wall clock that steps, two instants could look the same.
+    texts = {SCHEDULE: schedule.name, INSTANT: shown_instant(instant_ms), **attributes.get("attributes", {})}
     return schedule.draft._replace(
         attributes={**attributes, "attributes": texts}, key=f"schedule/{schedule.name}/{instant_ms}"
     )

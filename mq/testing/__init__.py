@@ -6,6 +6,7 @@
 * ``disk``: a disk that forgets what was not synced; ``faults``: what goes wrong with it, and when; ``stepped``: threads
   that work in turns with the event loop.
 * ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers;
-  ``group_users``: users of message groups; ``write_job_users``: users of write jobs.
+  ``group_users``: users of message groups; ``write_job_users``: users of write jobs;
+  ``schedule_users``: schedules, and a consumer of what they publish.
 * ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect.
 """

@@ -42,6 +42,7 @@ from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
 from mq.testing.group_users import GroupLedger, GroupUsers
 from mq.testing.history import History
+from mq.testing.schedule_users import ScheduleLedger, ScheduleUsers
 from mq.testing.stepped import SteppedThreads
 from mq.testing.users import Users
 from mq.testing.write_job_users import WriteJobUsers, WriteLedger
@@ -68,6 +69,9 @@ PURGING: Final = (7,)
 
 GROUPING: Final = (24, 34)
 """Seeds with these rests when divided by 50 have messages with groups, if there is one broker."""
+
+SCHEDULING: Final = (4, 33)
+"""Seeds with these rests when divided by 50 have schedules, too, if there is one broker."""
 
 WRITING: Final = (14, 44)
 """Seeds with these rests when divided by 50 have write jobs, if there is one broker, and hardly anything else."""
@@ -97,6 +101,7 @@ class Plan(NamedTuple):
         claims: whether batches are claimed, too.
         groups: whether messages have groups, too.
         writes: whether there are write jobs, too.
+        schedules: whether there are schedules, too.
         pairs: how many pairs of users: one publishes while the other waits for that.
         refuses: whether there is trouble most of the time, with a check of every message once it is over.
         purges: whether users purge queues, and extend most of their leases.
@@ -122,6 +127,7 @@ class Plan(NamedTuple):
     claims: bool = False
     groups: bool = False
     writes: bool = False
+    schedules: bool = False
     pairs: int = 0
     refuses: bool = False
     purges: bool = False
@@ -155,7 +161,11 @@ def make_plan(seed: int, random: Random) -> Plan:
     if plan.brokers == 1 and seed % 50 in WRITING:
         plan = plan._replace(clients=1, users=0, writes=True)
     is_alone = plan.brokers == 1
-    return plan._replace(claims=seed % 10 in CLAIMING and is_alone, groups=seed % 50 in GROUPING and is_alone)
+    return plan._replace(
+        claims=seed % 10 in CLAIMING and is_alone,
+        groups=seed % 50 in GROUPING and is_alone,
+        schedules=seed % 50 in SCHEDULING and is_alone,
+    )
 
 
 def _by_chance(random: Random) -> Plan:
@@ -272,6 +282,7 @@ class _Run:
         self.expected = Expected(self.history, self._now, self._steady, lambda: self.believed, scarce=scarce)
         self.batches = ConsumerLedger(self.history, self._now)
         self.groups = GroupLedger(self.history, self._now)
+        self.schedules = ScheduleLedger(self.history, self._now)
         self.writes = WriteLedger(self.history)
 
     def run(self) -> RunReport:
@@ -387,6 +398,8 @@ class _Run:
                     people.start_soon(users.run, self.plan.users, self.plan.pairs)
                     if self.plan.claims:
                         people.start_soon(self._claimants(brokers[0], users).run)
+                    if self.plan.schedules:
+                        people.start_soon(self._schedule_users(brokers[0], users).run)
                     if self.plan.groups:
                         people.start_soon(self._group_users(brokers[0], users).run)
                     if self.plan.writes:
@@ -419,6 +432,9 @@ class _Run:
 
     def _group_users(self, broker: Broker, users: Users) -> GroupUsers:
         return GroupUsers(broker, self.groups, users.ask, self.random, self.plan.lease_seconds)
+
+    def _schedule_users(self, broker: Broker, users: Users) -> ScheduleUsers:
+        return ScheduleUsers(broker, self.schedules, users.ask, slow=self.slow, is_calm=not self.plan.faults)
 
     def _write_job_users(self, broker: Broker, users: Users) -> WriteJobUsers:
         return WriteJobUsers(broker, self.writes, users.ask, self.random, is_calm=not self.plan.faults)
@@ -540,6 +556,7 @@ class _Run:
             await claimants.drain()
             await group_users.drain()
             await self._write_job_users(broker, users).drain()
+            await self._schedule_users(broker, users).drain()
             self.expected.check_lost()
             self.batches.check_lost()
             self.groups.check_lost()
