@@ -78,8 +78,8 @@ class ClockRecord(NamedTuple):
         boot_ms: milliseconds since that boot, with those in which the machine slept.
         aged: what was not counted while a clock was in doubt, and turned out to be time without a daemon: for messages
             that joined their queue by an instant (UUID ticks), so many milliseconds.
-        doubted: when the youngest message of before the doubt came, in UUID ticks, if the clock was in doubt; else
-            None. What came later may have come after the time in which no daemon ran.
+        doubted: when the youngest message joined that is older than the doubt in which this was recorded, in UUID
+            ticks; 0 where the clock was not in doubt.
     """
 
     steady_ms: int
@@ -88,7 +88,17 @@ class ClockRecord(NamedTuple):
     boot: str = ""
     boot_ms: int = 0
     aged: Sequence[tuple[int, int]] = ()
-    doubted: int | None = None
+    doubted: int = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the wall clock had not been set shortly before."""
+        return abs(self.wall_ms - self.date_ms) * 1_000_000 <= STEP_NS
+
+    def is_plausible(self, ahead_ns: int) -> bool:
+        """Whether a wall clock that is so much ahead of this may be right."""
+        limit = AHEAD_SECONDS if self.is_settled else BEHIND_SECONDS
+        return -BEHIND_SECONDS * 1e9 <= ahead_ns <= limit * 1e9
 
     @classmethod
     def stored(cls, value: Mapping[str, Any]) -> ClockRecord | None:
@@ -96,9 +106,8 @@ class ClockRecord(NamedTuple):
         try:
             aged = [(int(joined), int(ms)) for joined, ms in value["aged"]]
             steady_ms, wall_ms, date_ms = (int(value[name]) for name in ("steady_ms", "wall_ms", "date_ms"))
-            doubted = value.get("doubted")
-            boot, boot_ms = str(value["boot"]), int(value["boot_ms"])
-            return cls(steady_ms, wall_ms, date_ms, boot, boot_ms, aged, None if doubted is None else int(doubted))
+            boot_ms, doubted = int(value["boot_ms"]), int(value["doubted"])
+            return cls(steady_ms, wall_ms, date_ms, str(value["boot"]), boot_ms, aged, doubted)
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -183,6 +192,7 @@ class Clock:
         self._aged: list[tuple[int, int]] = []
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
         self._is_down_known = False  # how long no daemon ran before this start
+        self._last = ClockRecord(0, 0, 0)  # the last record; its wall times are without the time that has elapsed since
         self._is_new = False  # the store has neither a record nor messages
         self._waiting: set[str] = set()
         self._told: list[Callable[[], object]] = []
@@ -281,22 +291,25 @@ class Clock:
         ahead_ns = _ahead_ns(record, shown_ns - (down_ns or 0))
         expected_ns = shown_ns - ahead_ns
         self._aged = list(record.aged)
-        if record.doubted is not None:
-            self._youngest = record.doubted
-        if shown_ns < EARLIEST_NS or not -BEHIND_SECONDS * 1e9 <= ahead_ns <= AHEAD_SECONDS * 1e9:
+        # One that had been set shortly before may have been wrong then, or may be now.
+        since_ms = (elapsed - (down_ns or 0)) // 1_000_000
+        self._last = record._replace(wall_ms=record.wall_ms - since_ms, date_ms=record.date_ms - since_ms)
+        if shown_ns < EARLIEST_NS or not record.is_plausible(ahead_ns):
             self._wall = expected_ns - elapsed
             self._date = self._date if is_shared else self._wall
             self._doubt(ahead_ns)
         self._is_down_known = is_shared or down_ns is not None
         if is_shared:
             return
+        self._youngest = record.doubted or youngest
+        if not (self.doubt or record.is_settled):
+            self._date = record.date_ms * 1_000_000 + (down_ns or 0) + max(0, ahead_ns) - elapsed
         steady_ns = record.steady_ms * 1_000_000 + (down_ns or 0)
-        was_doubted = record.doubted is not None
-        if was_doubted and not self.doubt:
-            # Some of it was before the doubt. So it counts for what came before then, as where a doubt ends by itself.
-            self._age(ahead_ns // 1_000_000)
-        elif down_ns is None and not self.doubt:
-            steady_ns += max(0, ahead_ns)  # while the clock is in doubt, the time without a daemon is not counted
+        if down_ns is None and not self.doubt:  # else the time without a daemon is known, or not counted yet
+            if record.doubted:
+                self._age(max(0, ahead_ns))
+            else:
+                steady_ns += max(0, ahead_ns)
         snap_ns = _SNAP_NS if down_ns is None else STEP_NS
         if self.doubt or was_doubted or abs(steady_ns - shown_ns) > snap_ns:
             self._steady = steady_ns - elapsed
@@ -322,9 +335,8 @@ class Clock:
     def _end_doubt(self, why: str) -> None:
         elapsed = self._elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
-        down_ms = (shown - self._wall) // 1_000_000
         if not self._is_down_known:
-            self._age(down_ms)
+            self._age(_ahead_ns(self._last, shown))
         self.doubt, self._believed = "", elapsed
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is not in doubt any more: %s", why)
@@ -332,11 +344,13 @@ class Clock:
         self.wake()
         self._tell()
 
-    def _age(self, down_ms: int) -> None:
-        """Count time without a daemon for the messages from before a doubt. Steady time does not jump: it would end
-        what was given meanwhile."""
-        if down_ms > 0 and self._youngest:
-            self._aged = [*self._aged, (self._youngest, down_ms)][-MOST_AGED:]
+    def _age(self, down_ns: int) -> None:
+        """Count time without a daemon that was not counted, as the clock was in doubt, for messages from before.
+
+        Steady time does not jump: it would end what was given meanwhile.
+        """
+        if down_ns >= STEP_NS and self._youngest:
+            self._aged = [*self._aged, (self._youngest, down_ns // 1_000_000)][-MOST_AGED:]
 
     # Looks at the wall clock
 
@@ -368,8 +382,7 @@ class Clock:
             self._date = seen
 
     def _reconsider(self, now: float, lasted: float) -> None:
-        ahead_ns = self._seen - self._wall
-        is_plausible = self._is_new or -BEHIND_SECONDS * 1e9 <= ahead_ns <= AHEAD_SECONDS * 1e9
+        is_plausible = self._is_new or self._last.is_plausible(_ahead_ns(self._last, self._seen))
         if is_plausible and self._seen + round(now * 1e9) >= EARLIEST_NS:
             if lasted >= SETTLE_SECONDS:
                 self._end_doubt("it was set")
@@ -382,8 +395,8 @@ class Clock:
         """What a store is to keep of the clock now."""
         boot = self._kernel.boot() or Boot("", 0.0)
         if self.doubt:  # the next start doubts the same clock: the time in which no daemon ran is still to be counted
-            wall_ms = self.wall_ms()
-            return ClockRecord(self.steady_ms(), wall_ms, wall_ms, aged=self._aged, doubted=self._youngest)
+            wall_ms, doubted = self.wall_ms(), 0 if self._is_down_known else self._youngest
+            return ClockRecord(self.steady_ms(), wall_ms, wall_ms, aged=self._aged, doubted=doubted)
         boot_ms = round(boot.seconds * 1000)
         date_ms = self.date_ns() // 1_000_000
         return ClockRecord(self.steady_ms(), self.wall_ms(), date_ms, boot.name, boot_ms, self._aged)

@@ -146,7 +146,6 @@ class Upkeep(CatalogEvents):
         self._delivering: dict[MessageId, QueueIndex] = {}
         self._has_started = False
         self._found: list[tuple[QueueIndex, Entry]] = []  # DELAYED, and without timers until the start
-        self._found_new: list[Entry] = []  # in NEW likewise, with a delay
         core.catalog.events = self
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -154,7 +153,6 @@ class Upkeep(CatalogEvents):
         self._has_started = True
         self._nursery = nursery
         found, self._found = self._found, []
-        found_new, self._found_new = self._found_new, []
         for index, entry in found:
             if index.find(entry.id) == entry:
                 self._set_timer(index, entry)
@@ -162,9 +160,9 @@ class Upkeep(CatalogEvents):
             leased = (entry for _, entry in found if entry.meta.receipt is not None)
             self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
         if self.clock.doubt:
-            delivered = (entry._replace(state=State.DELAYED) for entry in found_new)
-            before = frozenset(chain((entry for _, entry in found), delivered))
-            nursery.start_soon(self._count_age, before, self.clock.aged)
+            new = (entry for index in self._catalog.queues.values() for entry in index.new.values())
+            named = frozenset((entry.id, entry.meta.deadline_ms) for entry in chain(new, (each for _, each in found)))
+            nursery.start_soon(self._count_age, named, self.clock.aged)
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
         nursery.start_soon(self._expiry.run)
@@ -369,11 +367,8 @@ class Upkeep(CatalogEvents):
             self._ready_add(index, entry)
         elif entry.state is State.DELAYED:
             self._delayed_add(index, entry, due)
-        else:
-            if not self._has_started and entry.meta.deadline_ms is not None:
-                self._found_new.append(entry)
-            if self._config.mover:
-                self._mover.add(entry)
+        elif self._config.mover:
+            self._mover.add(entry)
 
     def freed(self, index: QueueIndex) -> None:
         """Call the queue's waiters."""
@@ -436,11 +431,13 @@ class Upkeep(CatalogEvents):
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
             self._mover.add(entry, due + self._retry_seconds(index, entry))
 
-    async def _count_age(self, found: frozenset[Entry], aged: Sequence[tuple[int, int]]) -> None:
+    async def _count_age(
+        self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[tuple[int, int]]
+    ) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.
 
         Args:
-            found: what was DELAYED at the start, and what was to be delivered to there.
+            found: the messages that waited at the start, each with its deadline.
             aged: what the clock went by in the doubt.
         """
         await self.clock.trusted()
@@ -453,7 +450,7 @@ class Upkeep(CatalogEvents):
                 added_ms = self.clock.age_ms(entry) - age_by(aged, entry)
                 if not added_ms or entry.id in self._catalog.locks or index.find(entry.id) != entry:
                     continue
-                if entry in found:
+                if (entry.id, entry.meta.deadline_ms) in found:
                     if entry.id in index.delayed:  # else the calendar has it
                         self._set_timer(index, entry)
                 elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
