@@ -1271,7 +1271,7 @@ class _Keeping:
         """The record. To be called just before it is written, for it has the lease's deadline."""
         claim = self._state.claim
         if self._seconds is not None and claim is not None:
-            leased = claim._replace(deadline_ms=leases.claim_deadline_ms(self._seconds), stamp=ids.new().time)
+            leased = claim._replace(deadline_ms=leases.deadline_ms(self._seconds), stamp=ids.new().time)
             self._state = self._state._replace(claim=leased)
         return [Put(KIND, self._key, _record(self._consumer, self._state))]
 

@@ -70,7 +70,7 @@ class Calendar:
         near = NEAR_SECONDS if deadline_ms < GIVEN_MS else GIVEN_SECONDS
         if self._clock.seconds_until_due(entry) <= near:
             return False
-        index.put_off(entry, entry.id.key, self._clock.age_ms(entry))
+        index.put_off(entry, entry.id.key, self._clock.delay_age_ms(entry))
         self._watch()
         if deadline_ms >= GIVEN_MS:
             self._clock.set_waiting("calendar", is_waiting=True)
@@ -97,7 +97,7 @@ class Calendar:
     def set_ages(self) -> None:
         """Go by the ages of messages anew: a doubt of the clock has ended."""
         for index in self._catalog.queues.values():
-            index.far_off.set_ages(self._clock.age_ms)
+            index.far_off.set_ages(self._clock.delay_age_ms)
 
     def _look_soon(self) -> None:
         self._changed.set()

@@ -62,7 +62,7 @@ STEP_NS: Final = 10**9
 MOST_AGED: Final = 8
 """Doubts of which a store keeps how long no daemon ran before them."""
 _SNAP_NS: Final = 60 * 10**9
-"""Steady time begins anew with the wall clock, on another boot, where they differ by less."""
+"""Steady time begins anew with the wall clock, on another boot, where it is ahead by less."""
 
 logger = logging.getLogger("mq.broker")
 
@@ -77,7 +77,8 @@ class ClockRecord(NamedTuple):
         boot: names the boot of the machine; empty where that is not known.
         boot_ms: milliseconds since that boot, with those in which the machine slept.
         aged: what was not counted while a clock was in doubt, and turned out to be time without a daemon: for messages
-            that joined their queue by an instant (UUID ticks), so many milliseconds.
+            that joined their queue by an instant (UUID ticks), so many milliseconds, of times to live and, where it
+            says so, of delays.
         doubted: when the youngest message joined that is older than the doubt in which this was recorded, in UUID
             ticks; 0 where the clock was not in doubt.
     """
@@ -87,7 +88,7 @@ class ClockRecord(NamedTuple):
     date_ms: int
     boot: str = ""
     boot_ms: int = 0
-    aged: Sequence[tuple[int, int]] = ()
+    aged: Sequence[tuple[int, int, bool]] = ()
     doubted: int = 0
 
     @property
@@ -104,7 +105,7 @@ class ClockRecord(NamedTuple):
     def stored(cls, value: Mapping[str, Any]) -> ClockRecord | None:
         """The record that :meth:`_asdict` gave; None where it cannot be read."""
         try:
-            aged = [(int(joined), int(ms)) for joined, ms in value["aged"]]
+            aged = [(int(joined), int(ms), bool(of_delays)) for joined, ms, of_delays in value["aged"]]
             steady_ms, wall_ms, date_ms = (int(value[name]) for name in ("steady_ms", "wall_ms", "date_ms"))
             boot_ms, doubted = int(value["boot_ms"]), int(value["doubted"])
             return cls(steady_ms, wall_ms, date_ms, str(value["boot"]), boot_ms, aged, doubted)
@@ -189,7 +190,7 @@ class Clock:
         self._believed = -math.inf  # when a step was believed, or a doubt ended, last
         self._rests_until = -math.inf  # until then work is noted already
         self._has_worked = False  # since the last record
-        self._aged: list[tuple[int, int]] = []
+        self._aged: list[tuple[int, int, bool]] = []
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
         self._is_down_known = False  # how long no daemon ran before this start
         self._last = ClockRecord(0, 0, 0)  # the last record; its wall times are without the time that has elapsed since
@@ -225,24 +226,32 @@ class Clock:
         """Wall time, in milliseconds since 1970."""
         return self.wall_ns() // 1_000_000
 
-    def age_ms(self, entry: Entry) -> int:
-        """By how much a message's deadlines are over sooner than steady time says: time without a daemon that was not
-        counted at a start, because the wall clock was in doubt."""
-        return age_by(self._aged, entry)
+    def delay_age_ms(self, entry: Entry) -> int:
+        """By how much a message's delay is over sooner than steady time says: time without a daemon that was not
+        counted at a start, because the wall clock was in doubt. Leases have no age: they last as they were given."""
+        return delay_age_by(self._aged, entry)
 
     @property
-    def aged(self) -> Sequence[tuple[int, int]]:
-        """What :meth:`age_ms` goes by now, as :class:`ClockRecord` has it. It never changes: another one follows it."""
+    def aged(self) -> Sequence[tuple[int, int, bool]]:
+        """What ages go by now, as :class:`ClockRecord` has it. It never changes: another one follows it."""
         return self._aged
 
-    def named_ms(self, entry: Entry, seconds: float) -> int:
-        """The deadline, as a message's name has it, of a lease or a delay that ends in so many seconds."""
-        return self.steady_ms() + self.age_ms(entry) + max(1, round(seconds * 1000))
+    def ttl_age_ms(self, entry: Entry) -> int:
+        """Likewise for a message's time to live."""
+        if not self._aged:
+            return 0
+        joined = sequence_of(entry)
+        return sum(ms for until, ms, _ in self._aged if joined <= until)
+
+    def delayed_ms(self, entry: Entry, seconds: float) -> int:
+        """The deadline, as a message's name has it, of a delay that ends in so many seconds."""
+        age_ms = self.delay_age_ms(entry._replace(meta=entry.meta.at_rest())) if self._aged else 0
+        return self.steady_ms() + age_ms + max(1, round(seconds * 1000))
 
     def is_expired(self, entry: Entry) -> bool:
         """Whether a message's time to live is over. None is, while the wall clock is in doubt."""
         expires_ms = entry.meta.expires_ms
-        return expires_ms is not None and not self.doubt and expires_ms - self.age_ms(entry) <= self.steady_ms()
+        return expires_ms is not None and not self.doubt and expires_ms - self.ttl_age_ms(entry) <= self.steady_ms()
 
     def is_over(self, at_ms: int) -> bool:
         """Whether an instant that a user gives now is over. A step that has not lasted makes none over."""
@@ -252,7 +261,7 @@ class Clock:
         """Seconds until a message's deadline, which it has; less than 0 where it is over."""
         deadline_ms = entry.meta.deadline_ms or 0
         if deadline_ms < GIVEN_MS:
-            return (deadline_ms - self.age_ms(entry)) / 1e3 - self.steady_ns() / 1e9
+            return (deadline_ms - self.delay_age_ms(entry)) / 1e3 - self.steady_ns() / 1e9
         return (deadline_ms - GIVEN_MS) / 1e3 - self.wall_ns() / 1e9
 
     def shown_ms(self, deadline_ms: int) -> int:
@@ -307,11 +316,12 @@ class Clock:
         steady_ns = record.steady_ms * 1_000_000 + (down_ns or 0)
         if down_ns is None and not self.doubt:  # else the time without a daemon is known, or not counted yet
             if record.doubted:
-                self._age(max(0, ahead_ns))
+                # Delays that were given meanwhile cannot be told from others: rather all of them are late.
+                self._age(max(0, ahead_ns), is_of_delays=False)
             else:
                 steady_ns += max(0, ahead_ns)
         snap_ns = _SNAP_NS if down_ns is None else STEP_NS
-        if self.doubt or was_doubted or abs(steady_ns - shown_ns) > snap_ns:
+        if self.doubt or not 0 <= steady_ns - shown_ns <= snap_ns:
             self._steady = steady_ns - elapsed
 
     def _doubt(self, ahead_ns: int) -> None:
@@ -336,7 +346,7 @@ class Clock:
         elapsed = self._elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
         if not self._is_down_known:
-            self._age(_ahead_ns(self._last, shown))
+            self._age(_ahead_ns(self._last, shown), is_of_delays=True)
         self.doubt, self._believed = "", elapsed
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is not in doubt any more: %s", why)
@@ -344,13 +354,13 @@ class Clock:
         self.wake()
         self._tell()
 
-    def _age(self, down_ns: int) -> None:
+    def _age(self, down_ns: int, *, is_of_delays: bool) -> None:
         """Count time without a daemon that was not counted, as the clock was in doubt, for messages from before.
 
         Steady time does not jump: it would end what was given meanwhile.
         """
         if down_ns >= STEP_NS and self._youngest:
-            self._aged = [*self._aged, (self._youngest, down_ns // 1_000_000)][-MOST_AGED:]
+            self._aged = [*self._aged, (self._youngest, down_ns // 1_000_000, is_of_delays)][-MOST_AGED:]
 
     # Looks at the wall clock
 
@@ -458,12 +468,12 @@ class Clock:
             told()
 
 
-def age_by(aged: Sequence[tuple[int, int]], entry: Entry) -> int:
-    """As :meth:`Clock.age_ms`, by what a clock went by at some time."""
-    if not aged:
+def delay_age_by(aged: Sequence[tuple[int, int, bool]], entry: Entry) -> int:
+    """As :meth:`Clock.delay_age_ms`, by what a clock went by at some time."""
+    if not aged or entry.meta.receipt is not None:
         return 0  # nearly always
     joined = sequence_of(entry)
-    return sum(ms for until, ms in aged if joined <= until)
+    return sum(ms for until, ms, is_of_delays in aged if is_of_delays and joined <= until)
 
 
 def _down_ns(record: ClockRecord, boot: Boot | None) -> int | None:

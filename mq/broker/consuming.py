@@ -313,10 +313,10 @@ class Consumption:
         """
         while True:
             entry = await self._leased(index, id, receipt)
-            meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(entry, seconds))
+            meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
             if meta == entry.meta:
                 # A move to the very same name is none: it ends a millisecond later.
-                meta = meta._replace(deadline_ms=self._leases.deadline_ms(entry, seconds) + 1)
+                meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
             job = self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
             try:
                 await job.future.get()

@@ -60,7 +60,7 @@ class Leases:
         """The meta of `entry` once it is leased, with a receipt of its own."""
         self._receipts = (self._receipts + 1) % (1 << 64)
         _, receives, _, order, expires_ms = entry.meta
-        return Meta(self.deadline_ms(entry, seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
+        return Meta(self.deadline_ms(seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
 
     def move(self, request: FetchRequest, entry: Entry, allowance: float = 0.0, *, reads: bool = False) -> Move:
         """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
@@ -71,14 +71,10 @@ class Leases:
     def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
         """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until
         `at_ms`."""
-        deadline_ms = self._clock.named_ms(entry, seconds) if at_ms is None else GIVEN_MS + at_ms
+        deadline_ms = self._clock.delayed_ms(entry, seconds) if at_ms is None else GIVEN_MS + at_ms
         meta = entry.meta.at_rest()._replace(deadline_ms=deadline_ms, receives=receives)
         return Move(entry, State.DELAYED, meta)
 
-    def deadline_ms(self, entry: Entry, seconds: float) -> int:
-        """The deadline, as the name has it, of a message's lease that ends so many seconds after its barrier."""
-        return self._clock.named_ms(entry, seconds + MARGIN_SECONDS)
-
-    def claim_deadline_ms(self, seconds: float) -> int:
-        """The deadline of a claim's lease, likewise."""
+    def deadline_ms(self, seconds: float) -> int:
+        """The deadline, as the name has it, of a lease that ends so many seconds after its barrier."""
         return self._clock.steady_ms() + round((seconds + MARGIN_SECONDS) * 1000)

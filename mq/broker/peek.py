@@ -119,7 +119,11 @@ class Peek:
                 receives = meta.receives + (id in index.claimed)  # which its name does not say yet
                 message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
                 has_time = place is not State.READY and meta.deadline_ms is not None
-                at_ms = self._clock.shown_ms((meta.deadline_ms or 0) - self._clock.age_ms(entry)) if has_time else None
+                at_ms = (
+                    self._clock.shown_ms((meta.deadline_ms or 0) - self._clock.delay_age_ms(entry))
+                    if has_time
+                    else None
+                )
                 seen.append(Seen(message, state, sequence, at_ms))
         return seen
 

@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
-from mq.broker.clock import Clock, age_by
+from mq.broker.clock import Clock, delay_age_by
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.core import Core
@@ -70,7 +70,7 @@ class Expiry:
         if entry.meta.expires_ms is None:
             self.forget(entry.id)
             return
-        timer = (entry.meta.expires_ms - self._clock.age_ms(entry), entry.id, entry.queue)
+        timer = (entry.meta.expires_ms - self._clock.ttl_age_ms(entry), entry.id, entry.queue)
         if self._due.get(entry.id) == timer:
             return  # the message was leased, and is back
         self._due[entry.id] = timer
@@ -432,7 +432,7 @@ class Upkeep(CatalogEvents):
             self._mover.add(entry, due + self._retry_seconds(index, entry))
 
     async def _count_age(
-        self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[tuple[int, int]]
+        self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[tuple[int, int, bool]]
     ) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.
 
@@ -442,27 +442,39 @@ class Upkeep(CatalogEvents):
         """
         await self.clock.trusted()
         self._calendar.set_ages()
-        for index in list(self._catalog.queues.values()):
-            async for id in turns.in_turns(list(index.expiring()), turns.LIGHT):
-                if (ready := index.find(id)) is not None:
-                    self._expiry.add(ready)
-            async for entry in turns.in_turns(list(index.all_delayed()), turns.FRAME):
-                added_ms = self.clock.age_ms(entry) - age_by(aged, entry)
-                if not added_ms or entry.id in self._catalog.locks or index.find(entry.id) != entry:
-                    continue
-                if (entry.id, entry.meta.deadline_ms) in found:
-                    if entry.id in index.delayed:  # else the calendar has it
-                        self._set_timer(index, entry)
-                elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
-                    self._name_anew(entry, added_ms)
 
-    def _name_anew(self, entry: Entry, added_ms: int) -> None:
-        """Let a lease or delay that began while the clock was in doubt end no sooner by what its message's age is now
-        more than it was then."""
+        def count(index: QueueIndex, entry: Entry | None) -> None:
+            if entry is None or entry.state is not State.DELAYED or entry.id in self._catalog.locks:
+                return
+            added_ms = self.clock.delay_age_ms(entry) - delay_age_by(aged, entry)
+            if not added_ms or index.find(entry.id) != entry:
+                return
+            if (entry.id, entry.meta.deadline_ms) in found:
+                if entry.id in index.delayed:  # else the calendar has it
+                    self._set_timer(index, entry)
+            elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
+                self._delay_longer(entry, added_ms)
+
+        async def count_moving(index: QueueIndex, id: MessageId) -> None:
+            await self._catalog.locks.wait(id)
+            count(index, index.find(id))
+
+        async with trio.open_nursery() as nursery:
+            for index in list(self._catalog.queues.values()):
+                for id in self._catalog.on_their_way(index):
+                    nursery.start_soon(count_moving, index, id)
+                async for id in turns.in_turns(list(index.expiring()), turns.LIGHT):
+                    if (ready := index.find(id)) is not None:
+                        self._expiry.add(ready)
+                async for entry in turns.in_turns(list(index.all_delayed()), turns.FRAME):
+                    count(index, entry)
+
+    def _delay_longer(self, entry: Entry, added_ms: int) -> None:
+        """Let a delay that was given while the clock was in doubt end no sooner by what its message's age is now more
+        than it was then."""
         meta = entry.meta._replace(deadline_ms=(entry.meta.deadline_ms or 0) + added_ms)
-        kind = Kind.DELAY if entry.meta.receipt is None else Kind.EXTEND
         self._catalog.begin(entry)
-        self._jobs.put([MoveJob(self._catalog, Move(entry, State.DELAYED, meta), kind, "name its deadline anew")])
+        self._jobs.put([MoveJob(self._catalog, Move(entry, State.DELAYED, meta), Kind.DELAY, "delay the message")])
 
     def _is_near(self, index: QueueIndex, entry: Entry) -> None:
         self._set_timer(index, entry)
@@ -554,7 +566,7 @@ class Upkeep(CatalogEvents):
         if index is not None and not self._dead_letters.is_worn_out(entry._replace(meta=meta)):
             seconds = index.settings.retry_seconds(meta.receives, self._random)
             if seconds:
-                return Move(entry, State.DELAYED, meta._replace(deadline_ms=self.clock.named_ms(entry, seconds)))
+                return Move(entry, State.DELAYED, meta._replace(deadline_ms=self.clock.delayed_ms(entry, seconds)))
         return Move(entry, State.READY, meta)
 
     def _end_reap(self, entry: Entry, outcome: Outcome) -> None:

@@ -198,6 +198,20 @@ def test_a_start_believes_no_clock_that_was_wrong_when_it_was_recorded(
         assert 0 <= other.steady_ns() - before <= 5.1e9
 
 
+@pytest.mark.parametrize("steady", [-59.0, -0.5, 61.0])
+def test_steady_time_goes_on_where_that_would_end_something_early(machine: Machine, steady: float) -> None:
+    clock = machine.clock()
+    clock.begin(record_of(steady=steady, wall=0))
+    assert readings(clock)[0] == steady
+
+
+def test_a_lease_has_no_age(machine: Machine) -> None:
+    clock = doubted(machine)
+    entry = Entry("q", MessageIds(lambda: round((NOW - 100) * 1e9)).new(), State.DELAYED, Meta(_ms(30), 1, "0" * 16))
+    clock.trust()
+    assert round(clock.seconds_until_due(entry)) == 30
+
+
 # The end of a doubt
 
 
@@ -249,7 +263,7 @@ def test_after_a_doubt_messages_from_before_it_are_older_and_others_are_not(mach
     clock.trust()
     assert [round(clock.seconds_until_due(entry)) for entry in (old, new, given)] == [-9 * DAY, DAY, DAY]
     assert (clock.is_expired(old), clock.is_expired(new)) == (True, False)
-    assert clock.named_ms(old, 30) - clock.named_ms(new, 30) == round(10 * DAY * 1000)
+    assert clock.delayed_ms(old, 30) - clock.delayed_ms(new, 30) == round(10 * DAY * 1000)
 
 
 def test_a_doubt_goes_on_over_a_restart_and_counts_the_time_before_it_once(machine: Machine) -> None:
@@ -267,7 +281,7 @@ def test_a_doubt_goes_on_over_a_restart_and_counts_the_time_before_it_once(machi
 
 
 def test_a_record_is_read_as_it_was_written_and_garbage_is_none() -> None:
-    record = ClockRecord(1, 2, 3, "boot", 4, [(5, 6)], 7)
+    record = ClockRecord(1, 2, 3, "boot", 4, [(5, 6, True)], 7)
     assert ClockRecord.stored(record._asdict()) == record
     for garbage in ({}, {**record._asdict(), "wall_ms": None}, {**record._asdict(), "aged": [1]}):
         assert ClockRecord.stored(garbage) is None
