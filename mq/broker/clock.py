@@ -320,6 +320,8 @@ class Clock:
                 self._age(max(0, ahead_ns), is_of_delays=False)
             else:
                 steady_ns += max(0, ahead_ns)
+        if self.is_anew and not self._is_new:
+            steady_ns = min(steady_ns, shown_ns)  # a clock that shows the same may have named the deadlines
         snap_ns = _SNAP_NS if down_ns is None else STEP_NS
         if self.doubt or not 0 <= steady_ns - shown_ns <= snap_ns:
             self._steady = steady_ns - elapsed
@@ -346,7 +348,8 @@ class Clock:
         elapsed = self._elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
         if not self._is_down_known:
-            self._age(_ahead_ns(self._last, shown), is_of_delays=True)
+            down_ns = shown - self._steady if self.is_anew else _ahead_ns(self._last, shown)
+            self._age(down_ns, is_of_delays=True)
         self.doubt, self._believed = "", elapsed
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is not in doubt any more: %s", why)

@@ -118,14 +118,13 @@ class Peek:
                 state = LEASED if index.is_out(id) else READY if place is State.READY else state_of(entry)
                 receives = meta.receives + (id in index.claimed)  # which its name does not say yet
                 message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
-                has_time = place is not State.READY and meta.deadline_ms is not None
-                at_ms = (
-                    self._clock.shown_ms((meta.deadline_ms or 0) - self._clock.delay_age_ms(entry))
-                    if has_time
-                    else None
-                )
+                at_ms = None if place is State.READY else self._due_ms(entry)
                 seen.append(Seen(message, state, sequence, at_ms))
         return seen
+
+    def _due_ms(self, entry: Entry) -> int | None:
+        deadline_ms = entry.meta.deadline_ms
+        return None if deadline_ms is None else self._clock.shown_ms(deadline_ms - self._clock.delay_age_ms(entry))
 
 
 class SequenceBrowser:

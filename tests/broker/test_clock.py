@@ -198,6 +198,22 @@ def test_a_start_believes_no_clock_that_was_wrong_when_it_was_recorded(
         assert 0 <= other.steady_ns() - before <= 5.1e9
 
 
+@pytest.mark.parametrize("ahead", [-2 * YEAR, 2 * YEAR])
+def test_without_a_record_steady_time_is_the_earlier_of_the_youngest_message_and_the_clock(
+    machine: Machine, ahead: float
+) -> None:
+    machine.ahead = ahead
+    clock = machine.clock()
+    clock.begin(None, MessageIds(lambda: round(NOW * 1e9)).new().time)
+    assert clock.doubt
+    assert readings(clock)[0] == min(ahead, 0)
+    entry = Entry("q", MessageIds(lambda: round((NOW - 100) * 1e9)).new(), State.DELAYED, Meta(_ms(DAY)))
+    machine.ahead = 0.0
+    machine.go(clock, 100)
+    assert not clock.doubt
+    assert round(clock.seconds_until_due(entry)) == DAY - 100
+
+
 @pytest.mark.parametrize("steady", [-59.0, -0.5, 61.0])
 def test_steady_time_goes_on_where_that_would_end_something_early(machine: Machine, steady: float) -> None:
     clock = machine.clock()

@@ -27,6 +27,14 @@ REGRESSIONS = {
     2432: "of two brokers one handed out a short lease that it had ended itself, and the other one had the message",
     3207: "a key was read as sure that a killed process had not synced, and its message was removed",
     12584: "the medium failed while a group's messages were leased, and a later one was handed out to be held",
+    98: "a queue that was deleted while the clock was ahead dated all later messages ahead",
+    354: "two instants of a schedule by elapsed time were shown alike after the clock was set",
+    783: "a start after a doubt counted the time before it for what was given meanwhile",
+    823: "a start after a step of the clock believed that, and ended leases",
+    880: "a restart took a clock that had just been set for one that was right for long",
+    1135: "a lease that was given while the clock was in doubt ended early after a restart",
+    2253: "one broker alone read deadlines that brokers together had named by a clock that was behind",
+    1389: "steady time snapped ahead to the wall clock, and ended delays",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
