@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import trio
 
@@ -64,6 +64,10 @@ MOST_AGED: Final = 8
 _SNAP_NS: Final = 60 * 10**9
 """Steady time begins anew with the wall clock, on another boot, where it is ahead by less."""
 
+Aged: TypeAlias = tuple[int, int, bool]
+"""Time without a daemon that was not counted, as the clock was in doubt: for messages that joined their queue until an
+instant, in UUID ticks; how many milliseconds; whether of their delays, too."""
+
 logger = logging.getLogger("mq.broker")
 
 
@@ -88,7 +92,7 @@ class ClockRecord(NamedTuple):
     date_ms: int
     boot: str = ""
     boot_ms: int = 0
-    aged: Sequence[tuple[int, int, bool]] = ()
+    aged: Sequence[Aged] = ()
     doubted: int = 0
 
     @property
@@ -190,7 +194,7 @@ class Clock:
         self._believed = -math.inf  # when a step was believed, or a doubt ended, last
         self._rests_until = -math.inf  # until then work is noted already
         self._has_worked = False  # since the last record
-        self._aged: list[tuple[int, int, bool]] = []
+        self._aged: list[Aged] = []
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
         self._is_down_known = False  # how long no daemon ran before this start
         self._last = ClockRecord(0, 0, 0)  # the last record; its wall times are without the time that has elapsed since
@@ -232,7 +236,7 @@ class Clock:
         return delay_age_by(self._aged, entry)
 
     @property
-    def aged(self) -> Sequence[tuple[int, int, bool]]:
+    def aged(self) -> Sequence[Aged]:
         """What ages go by now, as :class:`ClockRecord` has it. It never changes: another one follows it."""
         return self._aged
 
@@ -471,7 +475,7 @@ class Clock:
             told()
 
 
-def delay_age_by(aged: Sequence[tuple[int, int, bool]], entry: Entry) -> int:
+def delay_age_by(aged: Sequence[Aged], entry: Entry) -> int:
     """As :meth:`Clock.delay_age_ms`, by what a clock went by at some time."""
     if not aged or entry.meta.receipt is not None:
         return 0  # nearly always

@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.calendar import Calendar
 from mq.broker.catalog import CatalogEvents
-from mq.broker.clock import Clock, delay_age_by
+from mq.broker.clock import Aged, Clock, delay_age_by
 from mq.broker.commit import Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.core import Core
@@ -431,9 +431,7 @@ class Upkeep(CatalogEvents):
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
             self._mover.add(entry, due + self._retry_seconds(index, entry))
 
-    async def _count_age(
-        self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[tuple[int, int, bool]]
-    ) -> None:
+    async def _count_age(self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[Aged]) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.
 
         Args:
@@ -443,21 +441,10 @@ class Upkeep(CatalogEvents):
         await self.clock.trusted()
         self._calendar.set_ages()
 
-        def count(index: QueueIndex, entry: Entry | None) -> None:
-            if entry is None or entry.state is not State.DELAYED or entry.id in self._catalog.locks:
-                return
-            added_ms = self.clock.delay_age_ms(entry) - delay_age_by(aged, entry)
-            if not added_ms or index.find(entry.id) != entry:
-                return
-            if (entry.id, entry.meta.deadline_ms) in found:
-                if entry.id in index.delayed:  # else the calendar has it
-                    self._set_timer(index, entry)
-            elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
-                self._delay_longer(entry, added_ms)
-
         async def count_moving(index: QueueIndex, id: MessageId) -> None:
             await self._catalog.locks.wait(id)
-            count(index, index.find(id))
+            if (entry := index.find(id)) is not None and entry.state is State.DELAYED:
+                self._count_delay_age(index, entry, found, aged)
 
         async with trio.open_nursery() as nursery:
             for index in list(self._catalog.queues.values()):
@@ -467,7 +454,19 @@ class Upkeep(CatalogEvents):
                     if (ready := index.find(id)) is not None:
                         self._expiry.add(ready)
                 async for entry in turns.in_turns(list(index.all_delayed()), turns.FRAME):
-                    count(index, entry)
+                    self._count_delay_age(index, entry, found, aged)
+
+    def _count_delay_age(
+        self, index: QueueIndex, entry: Entry, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[Aged]
+    ) -> None:
+        added_ms = self.clock.delay_age_ms(entry) - delay_age_by(aged, entry)
+        if not added_ms or entry.id in self._catalog.locks or index.find(entry.id) != entry:
+            return
+        if (entry.id, entry.meta.deadline_ms) in found:
+            if entry.id in index.delayed:  # else the calendar has it
+                self._set_timer(index, entry)
+        elif (entry.meta.deadline_ms or GIVEN_MS) < GIVEN_MS:
+            self._delay_longer(entry, added_ms)
 
     def _delay_longer(self, entry: Entry, added_ms: int) -> None:
         """Let a delay that was given while the clock was in doubt end no sooner by what its message's age is now more
