@@ -412,8 +412,10 @@ class Clock:
         """What a store is to keep of the clock now."""
         boot = self._kernel.boot() or Boot("", 0.0)
         if self.doubt:  # the next start doubts the same clock: the time in which no daemon ran is still to be counted
-            wall_ms, doubted = self.wall_ms(), 0 if self._is_down_known else self._youngest
-            return ClockRecord(self.steady_ms(), wall_ms, wall_ms, aged=self._aged, doubted=doubted)
+            elapsed_ms = int(self._elapsed() * 1000)
+            wall_ms, date_ms = self._last.wall_ms + elapsed_ms, self._last.date_ms + elapsed_ms
+            doubted = 0 if self._is_down_known else self._youngest
+            return ClockRecord(self.steady_ms(), wall_ms, date_ms, aged=self._aged, doubted=doubted)
         boot_ms = round(boot.seconds * 1000)
         date_ms = self.date_ns() // 1_000_000
         return ClockRecord(self.steady_ms(), self.wall_ms(), date_ms, boot.name, boot_ms, self._aged)

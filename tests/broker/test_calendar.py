@@ -218,11 +218,11 @@ async def test_time_without_a_daemon_before_a_doubt_does_not_count_for_what_came
     wall_clock.ahead_seconds = 0
     async with opened(disk_address) as broker:
         assert not broker.clock.doubt
-        await trio.sleep(DAY / 2 + 1)
-        assert await consumed(broker) == b"old"
-        await trio.sleep(DAY / 2 - 60)
+        await trio.sleep(DAY - 60)
         assert await take(broker) is None
-        await trio.sleep(60)
+        await trio.sleep(61)
+        # Half a day late: a delay of an old message may have been given in the doubt, too, and none ends early.
+        assert await consumed(broker) == b"old"
         assert await consumed(broker) == b"new"
 
 
