@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.errors import StorageUnusable
+from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import with_checksum
 from mq.storage.conformance import (
@@ -510,6 +510,30 @@ async def test_what_was_refused_after_its_record_is_not_done_after_a_cut(seed: i
         assert outcome.result is Result.FULL
         await disk.cut()
         assert await disk.everything() == {entry}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+async def test_a_queue_whose_folder_could_not_be_made_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
+    async with begun(seed, ordered=ordered) as disk:
+        disk.calls.fail("mkdir", errno.ENOSPC, path="queues/other")
+        with pytest.raises(StorageFull):
+            await disk.make_queue("other")
+        disk.heal()
+        await disk.cut()
+        assert set(await disk.storage.records(QUEUE)) == {"q"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+async def test_a_deleted_queue_whose_record_could_not_go_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
+    async with begun(seed, ordered=ordered) as disk:
+        disk.calls.fail("unlink", errno.ENOMEM, path="state/records/queue/*", times=None)
+        assert await disk.storage.drop_record(QUEUE, "q")
+        disk.heal()
+        disk.log.empty()
+        await disk.cut()
+        assert await disk.storage.records(QUEUE) == {}
 
 
 @pytest.mark.parametrize("seed", SEEDS)

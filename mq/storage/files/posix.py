@@ -504,6 +504,10 @@ class FolderStorage:
                         make_folder(calls, folder)
                     except FileExistsError:
                         made = False  # another broker was faster
+                    except OSError as error:
+                        if is_transient(error):
+                            self._root_open.synced_records.drop(kind, key)  # or else the next start makes the queue
+                        raise
                 if not made:
                     sync_folder(calls, folder)
         return made
@@ -557,10 +561,10 @@ class FolderStorage:
                     except FileNotFoundError:
                         found = False  # another broker was faster
             try:
-                self._root_open.records.drop(kind, key)
+                reserve.give_way(self._root_open.records.drop, kind, key)
             except OSError as error:
                 if error.errno != errno.ENOENT and not is_transient(error):
-                    raise  # else the queue is deleted all the same: a record without its folder goes at the next start
+                    raise  # else the queue is deleted all the same: a start that finds its folder in remove/ knows that
         return found
 
 

@@ -65,8 +65,12 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
     if not folders.syncs.syncfs:
         records.sync()
     queues = set(folders.queues())
+    deleted = _deleted(folders)
     for name in sorted(records.all(QUEUE).keys() - queues):
-        if is_settled and _make_queue_again(folders, name):
+        created = (records.get(QUEUE, name) or {}).get("created", 0)
+        if deleted.get(name, 0) > created:
+            records.drop(QUEUE, name)  # there was no room for that
+        elif is_settled and _make_queue_again(folders, name):
             queues.add(name)
         elif not is_settled:
             why = f"queue {name} has a record and no folder: it was not made completely, or its folder is gone"
@@ -102,7 +106,7 @@ def _make_queue_again(folders: Folders, name: str) -> bool:
 
 
 def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
-    deleted = _deleted(folders) - queues
+    deleted = _deleted(folders).keys() - queues
     dropped = 0
     for state in (State.DELAYED, State.NEW):
         kept = []
@@ -116,12 +120,12 @@ def _drop_orphans(folders: Folders, moving: dict[State, list[Entry]], queues: se
     return dropped
 
 
-def _deleted(folders: Folders) -> set[str]:
-    """The queues that were deleted, with a folder in remove/."""
+def _deleted(folders: Folders) -> dict[str, int]:
+    """The queues that were deleted, with a folder in remove/, and when last, in UUID ticks."""
     # A folder that is only missing may have been moved away by hand.
     there = folders.calls.names(folders.layout.remove)
     found = (parse_flat(name, State.REMOVED) for name, kind in there if kind is FileKind.FOLDER)
-    return {entry.queue for entry in found if entry is not None}
+    return {entry.queue: entry.id.time for entry in sorted(filter(None, found), key=lambda entry: entry.id.time)}
 
 
 def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:

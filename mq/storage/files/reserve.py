@@ -73,7 +73,7 @@ class Reserve:
                 self._missed = False
                 logger.warning("there is room again: messages are stored")
 
-    def give_way(self, verb: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def give_way(self, verb: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Make a call, at the cost of the reserve if there is no other room."""
         try:
             verb(*args, **kwargs)
