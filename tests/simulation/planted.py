@@ -13,13 +13,13 @@ BUGS: Final = {
     "a folder is not synced": Bug("Barrier._sync_folders", "self._syncs.folder(folder)", "pass"),
     "a file is not synced": Bug("Barrier.flush", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
-        "Barrier.flush",
-        "sync(self._calls, fd)",
+        "mq.storage.files.barrier:sync",
+        "calls.fsync(fd)",
         """
         try:
-            self._calls.fsync(fd)
+            calls.fsync(fd)
         except OSError:
-            self._calls.fsync(fd)
+            calls.fsync(fd)
         """,
     ),
     "a batch that failed is answered as done": Bug("Batch.run", "self._folders.fail(error)", "return self._outcomes"),
