@@ -85,6 +85,7 @@ class ClockRecord(NamedTuple):
             says so, of delays.
         doubted: when the youngest message joined that is older than the doubt in which this was recorded, in UUID
             ticks; 0 where the clock was not in doubt.
+        is_settled: whether the wall clock had gone on for :data:`DATE_SECONDS` without being set.
     """
 
     steady_ms: int
@@ -94,11 +95,7 @@ class ClockRecord(NamedTuple):
     boot_ms: int = 0
     aged: Sequence[Aged] = ()
     doubted: int = 0
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the wall clock had not been set shortly before."""
-        return abs(self.wall_ms - self.date_ms) * 1_000_000 <= STEP_NS
+    is_settled: bool = True
 
     def is_plausible(self, ahead_ns: int) -> bool:
         """Whether a wall clock that is so much ahead of this may be right."""
@@ -112,7 +109,8 @@ class ClockRecord(NamedTuple):
             aged = [(int(joined), int(ms), bool(of_delays)) for joined, ms, of_delays in value["aged"]]
             steady_ms, wall_ms, date_ms = (int(value[name]) for name in ("steady_ms", "wall_ms", "date_ms"))
             boot_ms, doubted = int(value["boot_ms"]), int(value["doubted"])
-            return cls(steady_ms, wall_ms, date_ms, str(value["boot"]), boot_ms, aged, doubted)
+            is_settled = bool(value["is_settled"])
+            return cls(steady_ms, wall_ms, date_ms, str(value["boot"]), boot_ms, aged, doubted, is_settled)
         except (KeyError, TypeError, ValueError):
             return None
 
@@ -198,6 +196,7 @@ class Clock:
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
         self._is_down_known = False  # how long no daemon ran before this start
         self._last = ClockRecord(0, 0, 0)  # the last record; its wall times are without the time that has elapsed since
+        self._is_settled = True  # as ClockRecord has it
         self._is_new = False  # the store has neither a record nor messages
         self._waiting: set[str] = set()
         self._told: list[Callable[[], object]] = []
@@ -311,6 +310,7 @@ class Clock:
             self._wall = expected_ns - elapsed
             self._date = self._date if is_shared else self._wall
             self._doubt(ahead_ns)
+        self._is_settled = record.is_settled
         self._is_down_known = is_shared or down_ns is not None
         if is_shared:
             return
@@ -348,13 +348,13 @@ class Clock:
         if self.doubt:
             self._end_doubt("an operator trusts it")
 
-    def _end_doubt(self, why: str) -> None:
+    def _end_doubt(self, why: str, *, is_settled: bool = True) -> None:
         elapsed = self._elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
         if not self._is_down_known:
             down_ns = shown - self._steady if self.is_anew else _ahead_ns(self._last, shown)
             self._age(down_ns, is_of_delays=True)
-        self.doubt, self._believed = "", elapsed
+        self.doubt, self._believed, self._is_settled = "", elapsed, is_settled
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is not in doubt any more: %s", why)
         self._trusted.set()
@@ -388,7 +388,7 @@ class Clock:
         if is_small or lasted >= SETTLE_SECONDS:
             step, self._wall = (seen - self._wall) / 1e9, seen
             if not is_small:
-                self._believed = now
+                self._believed, self._is_settled = now, False
                 logger.warning(
                     "the wall clock was set %s by %s: times that were given and cron lines follow it, and nothing else",
                     "ahead" if step > 0 else "back",
@@ -397,12 +397,13 @@ class Clock:
                 self._tell()
         if abs(seen - self._date) <= STEP_NS or lasted >= DATE_SECONDS:
             self._date = seen
+        self._is_settled |= lasted >= DATE_SECONDS
 
     def _reconsider(self, now: float, lasted: float) -> None:
         is_plausible = self._is_new or self._last.is_plausible(_ahead_ns(self._last, self._seen))
         if is_plausible and self._seen + round(now * 1e9) >= EARLIEST_NS:
             if lasted >= SETTLE_SECONDS:
-                self._end_doubt("it was set")
+                self._end_doubt("it was set", is_settled=False)
         elif self._synchronised is not None and min(lasted, now - self._synchronised) >= TRUST_SECONDS:
             self._end_doubt(f"the kernel has called it synchronised for {TRUST_SECONDS / 60:.0f} minutes")
         elif lasted >= PATIENCE_SECONDS:
@@ -415,10 +416,12 @@ class Clock:
             elapsed_ms = int(self._elapsed() * 1000)
             wall_ms, date_ms = self._last.wall_ms + elapsed_ms, self._last.date_ms + elapsed_ms
             doubted = 0 if self._is_down_known else self._youngest
-            return ClockRecord(self.steady_ms(), wall_ms, date_ms, aged=self._aged, doubted=doubted)
+            is_settled = self._last.is_settled
+            return ClockRecord(self.steady_ms(), wall_ms, date_ms, "", 0, self._aged, doubted, is_settled)
         boot_ms = round(boot.seconds * 1000)
         date_ms = self.date_ns() // 1_000_000
-        return ClockRecord(self.steady_ms(), self.wall_ms(), date_ms, boot.name, boot_ms, self._aged)
+        aged, is_settled = self._aged, self._is_settled
+        return ClockRecord(self.steady_ms(), self.wall_ms(), date_ms, boot.name, boot_ms, aged, is_settled=is_settled)
 
     # Those who wait for it
 

@@ -198,6 +198,34 @@ def test_a_start_believes_no_clock_that_was_wrong_when_it_was_recorded(
         assert 0 <= other.steady_ns() - before <= 5.1e9
 
 
+def test_a_start_believes_no_clock_that_had_just_ended_a_doubt(machine: Machine) -> None:
+    """A doubt ends once the clock is set, and that may have been wrong, too."""
+    clock = doubted(machine, 2 * YEAR)
+    machine.ahead = 0.0
+    machine.go(clock, 60)
+    assert not clock.doubt
+    before, record = clock.steady_ns(), clock.record()
+    machine.ahead = 2 * DAY
+    other = machine.clock()
+    other.begin(record)
+    assert other.doubt
+    assert other.steady_ns() == before
+    machine.ahead = 0.0
+    machine.go(other, 1000)
+    assert other.record().is_settled
+
+
+@pytest.mark.parametrize("wall", [-2 * DAY, 2 * DAY])
+def test_a_doubt_keeps_both_times_of_a_clock_that_had_just_been_set(machine: Machine, wall: float) -> None:
+    machine.ahead = 2 * YEAR
+    clock = machine.clock()
+    clock.begin(record_of(steady=0, wall=wall)._replace(date_ms=_ms(0), is_settled=False))
+    assert clock.doubt
+    machine.elapsed += 100
+    record = clock.record()
+    assert (record.wall_ms, record.date_ms, record.is_settled) == (_ms(wall + 100), _ms(100), False)
+
+
 @pytest.mark.parametrize("ahead", [-2 * YEAR, 2 * YEAR])
 def test_without_a_record_steady_time_is_the_earlier_of_the_youngest_message_and_the_clock(
     machine: Machine, ahead: float
