@@ -315,6 +315,8 @@ class BatchConsumers:
         """Go on with the leases of before the start, which get their grace from now on, and with their ends."""
         self._ends.start(nursery)
         for index, consumer in self._consumers.latest_first(queues):
+            for entry in consumer.behind(index):
+                self._upkeep.end_now(entry)
             if consumer.is_held:
                 left = consumer.seconds_left(self._clock.steady_ns())
                 consumer.lease_ends = trio.current_time() + max(GRACE_SECONDS, left)
@@ -1127,6 +1129,17 @@ class BatchConsumer:
         """Whether the message is leased under the claim's tag, as an earlier version leases."""
         tag, receipt = self.state.claim.tag if self.state.claim is not None else "", entry.meta.receipt
         return bool(tag) and receipt is not None and receipt.startswith(tag)
+
+    def behind(self, index: QueueIndex) -> Iterator[Entry]:
+        """Those of its messages which a crash has brought back to the lease or delay that they had before the claim."""
+        # Their move to READY was not durable, and the claim is. Each later lease of one counts as receives more.
+        claim = self.state.claim
+        if claim is None:
+            return
+        for id, receives in zip(claim.ids, claim.returning, strict=False):
+            entry = index.find(id) if index.claims.get(id) is self else None
+            if entry is not None and entry.state is State.DELAYED and entry.meta.receives < receives:
+                yield entry
 
     def returning(self, index: QueueIndex) -> Iterator[Entry]:
         """Those of its messages which a crash kept from being READY as often received as the record says."""

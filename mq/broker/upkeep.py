@@ -190,6 +190,10 @@ class Upkeep(CatalogEvents):
         for entry in entries:
             self._mover.add(entry)
 
+    def end_now(self, entry: Entry) -> None:
+        """Make a DELAYED message READY at once: its lease or delay had ended before a crash brought it back there."""
+        self._mover.add(entry)
+
     def keep_claimed(self, id: MessageId) -> None:
         """Do not make it READY, after all: its claim is renewed."""
         self._mover.cancel(id)

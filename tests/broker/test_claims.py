@@ -619,6 +619,26 @@ async def test_over_a_restart(opened: Opener, disk_address: str) -> None:
         assert (await broker.status("q")).ready == 1
 
 
+async def test_claim_has_messages_that_a_crash_brought_back_to_their_lease_before(wall_clock: WallClock) -> None:
+    """Their move to READY was not durable when the claim was."""
+    async with open_disk(MOUNTS["rename"], queues=()) as disk:
+        async with open_broker(disk.storage, clock_ns=wall_clock) as broker:
+            await broker.create_queue("q")
+            bodies = await fill(broker, 2)
+            await fetch_and_close(broker, visibility=1)
+            [leased] = await disk.storage.scan(State.DELAYED)
+            await trio.sleep(4)
+            epoch = (await broker.claims.start("q", "c")).epoch
+            await broker.claims.claim("q", "c", 1, epoch)
+        [returned] = [entry for entry in await disk.storage.scan(State.READY, "q") if entry.id == leased.id]
+        disk.inner.rename(f"/root/{disk.path(returned)}", f"/root/{disk.path(leased)}")
+        async with open_broker(await disk.open(), clock_ns=wall_clock) as broker:
+            held = await broker.claims.claim("q", "c", 1, epoch)
+            assert held is not None
+            assert (held.messages, held.lost) == (2, 0)
+            assert sorted(await read(broker, 1, epoch)) == sorted(bodies)
+
+
 async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart(
     opened: Opener, disk_address: str
 ) -> None:

@@ -35,6 +35,9 @@ REGRESSIONS = {
     1135: "a lease that was given while the clock was in doubt ended early after a restart",
     2253: "one broker alone read deadlines that brokers together had named by a clock that was behind",
     1389: "steady time snapped ahead to the wall clock, and ended delays",
+    689: "a doubt recorded one of two times, and the next start took the clock for one that was right for long",
+    293: "a doubt ended as the clock was set, and the next start took it for one that was right for long",
+    1511: "a crash brought messages back to the leases that they had before a claim, and the claim lost them",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
@@ -87,6 +90,7 @@ WITH_LOG_REGRESSIONS = {
     4211: "likewise, and the torn file made its idempotency key a sure one",
     5387: "none: the checker counted what a purge was removing just then",
     394: "the caller of a write job's commit went, and who browsed saw a part of it",
+    324: "a queue whose folder could not be made on a full disk was there after a cut",
     40673: "where names have no order a power cut left both marks of groups, and the root was refused",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
