@@ -109,6 +109,7 @@ class ConsumerPosition(NamedTuple):
         read: how many of these are noted as read.
         checkpoint: names where the consumer's own system keeps its place; None while nothing was read under one.
         high: while the broker runs, every message published from now on has a greater sequence.
+        incarnation: tells the queue from every other one that had its name, or will have it.
     """
 
     consumer: str
@@ -119,6 +120,7 @@ class ConsumerPosition(NamedTuple):
     read: int
     checkpoint: str | None
     high: int
+    incarnation: int
 
 
 class Claims:
@@ -552,6 +554,7 @@ class BatchConsumers:
             0 if claim is None else claim.messages_read,
             state.checkpoint or None,
             self._ids.new().time,
+            consumer.incarnation,
         )
 
     def _check_alone(self) -> None:

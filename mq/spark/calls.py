@@ -25,6 +25,8 @@ COLUMNS: Final = "application/vnd.mq.columns"
 _ACCEPT: Final = (("accept", COLUMNS),)
 
 _ID_BYTES: Final = 36
+_LONGEST_NAMES: Final = 4000
+"""Characters of a request's target that names of queues may take; longer ones are not everywhere let through."""
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _TICKS_AT_1970: Final = MessageId.time_ns(0) // 100
 """What has to be added to the ticks of ids to count from 1970 on."""
@@ -124,6 +126,19 @@ def page(target: str) -> Call[ColumnsPage]:
 def consumer(queue: str, name: str) -> Call[Mapping[str, Any]]:
     """How far a consumer is."""
     return Call(method="GET", target=_target(queue, "consumers", name), read=Answer.members)
+
+
+def positions(name: str, queues: Sequence[str] | None) -> Call[list[Mapping[str, Any]]]:
+    """How far a consumer is in these queues, and what waits there; None for every queue. One that does not exist is
+    left out."""
+    named = None if queues is None else ",".join(queues)
+    if named is not None and len(named) > _LONGEST_NAMES:
+        named = None  # the caller picks its own
+    return Call(
+        method="GET",
+        target=_target("-", "consumers", name, queues=named),
+        read=lambda answer: list(answer.members()["queues"]),
+    )
 
 
 def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool) -> Call[Mapping[str, Any]]:

@@ -1,14 +1,20 @@
-"""One connection to a daemon, for one task: requests of the client, sent by the standard library."""
+"""Connections to a daemon: requests of the client, sent by the standard library.
+
+A process keeps one connection to each daemon open between its tasks and triggers, so that none of them begins with
+handshakes."""
 
 from __future__ import annotations
 
 import base64
 import http.client
 import logging
+import os
 import re
+import select
 import ssl
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -19,6 +25,7 @@ from mq.client.calls import Answer, Call, Source
 from mq.client.errors import ClientError, Interrupted, Unreachable
 from mq.client.retries import Retry, Tries
 from mq.client.values import Queue
+from mq.spark import calls
 from mq.spark.calls import ColumnsPage
 from mq.spark.calls import page as next_page
 from mq.spark.errors import InvalidOption, naming_options
@@ -30,8 +37,42 @@ logger = logging.getLogger("mq.spark")
 _HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
 
 
+class _IdleConnections:
+    """One open connection for each daemon and user, while no request uses it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[tuple[Any, ...], http.client.HTTPConnection] = {}
+
+    def take(self, key: tuple[Any, ...]) -> http.client.HTTPConnection | None:
+        """Return an idle connection that the daemon has not closed; None without one."""
+        with self._lock:
+            connection = self._idle.pop((os.getpid(), *key), None)  # a forked process has its parent's in its memory
+        if connection is None or (connection.sock is not None and not _is_readable(connection.sock)):
+            return connection
+        connection.close()  # only an end can be read here: every answer was
+        return None
+
+    def put(self, key: tuple[Any, ...], connection: http.client.HTTPConnection) -> None:
+        """Keep a connection on which every request was answered; it is closed if another one is idle."""
+        with self._lock:
+            kept = self._idle.setdefault((os.getpid(), *key), connection)
+        if kept is not connection:
+            connection.close()
+
+
+def _is_readable(sock: Any) -> bool:
+    poll = select.poll()  # takes descriptors of any number, unlike select()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+_idle_connections: Final = _IdleConnections()
+
+
 class DaemonConnection:
-    """Sends requests to the daemon that the options name. Close it, or use it as a context manager.
+    """Sends requests to the daemon that the options name. Close it, or use it as a context manager: then its connection
+    is kept for the next one of this process.
 
     Its methods raise :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
 
@@ -44,6 +85,8 @@ class DaemonConnection:
         self._parts = urlsplit(options.url)
         self._http: http.client.HTTPConnection | None = None
         self._asked: Call[Any] | None = None
+        self._is_asking = False
+        self._key = (options.url, options.ca_file, options.certificate_file, options.timeout_seconds)
         self._headers = dict(_HEADERS)
         if options.token:
             self._headers["authorization"] = f"Bearer {options.token}"
@@ -57,11 +100,15 @@ class DaemonConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        if self._http is None or self._http.sock is None or self._is_asking:
+            self.close()
+        else:
+            _idle_connections.put(self._key, self._http)
+            self._http = None
 
     def close(self) -> None:
         """Close the connection; the next request opens another."""
-        self._asked = None
+        self._asked, self._is_asking = None, False
         if self._http is not None:
             self._http.close()
             self._http = None
@@ -98,10 +145,19 @@ class DaemonConnection:
         Raises:
             SparkSourceError: as :meth:`run`.
         """
-        if not self._options.queue_pattern:
-            return list(self._options.queues)
-        fits = re.compile(self._options.queue_pattern).fullmatch
-        return sorted(queue.name for queue in self.run(requests.queues()) if fits(queue.name))
+        return list(self._options.queues) if not self._options.queue_pattern else sorted(self.positions("_"))
+
+    def positions(self, consumer: str) -> dict[str, Mapping[str, Any]]:
+        """How far a consumer is in each queue that the options name, or whose name their pattern fits, and what waits
+        there. A queue that does not exist is left out. One request, for however many queues.
+
+        Raises:
+            SparkSourceError: as :meth:`run`.
+        """
+        named = self._options.queues
+        found = self.run(calls.positions(consumer, named or None))
+        fits = named.__contains__ if named else re.compile(self._options.queue_pattern).fullmatch
+        return {str(each["queue"]): each for each in found if fits(each["queue"])}
 
     def queue(self) -> Queue:
         """The queue that the options name: its settings, and what is in it.
@@ -136,6 +192,8 @@ class DaemonConnection:
             time.sleep(min(pause, 2.0))
 
     def _send(self, call: Call[Any]) -> Answer:
+        if self._asked is not call and self._asked is not None:
+            self.close()  # the answer to what was asked ahead is of no use any more
         connection = self._connected()
         try:
             if self._asked is not call:
@@ -144,6 +202,7 @@ class DaemonConnection:
             self._asked = None
             response = connection.getresponse()
             body = response.read()
+            self._is_asking = False
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Interrupted(
@@ -163,9 +222,12 @@ class DaemonConnection:
     def _ask(self, connection: http.client.HTTPConnection, call: Call[Any]) -> None:
         assert not isinstance(call.body, Source)
         headers = {**self._headers, **dict(call.headers)}
+        self._is_asking = True
         connection.request(call.method, self._parts.path + call.target, call.body, headers)
 
     def _connected(self) -> http.client.HTTPConnection:
+        if self._http is None:
+            self._http = _idle_connections.take(self._key)
         if self._http is None:
             connection = self._made()
             try:

@@ -30,6 +30,10 @@ class ClaimLost(SparkSourceError):
     """Messages of a batch that Spark has planned are gone, or were handed to other consumers."""
 
 
+class QueueGone(SparkSourceError):
+    """A queue was deleted, or deleted and made again, while a query used it."""
+
+
 _ABOUT: Final[tuple[tuple[type[ClientError], str], ...]] = (
     (Unreachable, 'option "url"'),
     (NotAllowed, 'options "token", "user" and "password"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,6 +13,7 @@ import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from mq.client.errors import NotFound
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import InvalidOption, SparkSourceError
@@ -111,7 +113,10 @@ class MqReader(DataSourceReader):
         with DaemonConnection(options) as connection:
             queues = connection.queues()
             each = -(-options.num_partitions // max(1, len(queues)))
-            parts = [part for queue in queues for part in self._parts(connection, queue, each)]
+            parts: list[InputPartition] = []
+            for queue in queues:
+                with self._passing_over_deleted():
+                    parts += self._parts(connection, queue, each)
         return parts or [SequenceRange(options.asked_for, 0, 0)]  # given none, Spark makes up a part of its own
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -120,7 +125,7 @@ class MqReader(DataSourceReader):
         queue, up_to, most = partition.queue, partition.up_to, self._options.fetch_size
         rows = RowMaker(queue, self._schema)
         after = max(partition.after, self._first_sequence() - 1)
-        with DaemonConnection(self._options.only(queue)) as connection:
+        with self._passing_over_deleted(), DaemonConnection(self._options.only(queue)) as connection:
             if up_to is None:  # without an end, messages that come meanwhile would keep the read going
                 up_to = int(connection.run(calls.ranges(queue, 1))["high"])
             if after >= up_to:
@@ -128,6 +133,15 @@ class MqReader(DataSourceReader):
             for page in connection.pages(calls.browse(queue, after, up_to, most)):
                 batch = rows.batch(page.messages)
                 yield batch if self._takes_all else batch.filter(self._within(page.messages.timestamp))
+
+    @contextmanager
+    def _passing_over_deleted(self) -> Iterator[None]:
+        """A context in which a queue may be deleted, if a pattern names it: then it has left the table."""
+        try:
+            yield
+        except SparkSourceError as error:
+            if not self._options.queue_pattern or not isinstance(error.__cause__, NotFound):
+                raise
 
     def _parts(self, connection: DaemonConnection, queue: str, most: int) -> list[InputPartition]:
         found = connection.run(calls.ranges(queue, most))

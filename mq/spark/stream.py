@@ -4,17 +4,19 @@ Spark calls ``latestOffset(start)`` only once batch `start` is in its commit log
 batch, and claims the next. ``commit()`` comes later, and does nothing. After a restart Spark may call ``partitions``
 first, which claims again what Spark had planned.
 
-An offset has the number of each queue's batch and the name of the query's checkpoint. ``initialOffset()`` draws that
-name, because Spark calls it only for a query without a checkpoint; later offsets carry it on. The first rows that are
-read bind the consumer to that checkpoint. Spark commits a batch even when its sink has skipped it. So each task notes
-at the broker what it has read, and a batch that was not read whole is not acknowledged.
+An offset has the number of each queue's batch, the queue's incarnation, and the name of the query's checkpoint.
+``initialOffset()`` draws that name, because Spark calls it only for a query without a checkpoint; later offsets carry
+it on. The first rows that are read bind the consumer to that checkpoint. Spark commits a batch even when its sink has
+skipped it. So each task notes at the broker what it has read, and a batch that was not read whole is not
+acknowledged.
 """
 
 from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +27,7 @@ from pyspark.sql.types import StructType
 from mq.client.errors import ClientError, Conflict, NotFound
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
-from mq.spark.errors import ClaimLost, SparkSourceError
+from mq.spark.errors import ClaimLost, QueueGone, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import RowMaker
 from mq.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -47,6 +49,7 @@ class Slice(InputPartition):
         stop: the place after the last.
         of: how many messages the claim had when this was planned.
         checkpoint: the query's; None where it has offsets of before checkpoints had names.
+        incarnation: the queue's.
     """
 
     queue: str
@@ -56,10 +59,14 @@ class Slice(InputPartition):
     stop: int
     of: int
     checkpoint: str | None
+    incarnation: int
 
 
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims batch after batch of one queue or several.
+
+    A queue is known by its name and its incarnation: one that was deleted and made again is another queue, which has
+    none of the messages that were planned of the first.
 
     Args:
         options: the queues, and the consumer's name.
@@ -74,7 +81,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
         self._checkpoint = uuid.uuid4().hex
         self._known: dict[str, QueueClaims] = {}
-        self._up_to: dict[str, int] | None = None
+        self._up_to: dict[str, tuple[int, int]] | None = None
         self._keeper: _Keeper | None = None
         RowMaker(options.asked_for, schema)
 
@@ -85,7 +92,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Where the consumer is, for a query without a checkpoint."""
-        return self._offset(self._checkpoint, {queue: self._of(queue).begin() for queue in self._queues()})
+        return self._offset(self._checkpoint, {queue: _begin(each) for queue, each in self._positions().items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """As the option ``maxMessagesPerTrigger`` says."""
@@ -93,53 +100,40 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now, and no more."""
-        self._up_to = {queue: int(self._of(queue).standing()["high"]) for queue in self._queues()}
+        found = self._positions()
+        self._up_to = {queue: (int(each["incarnation"]), int(each["high"])) for queue, each in found.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Acknowledge what Spark has written, and claim what comes next; `start` where there is nothing.
 
         A batch has the rows of several queues, each its share; what one leaves is had by those after it, and the first
-        one is another each time.
+        one is another each time. One request asks how things are in all queues, and a queue without messages needs no
+        other.
         """
         before, checkpoint = self._places(start), start.get("checkpoint")
-        queues = self._queues() if self._up_to is None else sorted(self._up_to)
-        turn = sum(int(place["batch"]) for place in before.values()) % len(queues) if queues else 0
-        left = limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM
-        left_bytes = self._options.max_bytes_per_trigger
-        after = {queue: place for queue, place in before.items() if queue in queues}
-        for queue in before.keys() - after.keys():
-            self._leave(queue, before[queue], checkpoint)
-        for number, queue in enumerate([*queues[turn:], *queues[:turn]]):
-            claims, coming = self._of(queue), len(queues) - number
-            again = claims.settle(before.get(queue) or claims.begin(), checkpoint)
-            if not left:
-                continue
-            share_bytes = None if left_bytes is None else max(1, left_bytes // coming)
-            up_to = None if self._up_to is None else self._up_to[queue]
-            held = claims.claim(min(-(-left // coming), LARGEST_CLAIM), share_bytes, up_to)
-            if held is None:
-                continue
-            rows = int(held["messages"])
-            after[queue] = {"batch": int(held["batch"]), "rows": rows} | ({"again": again} if again else {})
-            left = max(0, left - rows)
-            if left_bytes is not None and share_bytes is not None:
-                left_bytes = max(1, left_bytes - share_bytes)
+        found = {queue: each for queue, each in self._positions().items() if self._is_wanted(queue, each)}
+        self._leave_others(before, found.keys(), checkpoint)
+        after: dict[str, Mapping[str, Any]] = {}
+        again: dict[str, int] = {}
+        for queue, position in found.items():
+            place = before.get(queue)
+            if place is not None and not _is_another(position, place):
+                after[queue] = place
+            with self._passing_over(queue, after):
+                again[queue] = self._of(queue, position).settle(after.get(queue) or _begin(position), checkpoint)
+        self._claim_shares(_rotated(list(again), before), again, limit, after, checkpoint)
         return start if after == before else self._offset(checkpoint, after)
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """How much waits, and since when, for the query's progress."""
-        found, read = [], 0
-        for queue in self._queues():
-            with DaemonConnection(self._options.only(queue)) as connection:
-                found.append(connection.queue())
-            read += int(self._of(queue).standing()["read"])
-        ages = [each.oldest_seconds for each in found if each.oldest_seconds is not None]
+        with DaemonConnection(self._options) as connection:
+            found = list(connection.positions(self._options.consumer).values())
         return {
-            "ready": sum(each.ready for each in found),
-            "leased": sum(each.leased for each in found),
-            "delayed": sum(each.delayed for each in found),
-            "oldestSeconds": max(ages, default=0.0),
-            "read": read,
+            "ready": sum(int(each["ready"]) for each in found),
+            "leased": sum(int(each["leased"]) for each in found),
+            "delayed": sum(int(each["delayed"]) for each in found),
+            "oldestSeconds": max((float(each["oldest_seconds"] or 0.0) for each in found), default=0.0),
+            "read": sum(int(each["read"]) for each in found),
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -147,7 +141,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before, checkpoint = self._places(start), end.get("checkpoint")
         planned = {queue: place for queue, place in self._places(end).items() if place != before.get(queue)}
         parts = -(-int(end.get("partitions", self._options.num_partitions)) // max(1, len(planned)))
-        return [slice for queue, place in planned.items() for slice in self._of(queue).slices(place, checkpoint, parts)]
+        return [slice for queue, place in planned.items() for slice in self._slices(queue, place, checkpoint, parts)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: latestOffset acknowledges the batch, if it was read."""
@@ -166,37 +160,123 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         place = (partition.queue, options.consumer, partition.batch, partition.epoch, partition.start, partition.stop)
         missing = partition.stop - partition.start
         with DaemonConnection(options) as connection:
-            for page in connection.pages(calls.read_claim(*place, options.fetch_size, of=partition.of)):
-                missing -= len(page.messages)
-                yield rows.batch(page.messages)
-            if missing and options.fail_on_claim_lost:
-                raise ClaimLost(
-                    f"{missing} messages of batch {partition.batch} are damaged in the store, and stay there (queue "
-                    f"{partition.queue}, consumer {options.consumer}). mq doctor shows which; remove them, or, to have "
-                    'them removed with this batch, set the option "failOnClaimLost" to false'
-                )
-            connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
+            try:
+                for page in connection.pages(calls.read_claim(*place, options.fetch_size, of=partition.of)):
+                    missing -= len(page.messages)
+                    yield rows.batch(page.messages)
+                if missing and options.fail_on_claim_lost:
+                    raise ClaimLost(
+                        f"{missing} messages of batch {partition.batch} are damaged in the store, and stay there "
+                        f"(queue {partition.queue}, consumer {options.consumer}). mq doctor shows which; remove them, "
+                        'or, to have them removed with this batch, set the option "failOnClaimLost" to false'
+                    )
+                connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
+            except SparkSourceError as error:
+                if not _is_gone(connection, options, partition.incarnation, error):
+                    raise
+                if options.fail_on_claim_lost:
+                    raise _lost_with_queue(options, partition.batch, missing) from error
 
     # Implementation
 
-    def _queues(self) -> list[str]:
+    def _positions(self) -> dict[str, Mapping[str, Any]]:
+        """How far the consumer is in each queue, by name.
+
+        Raises:
+            SparkSourceError: a queue that the options name does not exist, or the user has no right on it.
+        """
         with DaemonConnection(self._options) as connection:
-            return connection.queues()
+            found = connection.positions(self._options.consumer)
+            for queue in self._options.queues:
+                if queue not in found:  # the daemon says why
+                    found[queue] = connection.run(calls.consumer(queue, self._options.consumer))
+        return dict(sorted(found.items()))
 
-    def _leave(self, queue: str, place: Mapping[str, Any], checkpoint: str | None) -> None:
-        """Acknowledge what was read of a queue that this query reads no more, if the queue is still there."""
+    def _is_wanted(self, queue: str, position: Mapping[str, Any]) -> bool:
+        """Whether the queue was there when a run with availableNow began; always in other runs."""
+        if self._up_to is None:
+            return True
+        return queue in self._up_to and self._up_to[queue][0] == position["incarnation"]
+
+    def _leave_others(
+        self, before: Mapping[str, Mapping[str, Any]], queues: Collection[str], checkpoint: str | None
+    ) -> None:
+        """Acknowledge what was read of queues that this query reads no more, if they still exist."""
+        left = [queue for queue in before if queue not in queues]
+        if not left:
+            return
+        with DaemonConnection(self._options) as connection:
+            named = connection.run(calls.positions(self._options.consumer, left))
+        found = {str(each["queue"]): each for each in named}
+        for queue in left:
+            if queue in found and not _is_another(found[queue], before[queue]):
+                with suppress(QueueGone):
+                    self._of(queue, found[queue]).settle(before[queue], checkpoint)
+
+    @contextmanager
+    def _passing_over(self, queue: str, after: dict[str, Mapping[str, Any]]) -> Iterator[None]:
+        """A context in which a queue may go: then it is in this batch no more. One that the options name must not."""
         try:
-            self._of(queue).settle(place, checkpoint)
-        except SparkSourceError as error:
-            if not isinstance(error.__cause__, NotFound):
+            yield
+        except QueueGone:
+            if queue in self._options.queues:
                 raise
+            after.pop(queue, None)
 
-    def _of(self, queue: str) -> QueueClaims:
+    def _claim_shares(
+        self,
+        queues: Sequence[str],
+        again: Mapping[str, int],
+        limit: ReadLimit,
+        after: dict[str, Mapping[str, Any]],
+        checkpoint: str | None,
+    ) -> None:
+        """Claim messages of the queues that have any, and note their new places in `after`."""
+        active = [queue for queue in queues if self._known[queue].may_have_messages]
+        left = limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM
+        left_bytes = self._options.max_bytes_per_trigger
+        for coming, queue in zip(range(len(active), 0, -1), active, strict=True):
+            if not left:
+                return
+            share_bytes = None if left_bytes is None else max(1, left_bytes // coming)
+            up_to = None if self._up_to is None else self._up_to[queue][1]
+            held = None
+            with self._passing_over(queue, after):
+                held = self._known[queue].claim(checkpoint, min(-(-left // coming), LARGEST_CLAIM), share_bytes, up_to)
+            if held is None:
+                continue
+            rows = int(held["messages"])
+            place = {"batch": int(held["batch"]), "rows": rows, "incarnation": self._known[queue].incarnation}
+            after[queue] = place | ({"again": again[queue]} if again[queue] else {})
+            left = max(0, left - rows)
+            if left_bytes is not None and share_bytes is not None:
+                left_bytes = max(1, left_bytes - share_bytes)
+
+    def _slices(self, queue: str, place: Mapping[str, Any], checkpoint: str | None, parts: int) -> list[Slice]:
+        """The planned batch of a queue. Its messages are lost if the queue has gone since."""
+        try:
+            if queue not in self._known:
+                with DaemonConnection(self._options.only(queue)) as connection:
+                    position = connection.positions(self._options.consumer).get(queue)
+                if position is None or _is_another(position, place):
+                    raise QueueGone(f"queue {queue} was deleted")
+                self._of(queue, position)
+            return self._known[queue].slices(place, checkpoint, parts)
+        except QueueGone as error:
+            self._known.pop(queue, None)
+            if self._options.fail_on_claim_lost and int(place["rows"]):
+                raise _lost_with_queue(self._options.only(queue), int(place["batch"]), int(place["rows"])) from error
+            return []
+
+    def _of(self, queue: str, position: Mapping[str, Any]) -> QueueClaims:
+        """The claims of a queue, which knows from now on how things are there."""
         if self._keeper is None:
             self._keeper = _Keeper(self._options)
-        if queue not in self._known:
-            self._known[queue] = QueueClaims(self._options.only(queue), self._keeper)
-        return self._known[queue]
+        claims = self._known.get(queue)
+        if claims is None or claims.incarnation != position["incarnation"]:
+            claims = self._known[queue] = QueueClaims(self._options.only(queue), self._keeper, position)
+        claims.position = position
+        return claims
 
     def _offset(self, checkpoint: str | None, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         options = self._options
@@ -225,34 +305,83 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f'the checkpoint does not say of which queue it is: run the query once more with the option "queue" '
                 f"as it was, before it reads {self._options.asked_for}"
             )
-        return {queue: {name: offset[name] for name in ("batch", "rows", "again") if name in offset}}
+        names = ("batch", "rows", "incarnation", "again")
+        return {queue: {name: offset[name] for name in names if name in offset}}
+
+
+def _begin(position: Mapping[str, Any]) -> dict[str, Any]:
+    """The place of a query that has read nothing of a queue yet."""
+    return {"batch": int(position["acknowledged"]), "rows": 0, "incarnation": int(position["incarnation"])}
+
+
+def _is_another(position: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+    """Whether the queue of `position` is not the one of `place`, but was made after that was deleted."""
+    return bool(place.get("incarnation", position["incarnation"]) != position["incarnation"])
+
+
+def _rotated(queues: list[str], before: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The queues, with another one first each time."""
+    turn = sum(int(place["batch"]) for place in before.values()) % len(queues) if queues else 0
+    return [*queues[turn:], *queues[:turn]]
+
+
+def _is_gone(connection: DaemonConnection, options: Options, incarnation: int, error: SparkSourceError) -> bool:
+    """Whether a request failed because its queue was deleted, or deleted and made again."""
+    if not isinstance(error.__cause__, NotFound | Conflict):
+        return False
+    try:
+        position = connection.attempt(calls.consumer(options.queue, options.consumer))
+    except NotFound:
+        return True
+    except ClientError:
+        return False
+    return bool(position["incarnation"] != incarnation)
+
+
+def _lost_with_queue(options: Options, batch: int, rows: int) -> ClaimLost:
+    return ClaimLost(
+        f"{rows} messages of batch {batch} are lost with their queue: queue {options.queue} was deleted after the "
+        f"batch was planned (consumer {options.consumer} at {options.url}). To go on without them, set the option "
+        '"failOnClaimLost" to false'
+    )
 
 
 class QueueClaims:
     """The claims of one queue, in the driver.
 
-    A *place* says how far a query is in the queue: the number of a batch, its rows, and, where Spark has to run a batch
-    once more from the same place, how often.
+    A *place* says how far a query is in the queue: the number of a batch, its rows, the queue's incarnation, and, where
+    Spark has to run a batch once more from the same place, how often.
+
+    Every method that asks the daemon raises :class:`QueueGone` if the queue was deleted, also if it was made again.
 
     Args:
         options: the queue, and the consumer's name.
         keeper: renews the leases.
+        position: how things are in the queue.
+
+    Attributes:
+        position: how things were in the queue when the daemon was asked last.
     """
 
-    def __init__(self, options: Options, keeper: _Keeper) -> None:
+    def __init__(self, options: Options, keeper: _Keeper, position: Mapping[str, Any]) -> None:
+        self.position = position
         self._options = options
         self._keeper = keeper
         self._epoch = 0
-        self._acknowledged = 0
+        self._acknowledged = int(position["acknowledged"])
 
-    def begin(self) -> dict[str, Any]:
-        """The place of a query without a checkpoint."""
-        return {"batch": int(self.standing()["acknowledged"]), "rows": 0}
+    @property
+    def incarnation(self) -> int:
+        """The queue's: a queue of the same name that is made later has another one."""
+        return int(self.position["incarnation"])
 
-    def standing(self) -> Mapping[str, Any]:
-        """How far the consumer is."""
-        found: Mapping[str, Any] = self._run(calls.consumer(self._options.queue, self._options.consumer))
-        return found
+    @property
+    def may_have_messages(self) -> bool:
+        """Whether a claim may get any: messages are ready, or a batch is open."""
+        if self._epoch not in (0, self.position["epoch"]):
+            return True  # another query has begun under this name: the daemon's refusal says so
+        is_open = self.position["batch"] is not None and int(self.position["batch"]) > self._acknowledged
+        return is_open or int(self.position.get("ready", 1)) > 0
 
     def settle(self, place: Mapping[str, Any], checkpoint: str | None) -> int:
         """Acknowledge the batch of `place`. Returns how often it has to be run again: 0 where it was acknowledged.
@@ -261,6 +390,8 @@ class QueueClaims:
             SparkSourceError: it was not read, or is not the consumer's batch.
         """
         batch = int(place["batch"])
+        if not self._epoch and not self.position["epoch"] and not batch:
+            return 0  # an idle queue that was never consumed costs no request, and nothing on the disk
         self._start(checkpoint)
         if batch == self._acknowledged + 1:
             if not self._acknowledge(batch):
@@ -270,9 +401,14 @@ class QueueClaims:
         return 0
 
     def claim(
-        self, most: int | None = None, most_bytes: int | None = None, up_to: int | None = None
+        self,
+        checkpoint: str | None,
+        most: int | None = None,
+        most_bytes: int | None = None,
+        up_to: int | None = None,
     ) -> Mapping[str, Any] | None:
         """Make or renew the claim after the last acknowledged one. None when the queue has nothing READY."""
+        self._start(checkpoint)
         options, batch = self._options, self._acknowledged + 1
         call = calls.claim(
             options.queue, options.consumer, batch, self._epoch, options.lease_seconds, most, most_bytes, up_to
@@ -287,17 +423,28 @@ class QueueClaims:
         batch, planned = int(place["batch"]), int(place["rows"])
         if not planned:
             return []
+        if _is_another(self.position, place):
+            raise QueueGone(f"queue {self._options.queue} was deleted, and made again")
         self._start(checkpoint)
         if batch != self._acknowledged + 1:
             self._check_taken_over(batch)
             return []
-        held = self.claim()
+        held = self.claim(checkpoint)
         there = 0 if held is None else int(held["messages"])
         if there < planned:
             self._lost(f"{planned - there} of {planned} messages of batch {batch} went to other consumers")
         step = max(1, -(-there // parts))
         return [
-            Slice(self._options.queue, batch, self._epoch, start, min(start + step, there), there, checkpoint)
+            Slice(
+                self._options.queue,
+                batch,
+                self._epoch,
+                start,
+                min(start + step, there),
+                there,
+                checkpoint,
+                self.incarnation,
+            )
             for start in range(0, there, step)
         ]
 
@@ -310,8 +457,10 @@ class QueueClaims:
         self._keeper.let_go(options.queue)
         try:
             self._run(calls.acknowledge(options.queue, options.consumer, batch, self._epoch))
+        except QueueGone:
+            raise
         except SparkSourceError as error:
-            found = self.standing()
+            found = self._ask()
             if not isinstance(error.__cause__, Conflict) or found["epoch"] != self._epoch:
                 raise
             if found["batch"] != batch:
@@ -336,16 +485,28 @@ class QueueClaims:
         options = self._options
         try:
             found = self._run(calls.start(options.queue, options.consumer, checkpoint, take_over=options.take_over))
-        except SparkSourceError as error:
-            if isinstance(error.__cause__, Conflict) and self.standing()["checkpoint"] not in (None, checkpoint):
-                raise SparkSourceError(
-                    f'option "consumer": {options.consumer} goes with another checkpoint than this query. Give it that '
-                    "checkpointLocation, or another name. If the other one is lost, or this query is to replace that "
-                    f"one, start it with {_TAKE_OVER}: it goes on from where the consumer is, and rows that were read "
-                    f"last may come again {self._where()}"
-                ) from error
+        except QueueGone:
             raise
+        except SparkSourceError as error:
+            if isinstance(error.__cause__, Conflict):
+                self._check_checkpoint(self._ask(), checkpoint, error)
+            raise
+        if found["incarnation"] != self.incarnation:
+            raise QueueGone(f"queue {options.queue} was deleted, and made again")
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
+
+    def _check_checkpoint(
+        self, position: Mapping[str, Any], checkpoint: str | None, error: SparkSourceError | None = None
+    ) -> None:
+        options = self._options
+        if options.take_over or position["checkpoint"] in (None, checkpoint):
+            return
+        raise SparkSourceError(
+            f'option "consumer": {options.consumer} goes with another checkpoint than this query. Give it that '
+            "checkpointLocation, or another name. If the other one is lost, or this query is to replace that "
+            f"one, start it with {_TAKE_OVER}: it goes on from where the consumer is, and rows that were read "
+            f"last may come again {self._where()}"
+        ) from error
 
     def _check_taken_over(self, batch: int) -> None:
         """Fail for a checkpoint whose batch is neither the consumer's last one nor the next, unless taken over."""
@@ -358,16 +519,27 @@ class QueueClaims:
                 f"after it is no longer in the queue. To go on without that, start with {_TAKE_OVER} {self._where()}"
             )
         raise SparkSourceError(
-            f"{here}, whose last batch is {self._acknowledged}: the queue was made anew, the consumer was deleted, or "
-            f"the daemon's root is an old copy. To go on from there, start with {_TAKE_OVER} {self._where()}"
+            f"{here}, whose last batch is {self._acknowledged}: the consumer was deleted, or the daemon's root is an "
+            f"old copy. To go on from there, start with {_TAKE_OVER} {self._where()}"
         )
 
     def _where(self) -> str:
         return f"(queue {self._options.queue} at {self._options.url})"
 
+    def _ask(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self._run(calls.consumer(self._options.queue, self._options.consumer))
+        return found
+
     def _run(self, call: Any) -> Any:
         with DaemonConnection(self._options) as connection:
-            return connection.run(call)
+            try:
+                return connection.run(call)
+            except SparkSourceError as error:
+                if _is_gone(connection, self._options, self.incarnation, error):
+                    raise QueueGone(
+                        f'option "queue": queue {self._options.queue} was deleted {self._where()}'
+                    ) from error
+                raise
 
     def _lost(self, what: str) -> None:
         options = self._options

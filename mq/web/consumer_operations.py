@@ -3,29 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
+from mq import turns
 from mq.access import Right
-from mq.broker import LARGEST_CLAIM, Seen
+from mq.broker import LARGEST_CLAIM, ConsumerPosition, QueueStatus, Seen
 from mq.broker.api import ColumnsAPI
 from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
 from mq.broker.columns import BrowsedColumns
 from mq.broker.peek import Browsed
-from mq.broker.settings import VISIBILITY, count
-from mq.message import QueueName
+from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count
+from mq.errors import InvalidName, NoSuchQueue
+from mq.message import QUEUE_NAME_PATTERN, QueueName
 from mq.web.batches import preferred
 from mq.web.columns import COLUMNS
 from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer
-from mq.web.operations import Operation, Parameter, RequestContext, Success
+from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import KEY, SWITCH
-from mq.web.replies import OFFERED, SHORTEST_SLICE, MessagePage
+from mq.web.replies import OFFERED, SHORTEST_SLICE, MessagePage, age_of, all_queues
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000
 """Messages of one answer at the most."""
 MOST_PARTS: Final = 10_000
 
+
+def _parse_names(value: Any) -> frozenset[str]:
+    try:
+        return frozenset(map(QueueName, value.split(",")))
+    except InvalidName as error:
+        raise ValueError from error
+
+
+_NAMES: Final = SettingKind(
+    _parse_names,
+    "names of queues, with commas",
+    {"type": "string", "pattern": f"^{QUEUE_NAME_PATTERN}(,{QUEUE_NAME_PATTERN})*$"},
+)
 _INT64_MAX: Final = (1 << 63) - 1
 _NUMBER: Final = count(_INT64_MAX, 0)
 _BATCH: Final = Parameter("batch", count(_INT64_MAX), "the claim's number", is_needed=True)
@@ -44,6 +60,25 @@ async def consumers(context: RequestContext) -> Reply:
 async def consumer(context: RequestContext) -> Reply:
     """How far a consumer is."""
     return document(200, (await context.broker.claims.consumer(QueueName(context.queue), context.id))._asdict())
+
+
+async def positions(context: RequestContext) -> Reply:
+    """How far a consumer is in each queue, and what waits there: one request for all."""
+    name, names = check_value("consumer", context.id, QUEUE), context.query["queues"]
+    with JsonAnswer(context.memory) as answer:
+        statuses = [each for each in await all_queues(context, answer) if context.may(Right.CONSUME, each.name)]
+        found = []
+        async for status in turns.in_turns(statuses, turns.LIGHT // 2):
+            if names is None or status.name in names:
+                with suppress(NoSuchQueue):  # it was deleted just now
+                    found.append(_with_counts(status, await context.broker.claims.consumer(status.name, name)))
+        await answer.write({"queues": iter(found)})
+        return answer.reply(NOT_CACHED)
+
+
+def _with_counts(status: QueueStatus, position: ConsumerPosition) -> dict[str, Any]:
+    counts = {"ready": status.ready, "leased": status.leased, "delayed": status.delayed}
+    return {"queue": status.name, **counts, "oldest_seconds": age_of(status), **position._asdict()}
 
 
 async def start_consumer(context: RequestContext) -> Reply:
@@ -212,6 +247,20 @@ _LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "s
 _CLAIM: Final = as_json(reference("Claim"))
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/-/consumers/CONSUMER",
+        KNOWN,
+        positions,
+        "shows how far a consumer of batches is in each queue, and what waits there",
+        {
+            200: Success(
+                "by name of the queue",
+                as_json(record({"queues": {"type": "array", "items": reference("ConsumerInQueue")}})),
+            )
+        },
+        query=(Parameter("queues", _NAMES, "only these, if they exist"),),
+    ),
     Operation(
         "GET",
         "/QUEUE/browse",

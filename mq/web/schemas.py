@@ -83,18 +83,17 @@ _TEXTS: Final[Schema] = {"type": "object", "additionalProperties": TEXT}
 _COUNTS: Final = record({kind.value: COUNT for kind in Kind})
 _RATES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}}
 
-_CONSUMER: Final = record(
-    {
-        "consumer": QUEUE.schema,
-        "epoch": COUNT,
-        "acknowledged": COUNT,
-        "batch": or_null(COUNT),
-        "messages": COUNT,
-        "read": COUNT,
-        "checkpoint": or_null(TEXT),
-        "high": COUNT,
-    }
-)
+_POSITION: Final = {
+    "consumer": QUEUE.schema,
+    "epoch": COUNT,
+    "acknowledged": COUNT,
+    "batch": or_null(COUNT),
+    "messages": COUNT,
+    "read": COUNT,
+    "checkpoint": or_null(TEXT),
+    "high": COUNT,
+    "incarnation": COUNT,
+}
 
 _VISIBILITY: Final = record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}})
 _SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
@@ -273,7 +272,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE, "routed": {"type": "boolean"}},
     ),
     "Connection": _CONNECTION,
-    "Consumer": _CONSUMER,
+    "Consumer": record(_POSITION),
+    "ConsumerInQueue": record({"queue": QUEUE.schema, **_IN_QUEUE, **_POSITION}),
     "WriteJob": record(
         {
             "job": QUEUE.schema,

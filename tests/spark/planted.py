@@ -4,6 +4,7 @@ then."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from tests.simulation.planting import Bug
@@ -40,7 +41,7 @@ FAULTS: Final = {
         test_readers.test_a_batch_read_of_several_queues,
     ),
     "a pattern fits what only begins so": Fault(
-        Bug("DaemonConnection.queues", "re.compile(...).fullmatch", "re.compile(...).match"),
+        Bug("DaemonConnection.positions", "re.compile(...).fullmatch", "re.compile(...).match"),
         test_readers.test_a_pattern_is_that_of_a_whole_name,
     ),
     # Columns, as the source reads them
@@ -106,8 +107,8 @@ FAULTS: Final = {
     "sequences of a claim are those of the messages before": Fault(
         Bug(
             "ColumnReader.read_claim",
-            "[entry.joined for entry in read]",
-            "[0, *(each.joined for each in read)][:count]",
+            "[sequence_of(entry) for entry in read]",
+            "[0, *(sequence_of(each) for each in read)][:count]",
         ),
         test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
     ),
@@ -196,28 +197,62 @@ FAULTS: Final = {
         test_connection.test_leases_are_renewed_while_the_driver_lives,
     ),
     "a batch may have any number of bytes": Fault(
-        Bug("MqStreamReader.latestOffset", "claims.claim(..., share_bytes, up_to)", "claims.claim(..., None, up_to)"),
+        Bug(
+            "MqStreamReader._claim_shares",
+            "self._known[queue].claim(..., ..., share_bytes, up_to)",
+            "self._known[queue].claim(..., ..., None, up_to)",
+        ),
         test_readers.test_a_batch_has_as_many_bytes_as_was_said,
     ),
     "a batch has ten thousand messages at the most": Fault(
-        Bug("MqStreamReader.latestOffset", "min(..., LARGEST_CLAIM)", "min(..., 10_000)"),
+        Bug("MqStreamReader._claim_shares", "min(..., LARGEST_CLAIM)", "min(..., 10_000)"),
         test_readers.test_a_batch_may_have_more_than_ten_thousand_messages,
     ),
     "what comes while a run with availableNow goes on is read, too": Fault(
-        Bug("MqStreamReader.latestOffset", "claims.claim(..., ..., up_to)", "claims.claim(..., ..., None)"),
+        Bug(
+            "MqStreamReader._claim_shares",
+            "self._known[queue].claim(..., ..., ..., up_to)",
+            "self._known[queue].claim(..., ..., ..., None)",
+        ),
         test_readers.test_what_is_there_now_and_no_more,
     ),
     "one queue of several takes all of a batch": Fault(
-        Bug("MqStreamReader.latestOffset", "left = max(0, left - rows)", "pass"),
+        Bug("MqStreamReader._claim_shares", "left = max(0, left - rows)", "pass"),
         test_readers.test_a_stream_of_several_queues,
     ),
     "what was read of a queue that is left stays leased": Fault(
-        Bug("MqStreamReader._leave", "self._of(queue).settle(place, checkpoint)", "None"),
+        Bug("MqStreamReader._leave_others", "self._of(queue, ...).settle(..., checkpoint)", "None"),
         test_readers.test_a_stream_of_one_queue_may_be_given_others,
     ),
     "a queue that is gone ends a stream of its pattern": Fault(
-        Bug("MqStreamReader._leave", "not isinstance(error.__cause__, NotFound)", "True"),
-        test_readers.test_a_stream_of_a_pattern_follows_queues_that_come_and_go,
+        Bug("MqStreamReader._passing_over", "queue in self._options.queues", "True"),
+        partial(
+            test_readers.test_a_queue_of_a_pattern_that_goes_while_it_is_used_has_left, method="claim", again=False
+        ),
+    ),
+    "a queue that was made again is taken for the one before": Fault(
+        Bug("mq.spark.stream:_is_another", "bool(...)", "False"),
+        test_readers.test_a_queue_that_is_made_again_after_its_batch_was_written_goes_on,
+    ),
+    "rows of a queue that was deleted are not missed": Fault(
+        Bug("MqStreamReader._slices", "self._options.fail_on_claim_lost and ...", "False"),
+        partial(
+            test_readers.test_a_planned_batch_of_a_deleted_queue_is_lost_and_the_queue_is_named,
+            again=3,
+            is_pattern=True,
+        ),
+    ),
+    "each trigger asks each queue": Fault(
+        Bug("QueueClaims.settle", "not batch", "False"),
+        test_connection.test_an_idle_trigger_over_many_queues_is_one_request_on_one_connection,
+    ),
+    "each request has a connection of its own": Fault(
+        Bug("_IdleConnections.take", "self._idle.pop(..., None)", "None"),
+        test_connection.test_an_idle_trigger_over_many_queues_is_one_request_on_one_connection,
+    ),
+    "a closed connection is used again": Fault(
+        Bug("_IdleConnections.take", "not _is_readable(connection.sock)", "True"),
+        test_connection.test_a_connection_that_the_daemon_has_closed_is_not_used_again,
     ),
     "what was not read is acknowledged": Fault(
         Bug(
@@ -240,7 +275,8 @@ FAULTS: Final = {
         test_readers.test_a_checkpoint_that_is_older_than_the_consumer,
     ),
     "a query takes over without being told to": Fault(
-        Bug("QueueClaims._start", "options.take_over", "True"), test_readers.test_a_consumer_goes_with_its_checkpoint
+        Bug("QueueClaims._start", "options.take_over", "True"),
+        test_readers.test_a_consumer_goes_with_its_checkpoint,
     ),
     "messages that went to somebody else are passed over": Fault(
         Bug("QueueClaims.slices", "there < planned", "False"),
@@ -263,7 +299,8 @@ FAULTS: Final = {
         test_readers.test_a_task_that_stops_halfway_has_not_read_its_slice,
     ),
     "what tasks have read is not told": Fault(
-        Bug("MqStreamReader.reportLatestOffset", "read += ...", "pass"), test_readers.test_offsets_from_batch_to_batch
+        Bug("MqStreamReader.reportLatestOffset", "int(each['read'])", "0"),
+        test_readers.test_offsets_from_batch_to_batch,
     ),
     # Writes
     "a row of the next micro-batch is taken for one of this": Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ from mq.spark.errors import SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import COLUMNS
 from mq.spark.source import MqReader
+from mq.spark.stream import _Keeper
 from mq.spark.writers import MqStreamWriter, MqWriter
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.e2e.daemon import Daemon
 from tests.e2e.test_client import TLSDaemon
-from tests.spark.by_hand import LIMIT, VALUE, fill, rows, stream, task, with_options, write
+from tests.spark.by_hand import LIMIT, VALUE, fill, rows, stream, task, unsettled, with_options, write
 from tests.spark.conftest import url
 
 
@@ -147,14 +149,86 @@ def test_leases_are_renewed_while_the_driver_lives(
     start = reader.initialOffset()
     end = reader.latestOffset(start, LIMIT)
     assert end["batch"] == 1
-    quick = stream(with_options(options, lease_seconds=0.003))
     monkeypatch.setattr(DaemonConnection, "attempt", attempt)
-    claims = quick._of(options.queue)
-    claims._keeper.keep(options.queue, 1, 7)
+    keeper = _Keeper(with_options(options, lease_seconds=0.003))
+    keeper.keep(options.queue, 1, 7)
     assert is_renewed.wait(3)
     assert renewed[0].startswith(f"PUT /{options.queue}/consumers/c/claim?batch=1&epoch=7&lease=0.003")
-    claims._keeper.let_go(options.queue)
-    quick.stop()
+    keeper.let_go(options.queue)
+    keeper.stop()
+
+
+class Wire:
+    """Counts connections and requests of the data source."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.connections = 0
+        self.requests: list[str] = []
+        connect, request = http.client.HTTPConnection.connect, http.client.HTTPConnection.request
+
+        def connecting(connection: http.client.HTTPConnection) -> None:
+            self.connections += 1
+            connect(connection)
+
+        def requesting(connection: http.client.HTTPConnection, method: str, target: str, *more: Any) -> None:
+            self.requests.append(f"{method} {target}")
+            request(connection, method, target, *more)
+
+        monkeypatch.setattr(http.client.HTTPConnection, "connect", connecting)
+        monkeypatch.setattr(http.client.HTTPConnection, "request", requesting)
+
+
+def test_an_idle_trigger_over_many_queues_is_one_request_on_one_connection(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{options.queue}.{number}" for number in range(30)]
+    for name in names:
+        client.create_queue(name)
+    wire = Wire(monkeypatch)
+    reader = stream(with_options(options, queue="", queue_pattern=f"{options.queue}[.].*"))
+    start = reader.initialOffset()
+    for _ in range(3):
+        asked = len(wire.requests)
+        assert reader.latestOffset(start, LIMIT) == start
+        assert wire.requests[asked:] == ["GET /-/consumers/c"]
+        assert reader.reportLatestOffset()["ready"] == 0
+    assert wire.connections <= 1
+    fill(client, with_options(options, queue=names[7]), 1)
+    asked = len(wire.requests)
+    end = reader.latestOffset(start, LIMIT)
+    busy = [f"/{names[7]}/" in each for each in wire.requests[asked:]]
+    assert busy == [False, True, True]  # how all are; start and claim of the one
+    assert rows(reader, reader.partitions(start, end)) == [b"0"]
+    assert reader.latestOffset(end, LIMIT) == end
+    assert unsettled(client, with_options(options, queue=names[7])) == 0
+    assert wire.connections <= 1
+    reader.stop()
+
+
+def test_a_connection_that_the_daemon_has_closed_is_not_used_again(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wire = Wire(monkeypatch)
+    with DaemonConnection(options) as connection:
+        connection.queue()
+        sock = connection._http.sock if connection._http is not None else None
+    assert sock is not None
+    sock.shutdown(socket.SHUT_RD)  # as a daemon that ends does
+    before = wire.connections
+    with DaemonConnection(options) as connection:
+        connection.queue()
+    assert wire.connections == before + 1
+    assert not caplog.records  # nothing was tried again
+
+
+def test_an_answer_that_was_not_read_is_not_taken_for_the_next_one(client: Client, options: Options) -> None:
+    bodies = fill(client, options, 5)
+    reader = MqReader(with_options(options, fetch_size=2, num_partitions=1), COLUMNS)
+    [part] = reader.partitions()
+    pages = reader.read(part)
+    next(pages)
+    pages.close()  # type: ignore[attr-defined]
+    assert rows(reader, [part]) == bodies
 
 
 def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, options: Options) -> None:

@@ -27,6 +27,7 @@ IN_TURN = [
 @pytest.mark.parametrize("name", IN_TURN)
 def test_a_planted_bug_is_found(name: str, request: pytest.FixtureRequest) -> None:
     fault = FAULTS[name]
-    given = {each: request.getfixturevalue(each) for each in inspect.signature(fault.found_by).parameters}
+    parameters = inspect.signature(fault.found_by).parameters.values()
+    given = {each.name: request.getfixturevalue(each.name) for each in parameters if each.default is each.empty}
     with planted(fault.bug), pytest.raises((Exception, pytest.fail.Exception)):
         fault.found_by(**given)

@@ -22,6 +22,7 @@ from mq.spark.errors import ClaimLost, InvalidRow, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS
 from mq.spark.source import MqDataSource, MqReader
+from mq.spark.stream import QueueClaims
 from mq.spark.writers import MqWriter
 from tests.e2e.daemon import Daemon
 from tests.spark.by_hand import (
@@ -120,6 +121,7 @@ def test_offsets_from_batch_to_batch(client: Client, options: Options) -> None:
             "queue": options.queue,
             "batch": 0,
             "rows": 0,
+            "incarnation": ANY,
             "partitions": 2,
             "checkpoint": ANY,
         }
@@ -256,7 +258,7 @@ def test_offsets_of_before_checkpoints_had_names(client: Client, options: Option
     reader = stream(options)
     start = {"consumer": "c", "batch": 0, "rows": 0}
     end = reader.latestOffset(start, LIMIT)
-    assert end == {"consumer": "c", "queue": options.queue, "batch": 1, "rows": 5, "partitions": 2}
+    assert end == {**start, "queue": options.queue, "batch": 1, "rows": 5, "incarnation": ANY, "partitions": 2}
     assert rows(reader, reader.partitions(start, end)) == bodies
     assert stream(options).latestOffset(end, LIMIT) == end
     assert unsettled(client, options) == 0
@@ -386,6 +388,143 @@ def test_a_stream_of_a_pattern_follows_queues_that_come_and_go(client: Client, o
     start, end = end, reader.latestOffset(end, LIMIT)
     assert list(end["queues"]) == [later.queue]
     assert unsettled(client, later) == 0
+
+
+def of_pattern(options: Options, **more: Any) -> Options:
+    return with_options(options, queue="", queue_pattern=f"{options.queue}.*", **more)
+
+
+def made_again(client: Client, options: Options, count: int, start: int = 0) -> list[bytes]:
+    client.delete_queue(options.queue)
+    client.create_queue(options.queue)
+    return fill(client, options, count, start)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("method", ["claim", "settle"])
+def test_a_queue_of_a_pattern_that_goes_while_it_is_used_has_left(
+    client: Client, options: Options, monkeypatch: pytest.MonkeyPatch, method: str, again: bool
+) -> None:
+    """Asking for the queues and using one are two requests: it may go in between, or be made again."""
+    other = with_options(options, queue=f"{options.queue}-2")
+    client.create_queue(other.queue)
+    fill(client, options, 1)
+    fill(client, other, 1)
+    reader = stream(of_pattern(options))
+    start = reader.initialOffset()
+    if method == "settle":
+        start, end = reader.latestOffset(start, LIMIT), start
+        rows(reader, reader.partitions(end, start))
+        fill(client, options, 1)
+    whole = getattr(QueueClaims, method)
+
+    def going(claims: QueueClaims, *given: Any) -> Any:
+        if claims._options.queue == other.queue:
+            made_again(client, other, 1) if again else client.delete_queue(other.queue)
+        return whole(claims, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(QueueClaims, method, going)
+        end = reader.latestOffset(start, LIMIT)
+    assert list(end["queues"]) == [options.queue]
+    assert rows(reader, reader.partitions(start, end)) == [b"0"]
+    end = reader.latestOffset(end, LIMIT)
+    assert list(end["queues"]) == [options.queue, *[other.queue] * again]  # the one that was made then is another one
+    assert unsettled(client, options) == 0
+    reader.stop()
+
+
+@pytest.mark.parametrize("is_pattern", [False, True])
+@pytest.mark.parametrize("again", [None, 2, 3])
+def test_a_planned_batch_of_a_deleted_queue_is_lost_and_the_queue_is_named(
+    client: Client, options: Options, again: int | None, is_pattern: bool
+) -> None:
+    fill(client, options, 3)
+    given = of_pattern(options) if is_pattern else options
+    reader = stream(given)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    if again is None:
+        client.delete_queue(options.queue)
+    else:
+        bodies = made_again(client, options, again, 10)
+    lost = f'3 messages of batch 1 are lost with their queue: queue {options.queue} was .* "failOnClaimLost"'
+    for query in (reader, stream(given), stream(given)):
+        with pytest.raises(ClaimLost, match=lost):
+            query.partitions(start, end)
+    tolerant = stream(with_options(given, fail_on_claim_lost=False))
+    assert rows(tolerant, tolerant.partitions(start, end)) == []
+    if again is None and not is_pattern:
+        with pytest.raises(SparkSourceError, match=f'option "queue": .*{options.queue}'):
+            tolerant.latestOffset(end, LIMIT)
+        return
+    after = tolerant.latestOffset(end, LIMIT)
+    if again is not None:
+        assert rows(tolerant, tolerant.partitions(end, after)) == bodies  # none of them is taken for one of before
+        after = tolerant.latestOffset(after, LIMIT)
+        assert unsettled(client, options) == 0
+    assert (after != end) == (again is not None or is_pattern)
+
+
+def test_a_queue_that_is_made_again_after_its_batch_was_written_goes_on(client: Client, options: Options) -> None:
+    """The same number of batches and of messages: only the incarnation tells the two queues apart."""
+    fill(client, options, 3)
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    rows(reader, reader.partitions(start, end))
+    bodies = made_again(client, options, 3, 10)
+    for query in (reader, stream(options)):
+        after = query.latestOffset(end, LIMIT)
+        assert (after["batch"], after["rows"]) == (1, 3)
+        assert after != end
+        assert rows(query, query.partitions(end, after)) == bodies
+    assert query.latestOffset(after, LIMIT) == after
+    assert unsettled(client, options) == 0
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_queue_that_goes_while_its_batch_is_read(client: Client, options: Options, again: bool) -> None:
+    fill(client, options, 6)
+    strict = stream(of_pattern(options, num_partitions=1, fetch_size=2))
+    start = strict.initialOffset()
+    end = strict.latestOffset(start, LIMIT)
+    tolerant = stream(of_pattern(options, num_partitions=1, fetch_size=2, fail_on_claim_lost=False))
+    [part] = tolerant.partitions(start, end)
+    pages, failing = tolerant.read(part), strict.read(part)
+    next(pages)
+    next(failing)
+    made_again(client, options, 6) if again else client.delete_queue(options.queue)
+    with pytest.raises(ClaimLost, match=f"are lost with their queue: queue {options.queue} was deleted"):
+        list(failing)
+    list(pages)  # its rows that were under way; it ends without an error
+    assert rows(tolerant, [part]) == []
+    after = tolerant.latestOffset(end, LIMIT)
+    assert list(after["queues"]) == ([options.queue] if again else [])
+
+
+def test_a_run_with_available_now_passes_over_a_queue_that_was_made_again(client: Client, options: Options) -> None:
+    fill(client, options, 3)
+    reader = stream(of_pattern(options))
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    made_again(client, options, 3)
+    assert reader.latestOffset(start, LIMIT)["queues"] == {}
+    assert unsettled(client, options) == 3
+
+
+def test_a_batch_read_of_a_pattern_passes_over_a_queue_that_was_deleted(client: Client, options: Options) -> None:
+    other = with_options(options, queue=f"{options.queue}-2")
+    client.create_queue(other.queue)
+    fill(client, options, 1)
+    fill(client, other, 1, 1)
+    reader = MqReader(of_pattern(options), COLUMNS)
+    parts = reader.partitions()
+    client.delete_queue(other.queue)
+    assert rows(reader, parts) == [b"0"]
+    named = MqReader(with_options(options, queue=f"{options.queue},{other.queue}"), COLUMNS)
+    with pytest.raises(SparkSourceError, match=f'option "queue": .*{other.queue}'):
+        rows(named, parts)
 
 
 def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Options) -> None:

@@ -9,6 +9,7 @@ from unittest.mock import ANY
 
 import pytest
 
+from mq.access import Right, User
 from mq.broker import Broker
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
@@ -44,6 +45,54 @@ async def page(endpoints: Endpoints, target: str) -> tuple[list[dict[str, Any]],
 async def get(endpoints: Endpoints, target: str, **headers: str) -> Reply:
     path, _, query = target.partition("?")
     return await endpoints.handle(Request("GET", path.encode(), query.encode(), headers, stream(), 0))
+
+
+async def positions(endpoints: Endpoints, query: str = "", user: User | None = None) -> dict[str, dict[str, Any]]:
+    reply = await endpoints.handle(Request("GET", b"/-/consumers/c", query.encode(), {}, stream(), 0, user=user))
+    assert reply.status == 200, detail(reply)
+    assert isinstance(reply.body, bytes)
+    return {each["queue"]: each for each in json.loads(reply.body)["queues"]}
+
+
+async def test_one_request_tells_how_far_a_consumer_is_in_all_queues(endpoints: Endpoints, broker: Broker) -> None:
+    for queue in ("r", "empty"):
+        await broker.create_queue(queue)
+    await fill(endpoints, 3)
+    epoch = await start(endpoints)
+    await call(endpoints, f"PUT /q/consumers/c/claim?batch=1&epoch={epoch}&max=2")
+    found = await positions(endpoints)
+    assert list(found) == ["empty", "q", "r"]
+    _, own = await call(endpoints, "GET /q/consumers/c")
+    assert found["q"] == {
+        **own,
+        "high": ANY,
+        "queue": "q",
+        "ready": 1,
+        "leased": 2,
+        "delayed": 0,
+        "oldest_seconds": ANY,
+    }
+    assert (found["q"]["batch"], found["q"]["messages"], found["r"]["epoch"]) == (1, 2, 0)
+    assert list(await positions(endpoints, "queues=r,nowhere,q")) == ["q", "r"]
+    status, _ = await call(endpoints, "GET /-/consumers/-")
+    assert status == 400
+
+
+async def test_a_user_is_told_of_the_queues_that_they_may_consume(endpoints: Endpoints, broker: Broker) -> None:
+    await broker.create_queue("r")
+    user = User("anna", {Right.PUBLISH: ("*",), Right.CONSUME: ("r",)})
+    assert list(await positions(endpoints, "", user)) == ["r"]
+    assert await positions(endpoints, "queues=q", user) == {}
+
+
+async def test_a_queue_that_is_made_again_has_another_incarnation(endpoints: Endpoints, broker: Broker) -> None:
+    before = (await positions(endpoints))["q"]
+    await broker.delete_queue("q")
+    assert await positions(endpoints) == {}
+    await broker.create_queue("q")
+    after = (await positions(endpoints))["q"]
+    assert before["incarnation"] != after["incarnation"]
+    assert {**before, "incarnation": 0, "high": 0} == {**after, "incarnation": 0, "high": 0}
 
 
 async def test_from_start_to_acknowledgement(endpoints: Endpoints) -> None:
