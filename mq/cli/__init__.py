@@ -8,7 +8,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``programs``: how a program starts and stops, and what it tells a service manager. ``memory``: gives freed memory back
   to the operating system.
 * ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
-* ``terminal``: what all of them print, with control characters escaped on a terminal.
+* ``streams``: standard output that is full or closed. ``terminal``: what all of them print, with control characters
+  escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
   ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging,
   clock), ``bench``.
@@ -142,6 +143,9 @@ def main(context: click.Context, /, **flags: str | None) -> None:
     """A durable message queue over HTTP and AMQP. Without a command it serves, and takes the options below.
 
     A flag beats its environment variable, which beats the file.
+
+    Ends with 0 when all is done, 1 when it was refused, 2 for a wrong command line, 3 without a message, 4 when trying
+    again later may help, 5 when a check found something, and 6 when standard output cannot be written.
     """
     for name, near in near_misses(os.environ).items():
         say(f"mq: {name} in the environment is no setting of mq: did you mean {near}?", err=True)

@@ -17,6 +17,7 @@ from typing import Any, Final, NoReturn
 import click
 from click.exceptions import NoArgsIsHelpError
 
+from mq.cli.streams import CannotWrite, checked_streams
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings
@@ -32,6 +33,10 @@ NOT_NOW: Final = 4
 """The daemon is away, busy or full, or a disk is: trying again later may help."""
 FINDINGS: Final = 5
 """A check found what should not be."""
+CANNOT_WRITE: Final = 6
+"""Standard output is full or closed."""
+BROKEN_PIPE: Final = 141
+"""The reader of standard output has gone: as shells have it after SIGPIPE."""
 INTERRUPTED: Final = 130
 """After Control-C, as shells have it."""
 
@@ -54,6 +59,17 @@ class _Plain(click.Command):
         """As click's, with one line for what goes wrong; with `standalone_mode` it ends the process."""
         if not standalone_mode:
             return super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        try:
+            with checked_streams():
+                self._run(args, prog_name, complete_var, **extra)
+        except CannotWrite as error:
+            if error.is_broken_pipe:
+                sys.exit(BROKEN_PIPE)  # without a line, as programs end by SIGPIPE
+            self._end(str(error), CANNOT_WRITE)
+
+    def _run(
+        self, args: Sequence[str] | None, prog_name: str | None, complete_var: str | None, **extra: Any
+    ) -> NoReturn:
         try:
             status = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except click.Abort as abort:

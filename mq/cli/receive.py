@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import click
 
 from mq.cli.commands import EMPTY, REFUSED
 from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
+from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
 from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
@@ -26,6 +28,8 @@ RETRY_SECONDS: Final = 1.0
 """The default pause before a message comes back: one that no consumer can work on must not spin."""
 _GLANCE_SECONDS: Final = 0.5
 """How often the lease of a command's message is checked."""
+_NO_SYNC: Final = frozenset({None, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS})
+"""Errors of fsync(2) on what is no plain file: a pipe, a terminal, a device."""
 
 
 class Receiver(Protocol):
@@ -292,10 +296,17 @@ def _variables(message: Head) -> dict[str, str]:
 
 
 def _sync_output(file: IO[bytes]) -> None:
-    """Sync what was written, where that is possible: not on a pipe or a terminal."""
+    """Sync what was written, where that is possible: not on a pipe or a terminal.
+
+    Raises:
+        CannotWrite: the disk has not got it.
+    """
     file.flush()
-    with contextlib.suppress(OSError):
+    try:
         os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise CannotWrite(error) from error
 
 
 @contextmanager

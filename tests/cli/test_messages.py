@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import signal
@@ -15,6 +17,8 @@ import httpx
 import pytest
 
 from mq.cli import send
+from mq.cli.receive import _sync_output
+from mq.cli.streams import CannotWrite
 from mq.client import Client, NotFound
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -135,6 +139,21 @@ def test_what_could_not_be_written_comes_back(client: Client, mq: Mq, monkeypatc
     with pytest.raises(OSError, match="No space"):
         mq("receive", "q")
     assert bodies(client) == [b"hello"]
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome"),
+    [(errno.EIO, pytest.raises(CannotWrite, match="Input/output error")), (errno.EINVAL, contextlib.nullcontext())],
+)
+def test_a_sync_that_the_disk_fails_is_an_error(
+    number: int, outcome: contextlib.AbstractContextManager[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", fail)
+    with (tmp_path / "file").open("wb") as file, outcome:
+        _sync_output(file)
 
 
 def test_a_command_that_succeeds_removes(client: Client, mq: Mq, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import click
 import pytest
 
 from mq.cli import VERBS, load_verb
-from mq.cli.commands import CANNOT_START, EMPTY, FINDINGS, INTERRUPTED, NOT_NOW, REFUSED
+from mq.cli.commands import CANNOT_START, CANNOT_WRITE, EMPTY, FINDINGS, INTERRUPTED, NOT_NOW, REFUSED
 from mq.settings import LINES
 from mq.storage.files.doctor import FindingKind
 from tests.documents import blocks, commands, mask
@@ -33,7 +33,7 @@ def test_it_lists_every_finding() -> None:
 
 
 def test_it_lists_every_status() -> None:
-    statuses = (0, REFUSED, CANNOT_START, EMPTY, NOT_NOW, FINDINGS)
+    statuses = (0, REFUSED, CANNOT_START, EMPTY, NOT_NOW, FINDINGS, CANNOT_WRITE)
     assert sorted(map(str, statuses)) == sorted(re.findall(r"^\| (\d) \|", TEXT, re.MULTILINE))
     assert f"| {INTERRUPTED}, 143 |" in TEXT
 
