@@ -82,6 +82,22 @@ class PublishPaused(QueueFull):
     """An operator has paused publishing to the queue: it takes nothing until that ends. Try again later."""
 
 
+class OverLimit(CallerError):
+    """The user has as much as the users file allows. Nothing was changed; try again when it is less.
+
+    Args:
+        text: what there is too much of, and what to do.
+        seconds: how long to wait before another try.
+
+    Attributes:
+        seconds: as given.
+    """
+
+    def __init__(self, text: str, seconds: float = 10.0) -> None:
+        super().__init__(text)
+        self.seconds = seconds
+
+
 class BodyTooLarge(CallerError):
     """The body is over the configured limit."""
 

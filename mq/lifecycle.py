@@ -7,7 +7,8 @@ The table is data: the simulator checks against it, observers receive it as even
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol
 
@@ -81,6 +82,32 @@ LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
 DOOR: Final[ContextVar[str]] = ContextVar("door", default="")
 """The door through which the current work was requested (``http``, ``amqp``, ``sqs``); empty inside a program, and for
 the broker's own work. A door sets it where it starts its tasks, which inherit it; ``sqs`` sets it for each request."""
+
+
+class QueueOwner(NamedTuple):
+    """The user for whom queues are made. The name is kept with each queue, so that those of a user can be counted.
+
+    Attributes:
+        name: of the user.
+        most_queues: how many queues the user may have; None for any number.
+    """
+
+    name: str
+    most_queues: int | None = None
+
+
+OWNER: Final[ContextVar[QueueOwner | None]] = ContextVar("owner", default=None)
+"""The user for whom the present work makes queues; None where there are no users, and for the broker's own work."""
+
+
+@contextmanager
+def made_for(owner: QueueOwner | None) -> Iterator[None]:
+    """A block in which queues are made for a user; None for no user."""
+    token = OWNER.set(owner)
+    try:
+        yield
+    finally:
+        OWNER.reset(token)
 
 
 class Transition(NamedTuple):

@@ -31,7 +31,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.log_lines": (),
     "mq.threads": (),
     "mq.turns": (),
-    "mq.access": ("mq.errors", "mq.message", "mq.access"),
+    "mq.access": (*DOMAIN, "mq.access"),
     "mq.vsqs": (*DOMAIN, "mq.vsqs", "mq.storage.files.calls", "mq.storage.files.mount"),
     "mq.spark": (
         *DOMAIN,
@@ -223,6 +223,8 @@ MANY_ARGUMENTS: Final[dict[str, str]] = {
     "Folders": "the medium, its measures, and what others on it do",
     "FolderStorage": "a plugin's author replaces clock, calls, mount and randomness one by one",
     "Log": "the medium, its measures, and what is done when it fails",
+    "QueueIndex": "what the queue's record has, each at its default in tests",
+    "SqsDoor": "what a door has, each of which a test may leave out",
     "Users": "what a simulated user may do",
 }
 """Class whose constructor takes more than seven -> why."""

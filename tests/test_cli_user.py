@@ -20,6 +20,7 @@ from mq import cli
 from mq.access import TokenExpired, UserDirectory
 from mq.access.hashes import COST, PasswordHash, token_hash
 from mq.access.rights import Right, User
+from mq.access.user_limits import KEYS, UserLimits
 from mq.cli import user
 from mq.client import Client
 from mq.settings import LINES
@@ -162,7 +163,7 @@ def test_no_verb_takes_a_secret_as_an_argument(verb: str) -> None:
     command = user.user_command.commands[verb]
     takes_a_value = {param.name for param in command.params if not getattr(param, "is_flag", False)}
     a_daemon = {"url", "credentials", "ca", "certificate", "patience"}  # credentials are a file
-    assert takes_a_value <= {"name", "users", "rights", "lasts", "unix"} | a_daemon
+    assert takes_a_value <= {"name", "users", "rights", "lasts", "unix", *KEYS} | a_daemon
 
 
 def test_a_token_that_expires(path: str) -> None:
@@ -271,3 +272,34 @@ def test_what_is_one_machine_s_is_no_cluster_s(cluster: dict[str, Any], flags: t
     done = run("add", "shop", "--cluster", *flags)
     assert (done.exit_code, cluster) == (2, {})
     assert "--cluster" in done.stderr
+
+
+def test_limits_of_a_user_are_set_changed_and_shown(path: str) -> None:
+    done = run("add", "shop", "--users", path, "--right", "publish=*", "--max-connections", "5", "--max-queues", "7")
+    assert done.exit_code == 0
+    assert "  max_connections: 5\n  max_queues: 7\n" in run("list", "--users", path).stdout
+    done = run("limit", "shop", "--users", path, "--max-queues", "none", "--max-publish-rate", "2.5")
+    assert (done.exit_code, "SIGHUP" in done.stderr) == (0, True)
+    assert done.stdout == "max_connections: 5\nmax_queues: none\nmax_publish_rate: 2.5\n"
+    assert run("limit", "shop", "--users", path).stdout == done.stdout
+    user = UserDirectory(path).again(User("shop", {}))
+    assert user is not None
+    assert user.limits == UserLimits(connections=5, publish_rate=2.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("--max-queues", "1.5"), ("--max-connections", "-1"), ("--max-publish-rate", "0")]
+)
+def test_wrong_limit_says_what_a_limit_is(path: str, option: str, value: str) -> None:
+    write_users(Path(path), "[users.shop]\n")
+    done = run("limit", "shop", "--users", path, option, value)
+    assert done.exit_code == 2
+    assert "number" in done.stderr
+    assert "none for no limit" in done.stderr
+
+
+def test_limit_of_an_unknown_user_is_refused(path: str) -> None:
+    write_users(Path(path), "[users.shop]\n")
+    for more in ((), ("--max-queues", "1")):
+        done = run("limit", "ben", "--users", path, *more)
+        assert (done.exit_code, 'no user named "ben"' in done.stderr) == (2, True)

@@ -1,5 +1,6 @@
 """Users, their secrets and their rights. Nothing of any door, no event loop.
 
+* ``user_limits``: what a user may have at most.
 * ``rights``: the rights, patterns of queue names, and what a user may do.
 * ``hashes``: how passwords and tokens are kept, so that they cannot be read back.
 * ``users_file``: the file of users, read; ``users_editor``: changes it.
@@ -11,7 +12,7 @@
 A door finds the user by :class:`mq.doors.logins.Logins`, then asks :meth:`User.may`.
 """
 
-from mq.access.rights import Right, User
+from mq.access.rights import Right, User, owner_of
 from mq.access.user_directory import SecretRefused, TokenExpired, UserDirectory
 
-__all__ = ["Right", "SecretRefused", "TokenExpired", "User", "UserDirectory"]
+__all__ = ["Right", "SecretRefused", "TokenExpired", "User", "UserDirectory", "owner_of"]

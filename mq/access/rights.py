@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from mq.access.user_limits import NO_LIMITS, UserLimits
+from mq.lifecycle import QueueOwner
+
 EVERY_QUEUE: Final = "*"
 """The pattern that also stands for the broker as a whole."""
 
@@ -32,10 +35,12 @@ class User:
     Attributes:
         name: as in the users file.
         rights: patterns of queue names by right; what is not there is not allowed.
+        limits: what the user may have at most.
     """
 
     name: str
     rights: Mapping[Right, tuple[str, ...]]
+    limits: UserLimits = NO_LIMITS
 
     def may(self, right: Right, queue: str | None) -> bool:
         """Whether the user has that right on a queue. The right to administer it includes all others.
@@ -57,6 +62,11 @@ class User:
     def patterns(self) -> frozenset[str]:
         """The patterns of all rights, each once: a list of ten thousand queues is matched with each."""
         return frozenset(pattern for patterns in self.rights.values() for pattern in patterns)
+
+
+def owner_of(user: User | None) -> QueueOwner | None:
+    """A user, as the broker keeps it with the queues that are made for it."""
+    return None if user is None else QueueOwner(user.name, user.limits.queues)
 
 
 @functools.lru_cache(maxsize=1024)

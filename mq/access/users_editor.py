@@ -21,6 +21,7 @@ from tomlkit.exceptions import TOMLKitError
 from mq.access.aws_keys import AwsKey, new_key, parse_keys, path_of_keys, read_keys
 from mq.access.hashes import KeptToken, PasswordHash, new_token, token_hash
 from mq.access.rights import Right
+from mq.access.user_limits import KEYS, NO_LIMITS, UserLimits, limits_of
 from mq.access.users_file import Account, check_user_name, parse_users, uid_of_login
 from mq.errors import InvalidSetting
 from mq.message import shorten
@@ -57,6 +58,7 @@ class UsersEditor(ABC):
         unix: str | None = None,
         *,
         only_aws_key: bool = False,
+        limits: UserLimits = NO_LIMITS,
     ) -> str | None:
         """Add a user.
 
@@ -66,6 +68,7 @@ class UsersEditor(ABC):
             password: None makes a token instead, where there is no login name either.
             unix: the login name of a user of this machine, valid over a Unix socket; None for none.
             only_aws_key: the user is to have an AWS key (:meth:`add_aws_key`), and needs no token.
+            limits: what the user may have at most.
 
         Returns:
             The token, which stands nowhere else. None where there is another way in.
@@ -88,11 +91,35 @@ class UsersEditor(ABC):
             table["tokens"] = [token_hash(token)]
         for right, patterns in rights.items():
             table[right.value] = list(patterns)
+        table |= limits.table()
         with self.changing() as users:
             if name in users:
                 raise InvalidSetting(f"user {name} exists: remove it, or give it another token")
             users[name] = table
         return token
+
+    def limit(self, name: str, changes: Mapping[str, float | None]) -> UserLimits:
+        """Change limits of a user.
+
+        Args:
+            name: the user.
+            changes: values by their keys in the users file (:data:`mq.access.user_limits.KEYS`); None takes a limit
+                away, and those that are not named stay.
+
+        Returns:
+            The limits as they are now.
+
+        Raises:
+            InvalidSetting: there is no such user, a value is wrong, or nothing can be changed.
+        """
+        with self.changing() as users:
+            table = _known(users, name)
+            for key, value in changes.items():
+                if value is not None:
+                    table[key] = value
+                elif key in table:
+                    del table[key]
+            return limits_of({key: table[key] for key in KEYS if key in table})
 
     def remove(self, name: str) -> None:
         """Remove a user.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from mq.access import user_limits
 from mq.access.hashes import KeptToken, PasswordHash
 from mq.access.rights import Right, User
 from mq.errors import InvalidSetting
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 LONGEST_PATTERN: Final = 255
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}")
-_KEYS: Final = ("password", "tokens", "certificate", "unix", *Right)
+_KEYS: Final = ("password", "tokens", "certificate", "unix", *Right, *user_limits.KEYS)
 _OF_CLUSTER: Final = "of the cluster"
 _OVERFLOW_UID: Final = 65_534
 """The number that the kernel gives for every user of another user namespace."""
@@ -180,13 +181,21 @@ def _account(path: str, name: str, table: Any) -> Account:
     for key in table:
         _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown; known: " + ", ".join(_KEYS))
     rights = {right: _patterns(path, where, right, table) for right in Right if right in table}
+    _check_limits(path, where, table)
     certificate = table.get("certificate")
     is_right = certificate is None or is_pattern(certificate)
     _hold(is_right, path, f"{where}.certificate", "must be the common name of a client's certificate")
     unix = table.get("unix")
     _hold(unix is None or is_pattern(unix), path, f"{where}.unix", "must be a login name of this machine")
     password, tokens = _password(path, where, table), _tokens(path, where, table)
-    return Account(User(name, rights), password, tokens, certificate, unix)
+    return Account(User(name, rights, user_limits.limits_of(table)), password, tokens, certificate, unix)
+
+
+def _check_limits(path: str, where: str, table: Mapping[str, Any]) -> None:
+    for key in user_limits.KEYS:
+        is_right = key not in table or user_limits.is_limit(key, table[key])
+        known = "a number above 0" if key == "max_publish_rate" else "a whole number from 0"
+        _hold(is_right, path, f"{where}.{key}", f"must be {known}; without the key there is no limit")
 
 
 def _patterns(path: str, where: str, right: Right, table: Mapping[str, Any]) -> tuple[str, ...]:

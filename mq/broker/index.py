@@ -179,6 +179,7 @@ class QueueIndex:
         is_transient: whether it ends with this process.
         incarnation: tells it from every other queue that has or had its name; 0 for one that was made by hand.
         purges: how many purges have made it forget the keys that a purge ends.
+        owner: the user who made it; None where there are no users.
 
     Attributes:
         deleted: whether the queue was deleted.
@@ -213,8 +214,10 @@ class QueueIndex:
         is_transient: bool = False,
         incarnation: int = 0,
         purges: int = 0,
+        owner: str | None = None,
     ) -> None:
         self.name = name
+        self.owner = owner
         self.created = created
         self.incarnation = incarnation
         self.purges = purges
@@ -256,6 +259,7 @@ class QueueIndex:
             "settings": settings.kept(),
             "declared": self.declared,
             "transient": self.is_transient,
+            "owner": self.owner,
         }
         return {"created": self.created} | {name: value for name, value in optional.items() if value}
 

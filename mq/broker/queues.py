@@ -32,10 +32,11 @@ from mq.errors import (
     MQError,
     NoSuchMessage,
     NoSuchQueue,
+    OverLimit,
     StorageError,
     StorageFull,
 )
-from mq.lifecycle import Kind, State
+from mq.lifecycle import OWNER, Kind, QueueOwner, State
 from mq.message import MessageId, QueueName, no_such_queue, shorten
 from mq.storage import groups
 from mq.storage.interface import QUEUE, WRITE_JOBS, Drop, Entry, Move, Result, Sharing
@@ -196,6 +197,7 @@ class Queues:
             Conflict: it is there, and ends with this process where the other one would not, or the other way round.
             InvalidName: mq uses that name itself.
             InvalidSetting: a setting is unknown or out of its range.
+            OverLimit: the user for whom it is made has as many queues as the limit allows.
         """
         if name == WRITE_JOBS:
             raise InvalidName(f"no queue can be called {name}: mq keeps the rows of write jobs under that name")
@@ -210,6 +212,9 @@ class Queues:
                     raise Conflict(f"queue {name} is there already, {where}. Delete it first, or name no place")
                 await self._make_sure(name)
                 return False
+            owner = OWNER.get()
+            if owner is not None:
+                self._check_number(owner)
             leftovers = await self._leftovers(name)
             if self._config.sharing is not Sharing.PEERS:
                 await self._remove(leftovers)
@@ -220,6 +225,7 @@ class Queues:
                 declared,
                 is_transient=is_transient,
                 incarnation=next(self._incarnations),
+                owner=None if owner is None else owner.name,
             )
             with self._committer.noting_failure():
                 made = await self._storage.put_record(QUEUE, name, index.record(settings))
@@ -229,6 +235,12 @@ class Queues:
                 await self._watcher.load_queues()  # a peer may have made it at the same time, before us
             self._catalog.queues.setdefault(name, index)
             return made
+
+    def _check_number(self, owner: QueueOwner) -> None:
+        """Refuse one more queue of a user who has as many as the limit allows."""
+        most = owner.most_queues
+        if most is not None and sum(each.owner == owner.name for each in self._catalog.queues.values()) >= most:
+            raise OverLimit(f"user {owner.name} has {most} queues, the limit (max_queues): delete some first")
 
     async def settled(self, name: str) -> None:
         """Wait until nothing is under way of a deleted queue of that name. Other queues can be made meanwhile."""

@@ -84,6 +84,7 @@ class StoreWatcher:
                     record.get("declared"),
                     incarnation=incarnation_of(record),
                     purges=int(record.get("purges") or 0),
+                    owner=record.get("owner"),
                 )
             elif name in known:
                 index.incarnation = incarnation_of(record)  # a peer that made it at the same time may have won

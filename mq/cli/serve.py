@@ -39,6 +39,7 @@ from mq.doors.connections import Crowd, raise_most_handles
 from mq.doors.exchanges import Exchanges
 from mq.doors.listeners import CannotListen
 from mq.doors.open_connections import OpenConnections
+from mq.doors.quotas import Quotas
 from mq.doors.standby import Doorway, Owner
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
 from mq.lifecycle import DOOR
@@ -175,6 +176,7 @@ async def _serve_root(
         journal.begin(local)
         metrics.knows = broker.declarations.knows
         seen = OpenConnections()
+        quotas = Quotas(seen)
         exchanges = Exchanges()
         scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None), limits=schedule_limits)
         if not settings.strict_seeds:
@@ -184,7 +186,9 @@ async def _serve_root(
             broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict_seeds=settings.strict_seeds
         )
         logins = guards.logins
-        handler: Handler = Auditor(endpoints) if logins is None else Authorizer(endpoints, logins, settings.base_path)
+        handler: Handler = Auditor(endpoints)
+        if logins is not None:
+            handler = Authorizer(endpoints, logins, settings.base_path, quotas)
         sqs = SqsDoor(
             handler,
             broker,
@@ -193,6 +197,7 @@ async def _serve_root(
             guards.logins,
             lease_seconds=settings.delay,
             base_path=settings.base_path,
+            quotas=quotas,
         )
         handler = handler if settings.strict_seeds else sqs
         proxies = TrustedProxies(settings.trusted_proxies)
@@ -228,7 +233,7 @@ async def _serve_root(
         if settings.serves_amqp:
             body_max = min(settings.max_body, ConnectionLimits().body_max)
             limits = ConnectionLimits(body_max=body_max, channel_max=settings.amqp_channel_max)
-            amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, memory=budget, seen=seen)
+            amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, budget, seen, quotas)
             exchanges.told_by(partial(declared, amqp.topology))
             exchanges.publisher = TopologyPublisher(amqp.topology, amqp.copies, amqp.dead_letters)
             DOOR.set("amqp")

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -17,12 +19,14 @@ import click
 from mq.access.aws_keys import AwsKey
 from mq.access.hashes import check_password, time_text
 from mq.access.rights import Right
+from mq.access.user_limits import KEYS, is_limit, limits_of
 from mq.access.users_editor import UsersEditor, UsersFile
 from mq.access.users_file import Account, check_modes, is_pattern, shared_account
 from mq.cli.commands import CANNOT_START
 from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
+from mq.message import shorten
 from mq.settings import load_settings
 
 _UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -80,6 +84,38 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
     return with_editor
 
 
+def _parse_limit(context: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """The limit that ``100`` stands for; infinite for ``none``."""
+    if given is None or given == "none":
+        return None if given is None else math.inf
+    number = float(given) if re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,6})?", given, re.ASCII) else -1
+    value = int(number) if number == int(number) else number
+    if not is_limit(str(parameter.name), value):
+        what = "a number above 0" if parameter.name == "max_publish_rate" else "a whole number"
+        raise click.BadParameter(f"give {what}, or none for no limit")
+    return value
+
+
+def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give `command` the flags of limits; it gets those that were given, by their keys in the users file, as `limits`;
+    None for one that is to be no limit."""
+
+    @click.option(
+        "--max-connections", metavar="N", callback=_parse_limit, help="Connections at a time; none for no limit."
+    )
+    @click.option("--max-queues", metavar="N", callback=_parse_limit, help="Queues made; none for no limit.")
+    @click.option(
+        "--max-publish-rate", metavar="N", callback=_parse_limit, help="Messages published a second; none for no limit."
+    )
+    @functools.wraps(command)
+    def with_limits(*args: Any, **rest: Any) -> Any:
+        given = {key: rest.pop(key) for key in KEYS}
+        limits = {key: None if value == math.inf else value for key, value in given.items() if value is not None}
+        return command(*args, limits=limits, **rest)
+
+    return with_limits
+
+
 class ClusterUsers(UsersEditor):
     """The users of a cluster, by way of one of its nodes.
 
@@ -111,7 +147,7 @@ class ClusterUsers(UsersEditor):
 
 @click.group("user")
 def user_command() -> None:
-    """Add, list and remove users, and make tokens."""
+    """Add, list, limit and remove users, and make tokens."""
 
 
 @user_command.command("add")
@@ -131,6 +167,7 @@ def user_command() -> None:
     help="Know the user by this login name of the machine, over the daemon's Unix socket, instead of making a token.",
 )
 @click.option("--aws-key", "has_key", is_flag=True, help="Make a key for Amazon's SDKs instead of a token.")
+@_limit_flags
 @_editing
 def add_command(
     editor: UsersFile | ClusterUsers,
@@ -140,11 +177,13 @@ def add_command(
     asks: bool,
     unix: str | None,
     has_key: bool,
+    limits: dict[str, float | None],
 ) -> None:
     """Add a user, with a token that is printed once."""
     if unix is not None or has_key:
         _with_keys(editor)
-    token = editor.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key)
+    most = limits_of({key: value for key, value in limits.items() if value is not None})
+    token = editor.add(name, rights, _ask_password() if asks else None, unix, only_aws_key=has_key, limits=most)
     key = _with_keys(editor).add_aws_key(name) if has_key else None
     if not rights:
         say(_WITHOUT_RIGHTS.format(name=name), err=True)
@@ -163,6 +202,8 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
         say(user.name)
         for right, patterns in user.rights.items():
             say(f"  {right}: {' '.join(patterns)}")
+        for key, value in user.limits.table().items():
+            say(f"  {key}: {value}")
         say(f"  password: {'yes' if password else 'no'}, tokens: {len(tokens)}")
         if certificate is not None:
             say(f"  certificate: {certificate}")
@@ -176,6 +217,25 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
                 say(
                     f"  a token {'until' if token.expires > time.time() else 'that expired'} {time_text(token.expires)}"
                 )
+
+
+@user_command.command("limit")
+@click.argument("name")
+@_limit_flags
+@_editing
+def limit_command(editor: UsersFile | ClusterUsers, /, name: str, limits: dict[str, float | None]) -> None:
+    """Change what a user may have at most, and show it."""
+    if limits:
+        now = editor.limit(name, limits)
+        say(_takes_effect(editor), err=True)
+    else:
+        found = next((account.user.limits for account in editor.accounts() if account.user.name == name), None)
+        if found is None:
+            raise InvalidSetting(f"no user named {shorten(name)}")
+        now = found
+    table = now.table()
+    for key in KEYS:
+        say(f"{key}: {table[key]}" if key in table else f"{key}: none")
 
 
 @user_command.command("remove")

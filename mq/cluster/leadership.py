@@ -23,6 +23,7 @@ from mq.cluster.pieces import Arrivals, OpenBodies
 from mq.cluster.record_keeper import RecordKeeper
 from mq.cluster.spool import upload_of
 from mq.errors import BrokerClosed, CallerError, MQError, NoSuchQueue, NotServed, QueueHeld, ServiceLost
+from mq.lifecycle import QueueOwner, made_for
 from mq.message import MessageId, QueueName
 
 logger = logging.getLogger("mq.cluster")
@@ -329,9 +330,15 @@ class Leadership:
         return path
 
     async def _declare(
-        self, _: Holder, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None
+        self,
+        _: Holder,
+        queue: str,
+        settings: Mapping[str, Any],
+        declared: Mapping[str, Any] | None,
+        owner: Sequence[Any] | None = None,
     ) -> bool:
-        return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
+        with made_for(None if owner is None else QueueOwner(*owner)):
+            return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
 
     async def _share(self, _: Holder, puts: Sequence[Sequence[Any]], drops: Sequence[Sequence[Any]]) -> int:
         return await self._keeper.change(puts, drops)

@@ -24,7 +24,7 @@ from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
 from mq.cluster.spool import GatheredBody, SpooledBody, pieces_of
 from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed
-from mq.lifecycle import State
+from mq.lifecycle import OWNER, State
 from mq.message import BytesBody, Message, MessageId, MessageIds
 from mq.storage.interface import Entry
 
@@ -169,7 +169,9 @@ class RemoteBroker(Forwarding):
 
     async def declare(self, queue: str, settings: Mapping[str, Any], declared: Mapping[str, Any] | None) -> bool:
         """Make a queue. False when it is there already."""
-        return bool(await self._leader_client.again("declare", queue, dict(settings), declared))
+        owner = OWNER.get()
+        given = None if owner is None else list(owner)
+        return bool(await self._leader_client.again("declare", queue, dict(settings), declared, given))
 
     async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> int:
         """Change what all nodes share; the number of the change."""

@@ -10,5 +10,5 @@
 * ``exchanges``: what is declared over AMQP, as other doors may show it.
 * ``logins``: finds the user, and keeps the queue of passwords that wait to be checked.
 * ``audit``: the log of logins and of changes to queues.
-* ``budget``: the memory that requests of all doors share.
+* ``budget``: the memory and the disk that clients of all doors share; ``quotas``: limits of each user.
 """

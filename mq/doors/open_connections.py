@@ -170,9 +170,14 @@ class OpenConnection(Protocol):
 
     Attributes:
         door: "http" or "amqp".
+        user: the name of the one that logged in last; None before a login, and for one who was refused a connection.
     """
 
     door: str
+
+    @property
+    def user(self) -> str | None:
+        """As above."""
 
     def status(self) -> ConnectionStatus:
         """Its status now."""
@@ -210,6 +215,10 @@ class OpenConnections:
     def by_door(self) -> Counter[str]:
         """How many are open at each door that has some."""
         return Counter(connection.door for connection in self._by_id.values())
+
+    def count(self, user: str) -> int:
+        """How many a user has."""
+        return sum(connection.user == user for connection in self._by_id.values())
 
     def find(self, id: str) -> OpenConnection | None:
         """The one of that id; None where it has ended."""

@@ -115,6 +115,15 @@ class ActionCall(NamedTuple):
         """As :func:`number`, of the input."""
         return number(self.wanted, name, low, high)
 
+    def check_publish(self, count: int) -> None:
+        """Count messages that the user publishes.
+
+        Raises:
+            OverLimit: the user has published too many of late.
+        """
+        if self.request.quotas is not None:
+            self.request.quotas.check_publish(self.user, count)
+
     def allow(self, right: str, queue: str | None) -> None:
         """Refuse the call if the user lacks a right. Without users every call is allowed.
 

@@ -23,6 +23,7 @@ from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
 from mq.doors.budget import Budget, Room, Use
 from mq.doors.logins import Logins
+from mq.doors.quotas import Quotas
 from mq.errors import MQError
 from mq.lifecycle import DOOR
 from mq.sqs import message_actions, queue_actions
@@ -70,6 +71,7 @@ class SqsDoor(Handler):
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
         base_path: the path under which a proxy serves the daemon; queues' URLs have it.
+        quotas: hold users to their limits; None for some of this door alone.
     """
 
     def __init__(
@@ -82,10 +84,12 @@ class SqsDoor(Handler):
         *,
         lease_seconds: float = 30.0,
         base_path: str = "",
+        quotas: Quotas | None = None,
     ) -> None:
         self._handler = handler
         self._logins = logins
         self._base_path = base_path
+        self._quotas = quotas or Quotas()
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
         self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
@@ -183,6 +187,7 @@ class SqsDoor(Handler):
 
     async def _carry_out(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
         user, region = self._signer(request, body)
+        request = request._replace(quotas=self._quotas)
         if user is not None and request.memory is not None:
             request.memory.log_in(user.name)  # until here the body counts for strangers: anyone can name a key
         if len(body) > IN_MEMORY_BYTES:
@@ -262,6 +267,8 @@ class SqsDoor(Handler):
         self._logins.note_success("sqs", request.address, found[0])
         connection = CONNECTION.get()
         if connection is not None:
+            if connection.user != found[0].name:
+                self._quotas.check_connection(found[0])
             connection.log_in(found[0].name)
         return found[0], signature.region
 

@@ -15,6 +15,7 @@ from mq.errors import (
     MQError,
     NoSuchMessage,
     NoSuchQueue,
+    OverLimit,
     QueueFull,
     QueueHeld,
     ReceiptMismatch,
@@ -48,6 +49,7 @@ KINDS: Final[dict[str, ErrorKind]] = {
     "UnsupportedOperation": ErrorKind(f"{_OLD_PREFIX}UnsupportedOperation"),
     "ResourceNotFoundException": ErrorKind("ResourceNotFoundException", 404),
     "RequestThrottled": ErrorKind("RequestThrottled", 403),
+    "OverLimit": ErrorKind("OverLimit", 403),
     "AccessDeniedException": ErrorKind("AccessDenied", 403),
     "InvalidClientTokenId": ErrorKind("InvalidClientTokenId", 403),
     "MissingAuthenticationToken": ErrorKind("MissingAuthenticationToken", 403),
@@ -101,6 +103,7 @@ _NAMES: Final[tuple[tuple[type[MQError], str], ...]] = (
     (BodyTooLarge, "InvalidParameterValue"),
     (QueueFull, "RequestThrottled"),  # the SDKs try that again, slower and slower
     (QueueHeld, "RequestThrottled"),
+    (OverLimit, "RequestThrottled"),
     (BodyIncomplete, "MalformedInput"),
     (BodyTooSlow, "RequestTimeout"),
     (CallerError, "InvalidParameterValue"),

@@ -171,6 +171,7 @@ async def send(call: ActionCall) -> Mapping[str, Any]:
     """Send a message."""
     queue = await call.known_queue(Right.PUBLISH)
     outgoing = OutgoingMessage(call, call.wanted, await _rules(call, queue))
+    call.check_publish(1)
     [outcome] = await call.desk.broker.publish_many(queue, [outgoing.draft])
     if isinstance(outcome, MQError):
         raise outcome
@@ -197,6 +198,7 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
                 "BatchRequestTooLong",
                 f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once.",
             )
+    call.check_publish(len(sent))
     outcomes = await call.desk.broker.publish_many(queue, [outgoing.draft for outgoing in sent.values()])
     for (id, outgoing), outcome in zip(sent.items(), outcomes, strict=True):
         if isinstance(outcome, MQError):

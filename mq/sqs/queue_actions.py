@@ -9,8 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from mq.access import Right
-from mq.errors import Conflict, InvalidSetting
+from mq.access import Right, owner_of
+from mq.errors import Conflict, InvalidSetting, OverLimit
+from mq.lifecycle import made_for
 from mq.message import QueueName, shorten
 from mq.sqs.actions import ANY_RIGHT, Action, ActionCall
 from mq.sqs.attributes import (
@@ -69,7 +70,11 @@ async def _create(call: ActionCall, name: QueueName, change: AttributeChange, ta
         await call.desk.notes.write(name, notes, None)
     else:
         await call.desk.notes.drop(name)  # of a queue of that name, deleted by another door
-    await broker.declarations.create(name, change.settings, None, is_transient=False)
+    try:
+        with made_for(owner_of(call.user)):
+            await broker.declarations.create(name, change.settings, None, is_transient=False)
+    except OverLimit as error:
+        raise SqsError("OverLimit", str(error)) from error
     if notes.attributes or notes.tags:
         await call.desk.notes.write(name, notes, (await broker.status(name)).created_ns)
 

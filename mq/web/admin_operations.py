@@ -19,6 +19,7 @@ from mq.broker.api import BrokerAPI
 from mq.broker.settings import SWITCH, SettingKind, check_value
 from mq.doors.budget import Use
 from mq.doors.open_connections import OpenConnection
+from mq.doors.quotas import CONNECTIONS, PUBLISH_RATE, Quotas
 from mq.errors import InvalidRequest
 from mq.message import shorten
 from mq.observers.metrics import Durations
@@ -112,6 +113,8 @@ async def _scrape(context: RequestContext) -> bytes:
     ended = {use.value: budget.ended[use] for use in Use}
     snapshot = snapshot._replace(memory=(budget.used, budget.most), staged=(budget.staged, budget.disk.most))
     snapshot = snapshot._replace(memory_refused=refused, disk_refused=budget.refused[Use.STAGED], slow_ended=ended)
+    quotas = context.request.quotas or Quotas()
+    snapshot = snapshot._replace(limit_refused={kind: quotas.refused[kind] for kind in (CONNECTIONS, PUBLISH_RATE)})
     snapshot = snapshot._replace(health=context.broker.description.health)
     return await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
 

@@ -17,7 +17,8 @@ from mq.access import Right, SecretRefused, User
 from mq.doors.audit import note
 from mq.doors.connections import uid_of
 from mq.doors.logins import Logins, TryLater
-from mq.errors import CallerError, NoMemory
+from mq.doors.quotas import Quotas
+from mq.errors import CallerError, NoMemory, OverLimit
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
@@ -70,8 +71,9 @@ class Authorizer(Handler):
         base_path: the path under which a proxy serves the daemon.
     """
 
-    def __init__(self, handler: Handler, logins: Logins, base_path: str = "") -> None:
+    def __init__(self, handler: Handler, logins: Logins, base_path: str = "", quotas: Quotas | None = None) -> None:
         self._handler = handler
+        self._quotas = quotas or Quotas()
         self._base_path = base_path
         self._logins = logins
         self._sessions = Sessions(logins.access)
@@ -142,13 +144,18 @@ class Authorizer(Handler):
     async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:
         connection = CONNECTION.get()
         if connection is not None:
+            if connection.user != user.name:
+                try:
+                    self._quotas.check_connection(user)
+                except OverLimit as error:
+                    return refusal_of(error)._replace(is_last=True)
             connection.log_in(user.name)
         if request.memory is not None:
             try:
                 request.memory.log_in(user.name)
             except NoMemory as error:
                 return refusal_of(error)
-        reply = await self._reply_to(rule, request, user)
+        reply = await self._reply_to(rule, request._replace(quotas=self._quotas), user)
         if reply.status == HTTPStatus.FORBIDDEN:
             self._note_refusal(rule, request, user)
         _audit(rule, request, reply, user.name)

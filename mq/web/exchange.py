@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from mq.access import User
 from mq.doors.budget import ClientMemory
+from mq.doors.quotas import Quotas
 from mq.errors import CallerError
 
 STALLED_SECONDS: Final = 30
@@ -85,6 +86,7 @@ class Request(NamedTuple):
         scheme: the client's: "https" where it speaks TLS, else "http".
         user: set by the authorizer; None where there are no users.
         memory: what its client may reserve; None for a request of no connection.
+        quotas: holds the user to the user's limits; None where there are no users.
         proxied_host: the Host that a trusted proxy sent, where one did; the headers have the client's then.
     """
 
@@ -99,6 +101,7 @@ class Request(NamedTuple):
     scheme: str = "http"
     user: User | None = None
     memory: ClientMemory | None = None
+    quotas: Quotas | None = None
     proxied_host: str | None = None
 
 

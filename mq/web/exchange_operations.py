@@ -40,6 +40,7 @@ async def publish_to_exchange(context: RequestContext) -> Reply:
     if publisher is None:
         return refusal
     draft = draft_of(context.request.headers)
+    context.check_publish()
     body = LimitedBody(context.request, context.max_body)
     with context.memory.reserve(Use.BODY) as room:
         announced = context.request.content_length or 0
@@ -68,7 +69,9 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
     entries = draft_entries(headers.get("content-type", ""))
     with context.memory.reserve(Use.BODY) as room:
         drafts = in_trace(headers, await read_entries(context.request, entries, context.max_body, room))
-        found = await _publish(context, publisher, [draft for draft in drafts if isinstance(draft, Draft)])
+        good = [draft for draft in drafts if isinstance(draft, Draft)]
+        context.check_publish(len(good))
+        found = await _publish(context, publisher, good)
     if isinstance(found, Reply):
         return found
     outcomes = iter(found)

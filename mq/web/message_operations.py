@@ -55,6 +55,7 @@ from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json,
 async def publish(context: RequestContext) -> Reply:
     """Publish a message."""
     draft = draft_of(context.request.headers)
+    context.check_publish()
     is_announced = context.request.content_length is not None and not isinstance(context.request.body, bytes)
     limit = _limit(context, draft.key) if is_announced else context.max_body
     body = await LimitedBody.begun(context.request, limit)
@@ -90,6 +91,7 @@ async def publish_batch(context: RequestContext) -> Reply:
             ),
         )
         good = [draft for draft in drafts if isinstance(draft, Draft)]
+        context.check_publish(len(good))
         outcomes = iter(await context.broker.publish_many(context.queue, good))
     lines = []
     for draft in drafts:

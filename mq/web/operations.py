@@ -84,6 +84,15 @@ class RequestContext(NamedTuple):
         """What the client of the request may reserve."""
         return self.request.memory or self.budget.own()
 
+    def check_publish(self, count: int = 1) -> None:
+        """Count messages that the user of the request publishes.
+
+        Raises:
+            OverLimit: the user has published too many of late.
+        """
+        if self.request.quotas is not None:
+            self.request.quotas.check_publish(self.request.user, count)
+
     def may(self, right: Right, queue: str | None) -> bool:
         """Whether the user of the request has a right on a queue; True where there are no users.
 

@@ -70,6 +70,7 @@ class Scrape(NamedTuple):
         memory_refused: how often they were refused more, by what it was for.
         staged: how many bytes of disk arriving bodies have reserved, of how many they may.
         disk_refused: how often they were refused more.
+        limit_refused: how often limits of users were in the way, by the limit.
         slow_ended: how often slow clients had to give it up, by what it was for.
         is_clock_doubted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
         health: what the store knows of damage; None where it finds none by itself.
@@ -91,6 +92,7 @@ class Scrape(NamedTuple):
     memory_refused: Mapping[str, int] = {}
     staged: tuple[int, int] = (0, 0)
     disk_refused: int = 0
+    limit_refused: Mapping[str, int] = {}
     slow_ended: Mapping[str, int] = {}
     is_clock_doubted: bool = False
     health: Health | None = None
@@ -145,6 +147,11 @@ def _families(snapshot: Scrape) -> Iterator[Metric]:
     for use, count in snapshot.slow_ended.items():
         ended.add_metric([use], count)
     yield ended
+    text = "times that the limit of a user was in the way"
+    limited = CounterMetricFamily("mq_user_limit_refusals", text, labels=["limit"])
+    for kind, count in snapshot.limit_refused.items():
+        limited.add_metric([kind], count)
+    yield limited
     yield from _of_cluster(snapshot.cluster)
     if snapshot.health is not None:
         yield from _of_health(snapshot.health)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from mq.access import Right
+from mq.access import Right, owner_of
 from mq.broker import QueueStatus
 from mq.broker.settings import PAUSES, QUEUE, check_value
 from mq.errors import InvalidRequest
+from mq.lifecycle import made_for
 from mq.message import QueueName, shorten
 from mq.observers.metrics import Metrics
 from mq.observers.rates import MINUTES, SHOWN, SLOT_SECONDS, SLOTS, Flow, Ring
@@ -27,7 +28,8 @@ from mq.web.schemas import COUNT, as_json, record, reference
 async def create_queue(context: RequestContext) -> Reply:
     """Make the queue. The body does not matter (seed MQ)."""
     queue = QueueName(context.queue)
-    is_new = await context.broker.create_queue(queue, context.query["store"])
+    with made_for(owner_of(context.request.user)):
+        is_new = await context.broker.create_queue(queue, context.query["store"])
     return document(201 if is_new else 200, {"name": queue})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from mq.errors import (
     NoSuchQueue,
     NotYours,
     OverBudget,
+    OverLimit,
     QueueFull,
     QueueHeld,
     ReceiptMismatch,
@@ -43,6 +45,7 @@ _STATUS: Final[tuple[tuple[type[MQError], int], ...]] = (
     (BodyTooSlow, 408),
     (QueueHeld, 423),
     (QueueFull, 429),
+    (OverLimit, 429),
     (CallerError, 400),
     (StorageError, 503),
     (BrokerClosed, 503),
@@ -63,7 +66,7 @@ def status_of(error: MQError) -> int:
 def refusal_of(error: MQError) -> Reply:
     """The reply to a request that failed."""
     status = status_of(error)
-    headers = (retry_after(),) if status in (423, 429, 503) or isinstance(error, BodyTooSlow) else ()
+    headers = (_retry_after_of(error),) if status in (423, 429, 503) or isinstance(error, BodyTooSlow) else ()
     return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
         is_last=isinstance(error, _ENDS_CONNECTION)
     )
@@ -73,6 +76,12 @@ def problem_of(error: MQError) -> dict[str, Any]:
     """The outcome line of one entry of a batch that failed."""
     said = {"status": status_of(error), "detail": " ".join(str(error).split())}
     return said | UNSURE if error.is_unsure else said
+
+
+def _retry_after_of(error: MQError) -> tuple[str, str]:
+    if isinstance(error, OverLimit):
+        return ("retry-after", str(max(1, math.ceil(error.seconds))))
+    return retry_after()
 
 
 def retry_after() -> tuple[str, str]:

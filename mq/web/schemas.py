@@ -341,6 +341,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 right: {"type": "array", "items": TEXT}
                 for right in ("publish", "consume", "configure", "pause", "monitor", "administer")
             },
+            "max_connections": COUNT,
+            "max_queues": COUNT,
+            "max_publish_rate": {"type": "number", "exclusiveMinimum": 0},
         },
         "additionalProperties": False,
     },

@@ -40,6 +40,7 @@ async def hold_back(context: RequestContext) -> Reply:
         longest = longest_batch(context.broker, context.queue, context.max_body)
         drafts = await read_entries(context.request, entries, longest, room)
         good = [draft for draft in drafts if isinstance(draft, Draft)]
+        context.check_publish(len(good))
         outcomes = iter(await context.broker.writes.add(context.queue, context.id, part, number, good, _asker(context)))
     errors = [draft if isinstance(draft, MQError) else next(outcomes) for draft in drafts]
     return outcomes_reply([_HELD_LINE if error is None else refused_line(error) for error in errors])

@@ -189,7 +189,11 @@ def everything() -> str:
     link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.001)
     cluster = Membership("a", "master", (), 1, True, 1, 0, 5, 4.25, (link,))
     snapshot = snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)
-    return page(snapshot._replace(memory_refused={"input": 1}, slow_ended={"body": 1}, health=Health())).decode()
+    return page(
+        snapshot._replace(
+            memory_refused={"input": 1}, slow_ended={"body": 1}, limit_refused={"connections": 1}, health=Health()
+        )
+    ).decode()
 
 
 def shown() -> set[str]:

@@ -514,6 +514,8 @@ class Connection:
     def _open(self, method: methods.Connection.Open) -> None:
         if not self.session.topology.has_vhost(method.virtual_host):
             raise Refusal(Code.NOT_ALLOWED, f"vhost '{method.virtual_host}' not found")
+        if self.session.over_limit:
+            raise Refusal(Code.NOT_ALLOWED, self.session.over_limit)
         why_closed = "" if self.session.is_node else self.session.closed_to()
         if why_closed:
             raise Refusal(Code.CONNECTION_FORCED, why_closed)

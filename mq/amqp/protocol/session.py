@@ -28,7 +28,7 @@ from mq.amqp.protocol.commands import (
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import SMALLEST_FRAME_MAX, encode_content, encode_method
 from mq.doors.budget import Budget, ClientMemory, Room, Use
-from mq.errors import BodyTooLarge, NoMemory
+from mq.errors import BodyTooLarge, NoMemory, OverLimit
 
 CHANNEL_BYTES: Final = 4096
 """What an open channel takes in memory."""
@@ -65,6 +65,10 @@ class ConnectionLimits:
 
 def _open_to_all() -> str:
     return ""
+
+
+def _any_number(user: User) -> None:
+    pass
 
 
 def _any_length(queue: str) -> int:
@@ -164,6 +168,8 @@ class Session:
         capabilities: what the client says that it understands.
         is_node: whether the client says that it is a node of this cluster.
         closed_to: tells why no client but a node may connect now; empty where all may.
+        check_connection: raises OverLimit if a user has too many connections for one more.
+        over_limit: why the user may not have this connection; empty where the user may.
         longest_body: returns the longest body in bytes that a queue takes, by its key.
         denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
@@ -193,6 +199,8 @@ class Session:
     capabilities: frozenset[str] = frozenset()
     is_node: bool = False
     closed_to: Callable[[], str] = _open_to_all
+    check_connection: Callable[[User], None] = _any_number
+    over_limit: str = ""
     longest_body: Callable[[str], int] = _any_length
     denied: Callable[[str, str, str | None], None] = _not_noted
     follows_text: bool = False
@@ -224,6 +232,10 @@ class Session:
                 self.memory.log_in(user.name)
             except NoMemory as error:
                 raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
+            try:
+                self.check_connection(user)
+            except OverLimit as error:
+                self.over_limit = str(error)  # the client is told once it can be: when it opens the connection
         self.user = user
 
     def recount(self, more: int = 0) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import trio
 
+from mq.access import owner_of
 from mq.amqp.model.arguments import (
     DELIVERY_LIMIT,
     QUEUE_TYPE,
@@ -51,6 +52,7 @@ from mq.errors import (
     QueueHeld,
     StorageFull,
 )
+from mq.lifecycle import made_for
 from mq.message import QueueName
 from mq.turns import parts
 
@@ -168,7 +170,8 @@ class Handlers:
 
     async def _change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
         """Change the topology, and write down what changed. Bindings that go with a queue or an exchange are not."""
-        change = await self._state.topology_store.change(plan)
+        with made_for(owner_of(self._connection.session.user)):
+            change = await self._state.topology_store.change(plan)
         for exchange in change.exchanges:
             self._note("exchange-created", **_about(exchange))
         for queue in change.queues:

@@ -61,6 +61,10 @@ LINGER_SECONDS: Final = 5
 What it published is stored even if that takes longer."""
 
 
+LONGEST_QUOTA_PAUSE_SECONDS: Final = 1.0
+"""After so long a connection whose user has published too fast looks again how fast the user may."""
+
+
 class ServedConnection:
     """Serves one connection.
 
@@ -84,6 +88,7 @@ class ServedConnection:
         self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
         self._connection.session.address = peer.address
         self._connection.session.closed_to = state.closed_to
+        self._connection.session.check_connection = state.quotas.check_connection
         self._connection.session.longest_body = state.broker.longest_body
         self._connection.session.denied = self._note_denied
         self._memory = state.memory.client(str(peer), self._drop)
@@ -112,6 +117,7 @@ class ServedConnection:
         )
         self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
         self._is_acknowledgement_awaited = False
+        self._is_paused = False
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
         self._unsent: AsyncValue[int] = AsyncValue(0)
@@ -201,6 +207,12 @@ class ServedConnection:
         if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
             self._fail(Refusal(Code.CONNECTION_FORCED, f"broker forced connection closure: {why}"))
 
+    @property
+    def user(self) -> str | None:
+        """The user who has this connection; None before the login, and for one who has too many without it."""
+        session = self._connection.session
+        return None if session.user is None or session.over_limit else session.user.name
+
     def status(self) -> ConnectionStatus:
         """The connection as operators see it now."""
         return status_of(self._connection, self._stream, self._peer, self._began)
@@ -221,6 +233,7 @@ class ServedConnection:
             if self._connection.state is not ConnectionState.LEFT:
                 await self._room_to_send()
                 await self._room_to_store()
+                await self._time_to_publish()
             data: bytes | bytearray = b""
             if not has_more:
                 try:
@@ -312,6 +325,7 @@ class ServedConnection:
                         await self._acknowledged(0)  # it may count what they remove
                 if isinstance(command, PublishMessages):
                     self._publish_pump.put(command.messages)
+                    self._state.quotas.count_publishes(self._connection.session.user, len(command.messages))
                 else:
                     self._connection.frames_left -= COMMAND_FRAMES
                     await self._handlers.carry_out(command)
@@ -323,6 +337,17 @@ class ServedConnection:
     async def _room_to_store(self) -> None:
         if not self._publish_pump.has_room:
             await self._publish_pump.wait_for_room()
+
+    async def _time_to_publish(self) -> None:
+        """Read nothing while the user of the client has published more than the user may, in all connections."""
+        while (seconds := self._state.quotas.pause_seconds(self._connection.session.user)) > 0:
+            self._is_paused = True
+            try:
+                with trio.move_on_after(min(seconds, LONGEST_QUOTA_PAUSE_SECONDS)):
+                    await trio.sleep_forever()
+            finally:
+                self._is_paused = False
+            self._renew_rights()  # the limit may be another one by now
 
     def _fail(self, refusal: Refusal) -> None:
         """Close the connection after a command without an answer failed, so that the client knows."""
@@ -414,7 +439,7 @@ class ServedConnection:
         while not self._connection.is_over:
             with trio.CancelScope(deadline=self._connection.wake_at()) as self._sleep:
                 await trio.sleep_forever()
-            if self._publish_pump.is_awaited or self._is_acknowledgement_awaited:
+            if self._publish_pump.is_awaited or self._is_acknowledgement_awaited or self._is_paused:
                 self._connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
             self._connection.tick()
             self._flush()

@@ -26,6 +26,7 @@ from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget
 from mq.doors.logins import Logins, TryLater
 from mq.doors.open_connections import OpenConnections
+from mq.doors.quotas import Quotas
 from mq.message import QueueName
 
 
@@ -46,9 +47,10 @@ class AmqpState:
         limits: of each connection.
         memory: the budget that all requests of the daemon share; None makes one for this door.
         seen: has the connections of all doors; None where they are not looked at.
+        quotas: hold users to their limits; None for some of this door alone.
 
     Attributes:
-        broker, limits, memory, seen: as given.
+        broker, limits, memory, seen, quotas: as given.
         topology: what is declared, in memory.
         topology_store: changes it, durably.
         copies: brings messages into their queues.
@@ -67,11 +69,13 @@ class AmqpState:
         limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - frozen
         memory: Budget | None = None,
         seen: OpenConnections | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self.broker = broker
         self.limits = limits
         self.memory = memory or Budget()
         self.seen = seen or OpenConnections()
+        self.quotas = quotas or Quotas(self.seen)
         store = broker.declarations
         self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)

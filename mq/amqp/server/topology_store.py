@@ -19,7 +19,7 @@ from mq.amqp.server.copies import AT_ONCE_SECONDS
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import DROP_HEAD
-from mq.errors import BrokerClosed, NoSuchQueue, StorageError, StorageFull, StorageUnusable
+from mq.errors import BrokerClosed, NoSuchQueue, OverLimit, StorageError, StorageFull, StorageUnusable
 from mq.message import QueueName
 
 logger = logging.getLogger("mq.amqp")
@@ -225,6 +225,8 @@ def _as_refused() -> Iterator[None]:
     """Turn an error of the store into a refusal."""
     try:
         yield
+    except OverLimit as error:
+        raise Refusal(Code.PRECONDITION_FAILED, str(error)) from error
     except StorageFull as error:
         raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
     except (StorageError, BrokerClosed) as error:
