@@ -217,10 +217,10 @@ class QueueIndex:
         owner: str | None = None,
     ) -> None:
         self.name = name
-        self.owner = owner
         self.created = created
         self.incarnation = incarnation
         self.purges = purges
+        self.owner = owner
         self.settings = settings
         self.declared = declared
         self.is_transient = is_transient
