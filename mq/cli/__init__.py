@@ -13,6 +13,7 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
   ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging,
   clock), ``bench``.
+* ``processes``: those of a command that ``receive`` runs, and orphans.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root,
   and by ``record_schemas`` what records say. ``backup``: that and ``restore``.
   ``vsqs``: a folder as a queue.

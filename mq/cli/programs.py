@@ -18,6 +18,7 @@ import trio
 from mq import threads
 from mq.broker.kernel_clock import BootClock
 from mq.cli.commands import CANNOT_START
+from mq.cli.processes import is_init, reap
 from mq.cli.terminal import say
 from mq.errors import MQError
 
@@ -65,6 +66,8 @@ async def _until_signalled(main: Callable[[trio.Event], Awaitable[None]]) -> Non
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_heed, signals, stop)
             nursery.start_soon(threads.watch)
+            if is_init():
+                nursery.start_soon(_reap_orphans)
             await main(stop)
             nursery.cancel_scope.cancel()
 
@@ -75,6 +78,14 @@ async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
             _leave(number)
         logger.info("stopping on %s; once more stops at once", signal.Signals(number).name)
         stop.set()
+
+
+async def _reap_orphans() -> None:
+    """Reap what ends in the container of which this is the first process. No program here has children of its own."""
+    with trio.open_signal_receiver(signal.SIGCHLD) as signals:
+        reap()
+        async for _ in signals:
+            reap()
 
 
 def _leave(number: int) -> NoReturn:

@@ -6,16 +6,16 @@ import contextlib
 import errno
 import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import IO, Any, Final, NoReturn, Protocol
+from contextlib import ExitStack
+from functools import partial
+from typing import IO, Any, Final, Protocol
 
 import click
 
 from mq.cli.commands import EMPTY, REFUSED
-from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
+from mq.cli.processes import Command, OrphanReaper, StillRuns, Stops, is_init, nothing
+from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
 from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
@@ -26,8 +26,8 @@ from mq.client.webhook import Webhook
 FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
 """The default pause before a message comes back: one that no consumer can work on must not spin."""
-_GLANCE_SECONDS: Final = 0.5
-"""How often the lease of a command's message is checked."""
+_PART_FOR_GRACE: Final = 3
+"""A command whose lease cannot be extended gets this part of the lease to end, at the most."""
 _NO_SYNC: Final = frozenset({None, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS})
 """Errors of fsync(2) on what is no plain file: a pipe, a terminal, a device."""
 
@@ -77,6 +77,14 @@ class Receiver(Protocol):
     metavar="SECONDS",
     help="After how long a message comes back when CMD or the webhook fails; else as its queue says, or a second.",
 )
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 43_200),
+    default=5.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Between SIGTERM and SIGKILL, when CMD is ended with all that it has started.",
+)
 @json_option
 @remote
 def receive_command(
@@ -92,24 +100,29 @@ def receive_command(
     target: str | None,
     timeout: float,
     retry_delay: float | None,
+    grace: float,
     as_json: bool,
 ) -> None:
     """Fetch messages, print their bodies, and remove them.
 
     A message is removed once its body has been written, or when CMD or the webhook has done its work. Else it comes
-    back: be ready to see it twice.
+    back: be ready to see it twice. Where this ends before CMD, or its lease is lost, all processes of CMD are ended
+    before the message comes back.
     """
     ways = [flag for flag, given in (("--exec", command), ("--to", target)) if given is not None]
     if len(ways) > 1 or (ways and (keep or as_json)):
         raise click.UsageError(f"{ways[0]} does not go with {', '.join([*ways[1:], '--keep or --json'])}")
     with ExitStack() as stack:
         client = stack.enter_context(remote.client())
-        stack.enter_context(_stopped_by_sigterm())
+        stops = stack.enter_context(Stops())
+        orphans = OrphanReaper()
+        if command is not None or is_init():
+            stack.enter_context(orphans)
         receiver: Receiver
         if ways and retry_delay is None and not client.queue(queue).settings.get("retry_delay"):
             retry_delay = RETRY_SECONDS
         if command is not None:
-            receiver = _Runner(command, max_handling, retry_delay)
+            receiver = _Runner(command, max_handling, retry_delay, grace, stops, orphans)
         elif target is not None:
             try:
                 webhook = stack.enter_context(Webhook(target, timeout, max_handling, retry_delay))
@@ -188,21 +201,37 @@ class _Runner:
         command: for the shell.
         max_handling: seconds after which that ends, and the command is ended.
         retry_delay: seconds after which a message comes back when its work failed; None for as long as its queue says.
+        grace: seconds between SIGTERM and SIGKILL for a command that is ended.
+        stops: the signals that end this program.
+        orphans: reaps what commands leave behind.
     """
 
-    def __init__(self, command: str, max_handling: float, retry_delay: float | None) -> None:
+    def __init__(
+        self,
+        command: str,
+        max_handling: float,
+        retry_delay: float | None,
+        grace: float,
+        stops: Stops,
+        orphans: OrphanReaper,
+    ) -> None:
         self._command = command
         self._max_handling = max_handling
         self._retry_delay = retry_delay
+        self._grace = grace
+        self._stops = stops
+        self._orphans = orphans
 
     def __call__(self, client: Client, stream: Stream) -> bool:
-        """Run it; remove when it says 0, else give back."""
+        """Run it; remove when it says 0, else give back, once all of its processes have ended."""
         message, status = stream.message, REFUSED
         try:
             with client.renewing(message, max_handling=self._max_handling) as lease:
                 status = self._run(stream, lease)
         except LeaseLost as error:
             warn(f"message {message.id} may be worked on twice: {error}")
+        except StillRuns as error:
+            fail(f"{error}: message {message.id} is not given back, and comes back when its lease ends")
         except BaseException:
             with contextlib.suppress(ClientError):
                 client.requeue(message)
@@ -216,27 +245,33 @@ class _Runner:
         return False
 
     def _run(self, stream: Stream, lease: Lease) -> int:
-        environment = os.environ | _variables(stream.message)
-        with subprocess.Popen(self._command, shell=True, stdin=subprocess.PIPE, env=environment) as process:
+        """The command's exit status. Unless that is 0 none of its processes runs any more."""
+        status: int | None = None
+        goes_on = partial(self._may_go_on, lease)
+        with self._stops.held():
+            command = Command(self._command, os.environ | _variables(stream.message), "MQ_MESSAGE_ID", self._orphans)
+            self._stops.suspend = partial(command.send, signal.SIGSTOP)
+            self._stops.resume = lambda: command.send(signal.SIGCONT if goes_on() else signal.SIGKILL)
             try:
-                with contextlib.suppress(BrokenPipeError):  # it need not read all, or anything
-                    assert process.stdin is not None
-                    with process.stdin as pipe:
-                        for chunk in stream:
-                            pipe.write(chunk)
-                return self._await(process, lease)
-            except BaseException:
-                process.terminate()
-                raise
+                with self._stops.released():
+                    command.feed(stream, goes_on)
+                    status = command.wait(goes_on)
+            finally:
+                if status != 0:
+                    left = lease.remaining()
+                    grace = min(self._grace, left) if left > 0 else self._grace
+                    ended = command.end(grace, lambda: self._stops.hurries)
+                    status = ended if status is None else status
+                self._stops.suspend = self._stops.resume = nothing
+        return -signal.SIGTERM if status is None else status
 
-    def _await(self, process: subprocess.Popen[bytes], lease: Lease) -> int:
-        """The command's exit status. A lost lease ends it: another consumer may have begun the same work."""
-        while True:
-            try:
-                return process.wait(_GLANCE_SECONDS)
-            except subprocess.TimeoutExpired:
-                if lease.lost.is_set():
-                    process.terminate()
+    def _may_go_on(self, lease: Lease) -> bool:
+        """Whether the command may go on. While no extension of the lease succeeds it is ended in time: all of its
+        processes are gone when another consumer may begin the same work."""
+        if lease.lost.is_set():
+            return False
+        left = lease.remaining()
+        return left > (min(self._grace, lease.seconds / _PART_FOR_GRACE) if lease.is_failing else 0)
 
 
 class _Poster:
@@ -307,17 +342,3 @@ def _sync_output(file: IO[bytes]) -> None:
     except OSError as error:
         if error.errno not in _NO_SYNC:
             raise CannotWrite(error) from error
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Control-C does, so that a message at hand is given back."""
-
-    def stop(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -48,10 +48,12 @@ class Renewal:
 
     Attributes:
         seconds: what each extension asks for.
+        is_failing: whether the last extension failed.
     """
 
     def __init__(self, message: Head, now: float, max_handling: float) -> None:
         self.seconds = max(message.lease or _UNKNOWN_SECONDS, _SHORTEST_SECONDS)
+        self.is_failing = False
         self._id = message.id
         self._max_handling = max_handling
         self._stops = now + max_handling
@@ -68,6 +70,10 @@ class Renewal:
         """The time of the next step: a call of :meth:`overrun`, then an extension."""
         return min(self._due, self._stops)
 
+    def remaining(self, now: float) -> float:
+        """For how many seconds no other consumer can have the message, whatever becomes of the daemon."""
+        return self._ends - _GRACE_SECONDS - now
+
     def limit(self, now: float) -> float:
         """How many seconds an extension that is begun now may take: others have to fit into the lease, too."""
         return min(self.seconds / _PARTS_OF_A_LEASE, max(self._ends - now, self.seconds / _PAUSES))
@@ -82,10 +88,12 @@ class Renewal:
 
     def extended(self, sent: float) -> None:
         """Note that the extension sent at this instant succeeded."""
+        self.is_failing = False
         self._due, self._ends = sent + self.seconds / _PARTS_OF_A_LEASE, sent + self.seconds + _GRACE_SECONDS
 
     def failed(self, error: ClientError, now: float) -> LeaseLost | None:
         """Note that an extension failed. The loss of the lease; None when there is time for another try."""
+        self.is_failing = True
         if isinstance(error, LeaseLost):
             return error
         if isinstance(error, Refused) and error.status in _LOST:
@@ -136,6 +144,20 @@ class Lease(_Loss):
     ) -> None:
         self._ended.set()
         self._thread.join()
+
+    @property
+    def seconds(self) -> float:
+        """The length of the lease after each extension."""
+        return self._renewal.seconds
+
+    @property
+    def is_failing(self) -> bool:
+        """Whether the last try to extend it failed."""
+        return self._renewal.is_failing
+
+    def remaining(self) -> float:
+        """For how many seconds no other consumer can have the message, unless the lease is taken away."""
+        return self._renewal.remaining(time.monotonic())
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -371,6 +371,26 @@ def test_a_command_whose_lease_is_lost_is_ended(daemon: Inside, client: Client, 
     assert time.monotonic() - begun < 15
 
 
+def test_a_command_that_answers_sigterm_with_0_has_not_done_its_work(
+    daemon: Inside, client: Client, mq: Mq, tmp_path: Path
+) -> None:
+    client.publish("q", "hello")
+    command = f"trap 'touch {tmp_path}/ended; exit 0' TERM; sleep 30 & wait"
+    done = mq("receive", "q", "--visibility", 30, "--max-handling", 1.5, "--retry-delay", 0, "--exec", command)
+    assert (tmp_path / "ended").exists()
+    assert done.status == 1
+    assert bodies(client) == [b"hello"]
+
+
+def test_a_lost_lease_is_noticed_while_a_command_does_not_read(daemon: Inside, client: Client, mq: Mq) -> None:
+    client.publish("q", b"x" * 1_000_000)
+    refuse(daemon, "PATCH")
+    begun = time.monotonic()
+    done = mq("receive", "q", "--visibility", 0.9, "--exec", "exec sleep 30")
+    assert done.status == 1
+    assert time.monotonic() - begun < 15
+
+
 def test_a_command_that_is_stopped_gives_back(client: Client, mq: Mq, tmp_path: Path) -> None:
     client.publish("q", "hello")
 

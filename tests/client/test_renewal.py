@@ -263,3 +263,13 @@ def test_no_thread_is_left(daemon: Inside) -> None:
         with client.handling(lent(client)):
             pass
         assert not [thread for thread in threading.enumerate() if thread.name.startswith("lease of")]
+
+
+def test_what_remains_of_a_lease_does_not_count_on_the_daemon() -> None:
+    head = Head(queue="q", id=ID, receipt="r", lease=LEASE, fetched=100.0)
+    renewal = Renewal(head, 101.0, 1000.0)
+    assert (renewal.remaining(101.0), renewal.is_failing) == (LEASE - 1, False)
+    assert renewal.failed(LeaseLost(503, "away"), 110.0) is not None
+    assert (renewal.remaining(110.0), renewal.is_failing) == (LEASE - 10, True)
+    renewal.extended(111.0)
+    assert (renewal.remaining(112.0), renewal.is_failing) == (LEASE - 1, False)
