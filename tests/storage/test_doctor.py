@@ -65,6 +65,14 @@ def tree(root: Path) -> dict[str, tuple[int, int]]:
     return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_ino) for path in root.rglob("*")}
 
 
+def test_root_without_state_has_lost_it(root: Path) -> None:
+    shutil.rmtree(root / "state")
+    seen = look(root)
+    [lost] = [found for found in seen.found if found.kind is FindingKind.LOST]
+    assert lost.path == str(root / "state")
+    assert "idempotency keys, schedules" in lost.detail
+
+
 def test_a_sound_root(root: Path) -> None:
     before = tree(root)
     assert look(root) == Inspection((), 3, 0)

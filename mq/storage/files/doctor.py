@@ -28,7 +28,7 @@ from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
 from mq.storage.files.log import LogDamaged, read_log
 from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
-from mq.storage.files.opening import explain, open_root, use_of_root
+from mq.storage.files.opening import LOST_STATE, explain, open_root, use_of_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.peers import is_peer_name
 from mq.storage.files.records import Records, decode_record, file_of
@@ -378,6 +378,8 @@ class _Inspector:
         self._see_sides(sides)
         self._see_stage()
         self._see_records()
+        if self._messages and use_of_root(self._folders.calls, self._layout) is None:
+            self._add(FindingKind.LOST, self._layout.state, LOST_STATE)
         return Inspection(tuple(self._found), self._messages, self._unchecked)
 
     def _see_removed(self) -> None:

@@ -238,6 +238,14 @@ def _open(
     return OpenRoot(folders, records, tuple(handles), heartbeat, is_ours=is_ours)
 
 
+LOST_STATE: Final = (
+    "it is new or missing, though the root has messages. If it was deleted, these are gone: the settings of all queues, "
+    "idempotency keys, schedules, exchanges and bindings, batch consumers, write jobs, and confirmed messages that were "
+    "in the log alone"
+)
+"""Of the folder state/: what a root has lost with it."""
+
+
 def _cure(root: str) -> str:
     """What an operator can do about files that are gone."""
     return (
@@ -464,12 +472,7 @@ class _Start:
         queues = folders.queues()
         has_messages = any(folders.scan(state, limit=1) for state in (State.NEW, State.DELAYED))
         if has_messages or any(folders.scan(State.READY, queue, limit=1) for queue in queues):
-            why = (
-                "it is new here, though the root has messages or queues. If it was deleted, these are gone: the "
-                "settings of all queues, idempotency keys, schedules, exchanges and bindings, batch consumers, write "
-                "jobs, and confirmed messages that were in the log alone. Queues without settings: "
-                + (", ".join(sorted(queues)) or "none")
-            )
+            why = f"{LOST_STATE}. Queues without settings: {', '.join(sorted(queues)) or 'none'}"
             folders.note_damage(Damage("", None, self._layout.state, why))
         elif queues:
             logger.info("queues made by hand, with default settings: %s", ", ".join(sorted(queues)))
