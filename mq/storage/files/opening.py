@@ -239,9 +239,9 @@ def _open(
 
 
 LOST_STATE: Final = (
-    "it is new or missing, though the root has messages. If it was deleted, these are gone: the settings of all queues, "
-    "idempotency keys, schedules, exchanges and bindings, batch consumers, write jobs, and confirmed messages that were "
-    "in the log alone"
+    "it is new or missing, though the root has messages. If it was deleted, these are gone: the settings of all "
+    "queues, idempotency keys, schedules, exchanges and bindings, batch consumers, write jobs, and confirmed messages "
+    "that were in the log alone"
 )
 """Of the folder state/: what a root has lost with it."""
 
