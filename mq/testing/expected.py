@@ -82,6 +82,9 @@ class Expected:
         steady: the steady time of a broker, in seconds; None while its clock is in doubt.
         ahead: by how much steady time may be ahead at the most, in seconds, as a wrong clock was believed at a start.
         scarce: whether handles can be scarce: then a history cannot always be read.
+
+    Attributes:
+        started_at: when the broker that gives steady time was started (Trio's clock).
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class Expected:
         scarce: bool,
     ) -> None:
         self._scarce = scarce
+        self.started_at = 0.0
         self.sent: list[Sent] = []
         self.settings: dict[str, dict[str, object]] = {}
         self._history = history
@@ -120,7 +124,8 @@ class Expected:
         """Note that a publish was acknowledged, perhaps once more."""
         self._learn(sent, id)
         sent.is_stored = True
-        if sent.ttl is not None and sent.expires is None:
+        # Steady time may go back to the last record of it at a start, so that an earlier publish expires later.
+        if sent.ttl is not None and sent.expires is None and sent.sent_at >= self.started_at:
             steady = self.steady()
             sent.expires = None if steady is None else steady + sent.ttl
         limited = [each for each in self.sent if each.queue == LIMITED and each.is_stored and not each.may_be_gone]

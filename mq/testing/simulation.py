@@ -516,7 +516,7 @@ class _Run:
         broker = await stack.enter_async_context(
             open_broker(storage, config, observers=[self.history], clock=clock, random=random)
         )
-        self.clock = clock
+        self.clock, self.expected.started_at = clock, trio.current_time()
         return broker
 
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:

@@ -88,6 +88,7 @@ WITH_LOG_REGRESSIONS = {
     816872510324: "a record's file was changed, no handle was left for its folder, and the log called it refused",
     **dict.fromkeys((3068, 3747), "a write to READY was refused half-way, and a power cut brought its torn file back"),
     4211: "likewise, and the torn file made its idempotency key a sure one",
+    1381: "none: the checker took a message for expired by a steady time that had gone back",
     5387: "none: the checker counted what a purge was removing just then",
     394: "the caller of a write job's commit went, and who browsed saw a part of it",
     324: "a queue whose folder could not be made on a full disk was there after a cut",
