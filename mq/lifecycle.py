@@ -65,11 +65,12 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.REMOVE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
     Kind.REAP: frozenset({(State.REMOVED, None)}),
     Kind.REROUTE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
-    Kind.EXPIRE: frozenset({(State.READY, State.REMOVED), (State.DELAYED, State.REMOVED)}),
-    Kind.DIE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
+    Kind.EXPIRE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
+    Kind.DIE: frozenset({(state, State.READY) for state in (State.NEW, State.READY, State.DELAYED)}),
 }
 """Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
-at a user's request, the other to a dead-letter queue. EXPIRE removes a message that has no such queue. REQUEUE from
+at a user's request, the other to a dead-letter queue. EXPIRE removes a message that has no such queue. Both begin in
+NEW where a message has to make room before it is delivered. REQUEUE from
 READY sends a message to the back of its queue. DELAY from READY or DELAYED holds one back after its work failed. LEASE
 from NEW hands a message to a request that was waiting for it."""
 

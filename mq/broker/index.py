@@ -186,7 +186,9 @@ class QueueIndex:
         under_way: how many of its messages are being moved, to any place.
         stuck: how many messages of the deleted queue cannot be removed for now.
         is_going: whether it is being deleted; the store may have removed its messages already.
-        delivering: how many messages are being moved from NEW to READY.
+        delivering: messages that are being moved from NEW to READY, but for those to be dropped.
+        dropping: the others of these: they are over a limit of the queue, and no longer count. Each is dropped once it
+            arrives, for a message that is being moved cannot be.
         moving: how many messages are being moved from one place in the queue to another.
         reserved: how many messages are being published.
         reserved_bytes: bytes of their bodies together.
@@ -228,7 +230,8 @@ class QueueIndex:
         self.under_way = 0
         self.stuck = 0
         self.is_going = False
-        self.delivering = 0
+        self.delivering: dict[MessageId, Entry] = {}
+        self.dropping: dict[MessageId, Entry] = {}
         self.moving = 0
         self.reserved = 0
         self.reserved_bytes = 0
@@ -266,12 +269,15 @@ class QueueIndex:
     @property
     def undelivered(self) -> bool:
         """Whether messages are in NEW, or being moved from there."""
-        return bool(self.new) or self.delivering > 0
+        return bool(self.new or self.delivering or self.dropping)
 
     @property
     def is_returning(self) -> bool:
         """Whether messages that were put back may be in NEW, or being moved from there."""
-        return bool(self.returned) and (self.delivering > 0 or not self.new.keys().isdisjoint(self.returned))
+        if not self.returned:
+            return False
+        is_moved = bool(self.delivering or self.dropping)
+        return is_moved or not self.new.keys().isdisjoint(self.returned)
 
     @property
     def ready(self) -> int:
@@ -286,8 +292,8 @@ class QueueIndex:
 
     @property
     def counted(self) -> int:
-        """How many messages count for the queue's limit: all but those held in memory."""
-        return self.total - len(self.held)
+        """How many messages count for the queue's limit: all but those held in memory, and those to be dropped."""
+        return self.total - len(self.held) - len(self.dropping)
 
     def regroup(self, moving: Iterable[MessageId]) -> None:
         """Begin or end message groups, as the settings say now. They hand out nothing before :meth:`regroup_some` has
@@ -397,14 +403,31 @@ class QueueIndex:
         return None if first is None else self._entry(first)
 
     def oldest(self) -> Entry | None:
-        """The READY or delayed message that has been in the queue for longest and is not leased or held; None without
-        one."""
+        """The message that has been in the queue for longest and is not leased or held; None without one. It may be in
+        NEW, or among those in :attr:`delivering`."""
         held_back = None
         if len(self.delayed) > self.leased:  # else all of them are leased
             held_back = next((entry for entry in self.delayed.values() if entry.meta.receipt is None), None)
         far = next(iter(self.far_off), None)
+        new, coming = (next(iter(entries.values()), None) for entries in (self.new, self.delivering))
         first = next(iter(self.first(1)), None)
-        return min((entry for entry in (held_back, far, first) if entry is not None), key=_joined, default=None)
+        found = (entry for entry in (held_back, far, new, coming, first) if entry is not None)
+        return min(found, key=_joined, default=None)
+
+    def deliver(self, entry: Entry) -> None:
+        """Note that a message is being moved from NEW to READY."""
+        self.delivering[entry.id] = entry
+
+    def drop_delivered(self, entry: Entry) -> None:
+        """Note that a message which is being delivered is to be dropped. It no longer counts."""
+        self.dropping[entry.id] = self.delivering.pop(entry.id)
+        if self.bodies is not None:
+            self.bodies.leaving(entry.id)
+
+    def delivered(self, id: MessageId) -> None:
+        """Note that the delivery of a message has ended, however it did: it counts again."""
+        if self.delivering.pop(id, None) is None:
+            del self.dropping[id]
 
     def find(self, id: MessageId) -> Entry | None:
         """Where the message is, as far as the index knows; None without it."""

@@ -299,12 +299,13 @@ class Queues:
     def status(self, index: QueueIndex) -> QueueStatus:
         """The queue's settings and counts."""
         held_back = _held_back(index)
+        delivering = len(index.delivering) + len(index.dropping)
         first = index.first(1) if index.ready else None
         return QueueStatus(
             index.name,
             index.settings,
-            ready=index.ready + index.delivering + len(index.new) - held_back,
-            leased=index.leased + len(index.held) + len(index.claimed) + index.moving - index.delivering,
+            ready=index.ready + len(index.delivering) + len(index.new) - held_back,
+            leased=index.leased + len(index.held) + len(index.claimed) + index.moving - delivering,
             delayed=len(index.delayed) + len(index.far_off) - index.leased + held_back,
             oldest_ns=MessageId.time_ns(sequence_of(first[0])) if first else None,
             created_ns=MessageId.time_ns(index.created),
@@ -686,7 +687,7 @@ class Declarations:
     def ready(self, queue: str) -> int:
         """How many messages of a queue can be handed out now, or in a moment; 0 without the queue. Answers at once."""
         index = self._catalog.queues.get(queue)
-        return 0 if index is None else index.ready + index.delivering + len(index.new) - _held_back(index)
+        return 0 if index is None else index.ready + len(index.delivering) + len(index.new) - _held_back(index)
 
     async def look(self, queue: str) -> None:
         """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""

@@ -220,9 +220,12 @@ class Upkeep(CatalogEvents):
         return False
 
     def trim(self, index: QueueIndex) -> None:
-        """Drop the oldest messages of a queue that is over its limits, where its settings say so: a few at once, very
-        many by and by."""
-        if index.settings.overflow == DROP_HEAD and index not in self._trimming and self._drop(index):
+        """Drop the oldest messages of a queue that is over its limits, where its settings say so.
+
+        Called in the step that brings a message, so a queue is never seen over its limits. Only after a limit was
+        lowered a task does the rest.
+        """
+        if index.settings.overflow == DROP_HEAD and self._drop(index) and index not in self._trimming:
             self._trimming.add(index)
             self._begin_job(partial(self._trim_rest, index))
 
@@ -233,9 +236,12 @@ class Upkeep(CatalogEvents):
         for _ in range(_DROPPED_AT_ONCE):
             if not _holds_too_much(index) or (oldest := index.oldest()) is None:
                 return False
-            if oldest.id in self._catalog.locks:
+            if oldest.id in index.delivering:
+                index.drop_delivered(oldest)
+            elif oldest.id in self._catalog.locks:
                 return False  # a peer has brought it here, while this broker moves it from elsewhere
-            self._dead_letters.dead_letter(oldest, DROPPED)
+            else:
+                self._dead_letters.dead_letter(oldest, DROPPED)
         return _holds_too_much(index)
 
     async def _trim_rest(self, index: QueueIndex) -> None:
@@ -371,8 +377,10 @@ class Upkeep(CatalogEvents):
             self._ready_add(index, entry)
         elif entry.state is State.DELAYED:
             self._delayed_add(index, entry, due)
-        elif self._config.mover:
-            self._mover.add(entry)
+        else:
+            if self._config.mover:
+                self._mover.add(entry)
+            self.trim(index)
 
     def freed(self, index: QueueIndex) -> None:
         """Call the queue's waiters."""
@@ -511,7 +519,7 @@ class Upkeep(CatalogEvents):
             return False
         self._catalog.begin(entry)
         if entry.state is State.NEW:
-            index.delivering += 1
+            index.deliver(entry)
             self._delivering[entry.id] = index
         return True
 
@@ -533,7 +541,7 @@ class Upkeep(CatalogEvents):
         kind = Kind.REQUEUE
         if entry.state is State.NEW:
             kind = Kind.DELIVER if entry.meta.deadline_ms is None else Kind.DELAY
-            self._delivering.pop(entry.id).delivering -= 1  # that queue may be another one of the same name by now
+            self._delivering.pop(entry.id).delivered(entry.id)  # that queue may be another one of the same name by now
         index = self._catalog.queues.get(entry.queue)
         if entry.state is State.READY and outcome.entry is not None and outcome.entry.state is State.DELAYED:
             kind = Kind.DELAY

@@ -106,7 +106,13 @@ async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(brok
         nursery.cancel_scope.cancel()
     await wait_all_tasks_blocked()
     index = broker._catalog.queues["q"]
-    assert (index.moving, index.reserved, index.reserved_bytes, index.delivering) == (0, 0, 0, 0)
+    assert (index.moving, index.reserved, index.reserved_bytes, len(index.delivering), len(index.dropping)) == (
+        0,
+        0,
+        0,
+        0,
+        0,
+    )
     assert index.total == len(list(index.entries()))
     assert index.leased == sum(entry.meta.receipt is not None for entry in index.entries())
     await trio.sleep(100)

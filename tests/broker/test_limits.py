@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Final
 
 import pytest
 import trio
@@ -10,10 +11,11 @@ import trio.lowlevel
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Published, open_broker
+from mq.broker.index import QueueIndex
 from mq.broker.settings import DROP_HEAD
 from mq.errors import QueueFull
-from mq.lifecycle import State
-from mq.storage.interface import Operation, Outcome, Write
+from mq.lifecycle import State, Transition
+from mq.storage.interface import Description, Entry, Operation, Outcome, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -238,3 +240,126 @@ async def test_a_queue_that_drops_its_oldest_takes_every_redriven_message(broker
     assert await broker.redrive("q", "newest") == (10, 0)
     await wait_all_tasks_blocked()
     assert [await take(broker, "newest") for _ in range(5)] == [b"6", b"7", b"8", b"9", None]
+
+
+# A queue is never seen over its limits
+
+
+class Watching:
+    """An observer that looks at a queue's counts with each transition, and keeps the most that it has seen."""
+
+    def __init__(self) -> None:
+        self.broker: Broker | None = None
+        self.most = self.most_bytes = 0
+
+    def saw(self, transitions: Sequence[Transition]) -> None:
+        self.look()
+
+    def look(self) -> None:
+        index = self.broker._catalog.queues.get("q") if self.broker is not None else None
+        if self.broker is not None and index is not None:
+            self.most = max(self.most, self.broker.declarations.ready("q"))
+            self.most_bytes = max(self.most_bytes, 0 if index.bodies is None else index.bodies.total)
+
+
+class Placing(MemoryStorage):
+    """A store whose batches take time, in which others look. It writes a message where it rests."""
+
+    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+        await trio.sleep(0.01)
+        return await super().commit(operations)
+
+
+class Delivering(Placing):
+    """The same, from whose NEW messages are delivered."""
+
+    @property
+    def description(self) -> Description:
+        return super().description._replace(places=False)
+
+
+STORES: Final = {"places": Placing, "delivers": Delivering}
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+@pytest.mark.parametrize("more", [{}, {"max_priority": 5}, {"groups": True}], ids=str)
+@pytest.mark.parametrize("limit", [{"max_messages": 10}, {"max_bytes": 1000}], ids=str)
+@pytest.mark.parametrize("store", STORES)
+async def test_a_queue_is_never_seen_over_its_limits_while_messages_are_dropped(
+    wall_clock: WallClock, store: str, limit: dict[str, int], more: dict[str, Any], dead_letters: bool
+) -> None:
+    watching = Watching()
+
+    async def publish(batch: int) -> None:
+        for number in range(6):
+            drafts = [Draft(b"x" * 100, priority=number % 6) for _ in range(batch)]
+            assert all(isinstance(each, Published) for each in await broker.publish_many("q", drafts))
+
+    async def look() -> None:
+        while True:
+            watching.look()
+            await trio.sleep(0.001)
+
+    async with open_broker(STORES[store](), observers=[watching], clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.create_queue("dead")
+        settings = {**limit, **more, "overflow": DROP_HEAD} | ({"dead_letter_queue": "dead"} if dead_letters else {})
+        await broker.change_settings("q", settings)
+        watching.broker = broker
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(look)
+            async with trio.open_nursery() as publishers:
+                for batch in (1, 3, 40, 150):
+                    publishers.start_soon(publish, batch)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        status = await broker.status("q")
+        assert (watching.most <= limit.get("max_messages", 10), watching.most_bytes <= 1000) == (True, True)
+        assert (status.ready, status.leased, status.delayed) == (limit.get("max_messages", 10), 0, 0)
+        if dead_letters:
+            assert (await broker.status("dead")).ready == 6 * 194 - status.ready
+
+
+@pytest.mark.parametrize("store", STORES)
+async def test_what_comes_back_drops_what_is_over_the_limit(wall_clock: WallClock, store: str) -> None:
+    async with open_broker(STORES[store](), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", {"max_messages": 10, "overflow": DROP_HEAD})
+        await broker.publish_many("q", [Draft(b"%d" % number) for number in range(10)])
+        held = await broker.hold("q", 10)
+        await broker.publish_many("q", [Draft(b"%d" % number) for number in range(10, 20)])
+        assert broker.declarations.ready("q") == 10
+        await broker.put_back(held[:5])
+        assert broker.declarations.ready("q") == 10
+        await trio.sleep(1)
+        assert [each.message.id for each in held[:5]] != [each.message.id for each in await broker.hold("q", 5)]
+
+
+async def test_a_message_that_is_dropped_while_it_is_delivered_is_not_handed_out(
+    wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch delivers it and writes the next one."""
+    dropped: list[Entry] = []
+    real = QueueIndex.drop_delivered
+
+    def drop_delivered(index: QueueIndex, entry: Entry) -> None:
+        real(index, entry)
+        dropped.append(entry)
+
+    async def publish() -> None:
+        for _ in range(10):
+            await broker.publish("q", b"old")
+
+    monkeypatch.setattr(QueueIndex, "drop_delivered", drop_delivered)
+    async with open_broker(Delivering(), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", {"max_messages": 1, "overflow": DROP_HEAD})
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(publish)
+        last = await broker.publish("q", b"new")
+        await trio.sleep(1)
+        assert dropped
+        assert [message.id for message in await broker.fetch_many("q", 10)] == [last]
+        index = broker._catalog.queues["q"]
+        assert (len(index.dropping), len(index.delivering), index.moving) == (0, 0, 0)
