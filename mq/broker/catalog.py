@@ -118,6 +118,12 @@ class Catalog:
             self.place(entry)
         self.tell(Kind.PUBLISH, None, entry, size, door)
 
+    def note_returned(self, entry: Entry) -> None:
+        """Note that a consumer has had a message which is READY again, or is about to be."""
+        index = self.queues.get(entry.queue)
+        if index is not None:
+            index.returned.add(entry.id)
+
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
         return [id for id, begun in self._begun.items() if begun.queue is index]

@@ -403,13 +403,16 @@ class Remover:
         self._batches: Together[_RemovalBatch] = Together(core.committer)
         self._batches.begin = partial(_Removals, core.catalog)
 
-    def remove(self, entries: Sequence[Entry], *, durable: bool, strict: bool = False) -> Future[None]:
+    def remove(
+        self, entries: Sequence[Entry], *, durable: bool, strict: bool = False, were_held: bool = False
+    ) -> Future[None]:
         """Remove messages, whether or not the caller waits for the answer.
 
         Args:
             entries: where they are.
             durable: whether the answer waits until the removal is durable.
             strict: whether a message that is gone is an error.
+            were_held: whether a connection held them in memory. One that stays comes again as redelivered.
 
         Returns:
             The answer; an error where a message could not be removed and stays where it was.
@@ -418,7 +421,8 @@ class Remover:
         answer = _Answer(Future(), -(-len(entries) // most))
         for begin in range(0, len(entries), most):
             some = entries[begin : begin + most]
-            self._batches.put([self._batch(some, answer, durable=durable, strict=strict)], len(some))
+            batch = self._batch(some, answer, durable=durable, strict=strict, were_held=were_held)
+            self._batches.put([batch], len(some))
         if not entries:
             answer.future.set(None)
         return answer.future
@@ -430,7 +434,9 @@ class Remover:
             self._batches.put(batches)
         return [batch.answer.future for batch in batches]
 
-    def _batch(self, entries: Sequence[Entry], answer: _Answer, *, durable: bool, strict: bool) -> _RemovalBatch:
+    def _batch(
+        self, entries: Sequence[Entry], answer: _Answer, *, durable: bool, strict: bool, were_held: bool = False
+    ) -> _RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
         operations: list[Operation]
@@ -438,7 +444,7 @@ class Remover:
             operations = removing(self._storage, entries, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return _RemovalBatch(entries, operations, strict, DOOR.get(), answer)
+        return _RemovalBatch(entries, operations, strict, were_held, DOOR.get(), answer)
 
 
 class _Removals:
@@ -468,6 +474,8 @@ class _Removals:
                 self._catalog.end(left, None, Kind.REMOVE)
                 error = error_of(outcome._replace(result=Result.GONE), "remove it") if batch.strict else error
             elif outcome.result is not Result.DONE:
+                if batch.were_held:
+                    self._catalog.note_returned(left)
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")
             elif is_reaped and last.result is Result.DONE:
@@ -511,6 +519,7 @@ class _RemovalBatch(NamedTuple):
         entries: where they are.
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         strict: whether one that is gone is an error.
+        were_held: whether a connection held them in memory.
         door: from which they are removed.
         answer: to their caller, who may wait for others, too.
     """
@@ -518,6 +527,7 @@ class _RemovalBatch(NamedTuple):
     entries: Sequence[Entry]
     operations: list[Operation]
     strict: bool
+    were_held: bool
     door: str
     answer: _Answer
 

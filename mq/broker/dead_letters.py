@@ -293,6 +293,8 @@ class DeadLetters:
 
     def _put_back(self, each: _Dead, error: MQError, *, is_gone: bool = False) -> None:
         due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
+        if each.reason in (REJECTED, LIMIT) and not is_gone:
+            self._catalog.note_returned(each.entry)
         self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
         each.future.fail(error)
 

@@ -118,7 +118,7 @@ class Unacked:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.
 
         Raises:
-            StorageError: some could not be removed; they are READY again.
+            StorageError: some could not be removed; they are READY again, and come as redelivered.
         """
         await self._in_portions(held, partial(self._acknowledge, durable=durable))
 
@@ -176,22 +176,30 @@ class Unacked:
             return
         failed: MQError | None = None
         at = 0
-        while at < len(held):
-            some = held[at : at + self._committer.portion]
-            at += len(some)
-            try:
-                await change(some)
-            except MQError as error:
-                failed = error
-            await turns.spend(frames=len(some) // 4)
+        try:
+            while at < len(held):
+                some = held[at : at + self._committer.portion]
+                at += len(some)
+                try:
+                    await change(some)
+                except MQError as error:
+                    failed = error
+                await turns.spend(frames=len(some) // 4)
+        except BaseException:  # cut off: no connection holds the others any more
+            self._return(held[at:])
+            raise
         if failed is not None:
             raise failed
 
     async def _acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool) -> None:
-        await self._secure_keys([each.entry.id for each in held])
+        try:
+            await self._secure_keys([each.entry.id for each in held])
+        except BaseException:
+            self._return(held)
+            raise
         in_memory, leased = _split(held)
         entries = list(dict.fromkeys(each.entry for each in in_memory if self._in_memory(each.entry)))
-        future = self._remover.remove(entries, durable=durable)
+        future = self._remover.remove(entries, durable=durable, were_held=True)
         if self._remover.second_names.may_exist:
             await self._remove_all_names(leased)
         else:
@@ -237,12 +245,16 @@ class Unacked:
         if to_back:
             await self._change([each for each in held if not self._is_grouped(each)], self._send_back)
             held = [each for each in held if self._is_grouped(each)]
-        in_memory, leased = _split(held)
+        self._return(held, redelivered=redelivered)
+        await self._change(_split(held)[1], self._requeue)
+
+    def _return(self, held: Sequence[UnackedMessage], *, redelivered: bool = True) -> None:
+        """Make READY again what is held in memory."""
+        in_memory, _ = _split(held)
         for index, entries in self._by_queue(in_memory):
             self._unacked_deliverer.put_back(index, entries, is_returned=redelivered)
             if redelivered:
                 self._catalog.tell_held(Kind.REQUEUE, index.name, [entry.id for entry in entries])
-        await self._change(leased, self._requeue)
 
     def _may_be_known(self, index: QueueIndex, message: Message, entry: Entry) -> bool:
         if message.receives > 1 or entry.id in index.returned:
