@@ -181,6 +181,11 @@ class Broker:
         with self._in_flight:
             return await self._queues.change_settings(queue, patch)
 
+    async def settings(self, queue: str) -> QueueSettings:
+        """The queue's settings."""
+        await self._queues.look_up(queue, surely=True)
+        return (await self._queues.get(queue)).settings
+
     async def status(self, queue: str) -> QueueStatus:
         """The queue's settings and counts."""
         await self._queues.look_up(queue, surely=True)

@@ -107,6 +107,28 @@ PRIORITY: Final = count(255, 0)
 TTL: Final = seconds(SHORTEST_SECONDS, LONGEST_TTL_SECONDS)
 
 
+_PARTS_OF_SQS: Final = ("attributes", "tags")
+
+
+def _parse_sqs(value: Any) -> dict[str, Any]:
+    """Texts by name, of two kinds; None takes one away. And the instant of the last change."""
+    if not isinstance(value, Mapping) or value.keys() - {*_PARTS_OF_SQS, "modified"}:
+        raise TypeError
+    modified = value.get("modified")
+    if modified is not None and not isinstance(modified, int):
+        raise TypeError
+    parts = {part: dict(value.get(part) or {}) for part in _PARTS_OF_SQS}
+    if not all(isinstance(text, str | None) for part in parts.values() for text in part.values()):
+        raise TypeError
+    return parts if modified is None else {**parts, "modified": modified}
+
+
+SQS: Final = "sqs"
+"""The setting that is the SQS door's own: attributes and tags of the queue there. Other doors neither show nor change
+it."""
+_SQS: Final = SettingKind(_parse_sqs, "attributes and tags", {"type": "object"})
+
+
 def _setting(default: Any, kind: SettingKind) -> Any:
     return dataclasses.field(default=default, metadata={"kind": kind})
 
@@ -134,6 +156,8 @@ class QueueSettings:
         retry_max: seconds of the longest wait.
         max_priority: the highest priority that a message has here; 0 for none.
         groups: whether messages of one group are handed out one after the other, in order.
+        sqs: what SQS keeps with the queue (:data:`SQS`): "attributes" and "tags", each text by name, and "modified",
+            seconds since 1970; None without any of these. Settings that differ in this alone are equal.
     """
 
     visibility: float | None = _setting(None, VISIBILITY)
@@ -154,14 +178,19 @@ class QueueSettings:
     retry_max: float = _setting(3600.0, VISIBILITY)
     max_priority: int = _setting(0, PRIORITY)
     groups: bool = _setting(False, SWITCH)
+    sqs: Mapping[str, Any] | None = dataclasses.field(default=None, metadata={"kind": _SQS}, compare=False)
 
     def changed(self, patch: Mapping[str, Any]) -> QueueSettings:
-        """These settings with those of `patch`; a value of None resets one to its default.
+        """These settings with those of `patch`; a value of None resets one to its default. A :data:`SQS` there changes
+        the attributes and tags that it names.
 
         Raises:
             InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
         """
-        settings = dataclasses.replace(self, **{name: _checked(name, value) for name, value in patch.items()})
+        values = {name: _checked(name, value) for name, value in patch.items()}
+        if values.get(SQS) is not None:
+            values[SQS] = _merged(self.sqs or {}, values[SQS])
+        settings = dataclasses.replace(self, **values)
         if settings.max_receives is not None and settings.dead_letter_queue is None:
             raise InvalidSetting("max_receives needs a dead_letter_queue: say where dead messages go")
         if settings.groups and settings.max_priority:
@@ -180,16 +209,17 @@ class QueueSettings:
 
     @classmethod
     def kinds(cls) -> dict[str, SettingKind]:
-        """The kind of each setting, by its JSON name."""
-        return {name: field.metadata["kind"] for name, field in _FIELDS.items()}
+        """The kind of each setting that every door has, by its JSON name."""
+        return {name: field.metadata["kind"] for name, field in _FIELDS.items() if name != SQS}
 
     def values(self) -> dict[str, Any]:
-        """All settings, by their JSON names."""
-        return {name: getattr(self, name) for name in _FIELDS}  # as asdict, which copies deeply, in a tenth of its time
+        """The settings that every door has, by their JSON names."""
+        return {name: getattr(self, name) for name in _SHARED}  # as asdict, which copies deeply, in a tenth of its time
 
     def kept(self) -> dict[str, Any]:
         """The settings that are not at their default: the store keeps those."""
-        return {name: value for name, value in self.values().items() if value != _FIELDS[name].default}
+        found = {name: getattr(self, name) for name in _FIELDS}
+        return {name: value for name, value in found.items() if value != _FIELDS[name].default}
 
     def retry_seconds(self, receives: int, random: Random) -> float:
         """Seconds for which a message is held back after its work failed; 0 where it is not.
@@ -210,6 +240,7 @@ class QueueSettings:
 
 
 _FIELDS: Final = {field.name: field for field in dataclasses.fields(QueueSettings)}
+_SHARED: Final = [name for name in _FIELDS if name != SQS]
 DEFAULTS: Final = QueueSettings()
 
 
@@ -217,12 +248,38 @@ PAUSES: Final = ("paused", "publish_paused")
 """Those that pause something: they may be set with the right to pause, too."""
 
 
+def check_shared(patch: Mapping[str, Any]) -> None:
+    """Check that a change concerns settings that every door has.
+
+    Raises:
+        InvalidSetting: it does not.
+    """
+    if SQS in patch:
+        raise _unknown(SQS)
+
+
+def _unknown(name: str) -> InvalidSetting:
+    near = difflib.get_close_matches(name, _SHARED, n=1)
+    hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(_SHARED)
+    return InvalidSetting(f"unknown setting {shorten(name)}: {hint}")
+
+
+def _merged(old: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What SQS keeps with a queue, after a change; None without any of it."""
+    found: dict[str, Any] = {}
+    for part in _PARTS_OF_SQS:
+        texts = {**old.get(part, {}), **patch[part]}
+        found[part] = {name: text for name, text in texts.items() if text is not None}
+    modified = patch.get("modified", old.get("modified"))
+    if modified is not None:
+        return {**found, "modified": modified}
+    return found if any(found.values()) else None
+
+
 def _checked(name: str, value: Any) -> Any:
     field = _FIELDS.get(name)
     if field is None:
-        near = difflib.get_close_matches(name, _FIELDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else "known: " + ", ".join(_FIELDS)
-        raise InvalidSetting(f"unknown setting {shorten(name)}: {hint}")
+        raise _unknown(name)
     return field.default if value is None else check_value(name, value, field.metadata["kind"])
 
 

@@ -91,6 +91,8 @@ class StoreWatcher:
                 if index.settings != settings:
                     index.settings, index.bodies = settings, None
                     self._waiters.call(index)
+                elif index.settings.sqs != settings.sqs:
+                    index.settings = settings
         for name in known & self._catalog.queues.keys() - records.keys():
             index = self._catalog.queues.pop(name)
             index.deleted = True

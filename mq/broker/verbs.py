@@ -54,6 +54,7 @@ _ROWS: Final = (
     Verb("create_queue"),
     Verb("delete_queue", was_done=NoSuchQueue),
     Verb("change_settings"),
+    Verb("settings"),
     Verb("status"),
     Verb("queues"),
     Verb("purge"),

@@ -13,7 +13,7 @@ from mq.broker import background_check, batch_consumers, clock, dead_letters, ke
 from mq.broker.settings import QueueSettings
 from mq.errors import MQError
 from mq.schedules import schedule, scheduler
-from mq.sqs import move_tasks, notes
+from mq.sqs import move_tasks
 from mq.storage import groups
 from mq.storage.files.inventory import INVENTORY
 from mq.storage.interface import QUEUE
@@ -102,7 +102,6 @@ _SCHEMAS: Final[dict[str, Check]] = {
     declared.SHARED: _check_shared,
     declared.ELSEWHERE: _fields(number=int, declared=(dict, _NONE)),
     move_tasks.KIND: lambda value: move_tasks.MoveTask.restored("queue", value),
-    notes.KIND: _fields(created=int),
     groups.INTENT: _fields(),
     clock.KIND: _check_clock,
     background_check.KIND: _fields(began_ms=int, queue=str, after=int, checked=int, total=int, ended_ms=int),

@@ -209,7 +209,7 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def _rules(call: ActionCall, queue: QueueName) -> QueueRules:
-    notes = await call.desk.notes.read(queue)
+    notes = await call.desk.notes.recent(queue)
     return QueueRules(
         int(noted_attribute(notes, LONGEST)),
         is_fifo(queue),
@@ -229,7 +229,7 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
     wait = call.number("WaitTimeSeconds", 0, LONGEST_WAIT)
     wanted = _wanted(call)
     if wait is None:
-        wait = int(noted_attribute(await call.desk.notes.read(queue), WAIT))
+        wait = int(noted_attribute(await call.desk.notes.recent(queue), WAIT))
     seconds = None if visibility is None else lease_seconds(visibility)
     broker = call.desk.broker
     attempt = read_token(call.wanted, "ReceiveRequestAttemptId") if is_fifo(queue) else None

@@ -1,8 +1,7 @@
 """Notes of queues, for which mq has no settings: tags, and attributes that concern this door alone.
 
-The notes of a queue are a record of their own, beside the broker's record of the queue. They count for one queue only,
-and name the instant at which it was made. Notes without an instant belong to a queue that is being made. They are
-written before the queue: after a crash in between, a client that repeats its CreateQueue finds its own attributes.
+They are a part of the queue's own record (:data:`~mq.broker.settings.SQS`). So a queue is made together with them, they
+go with it, and those of a highly available queue are the cluster's.
 """
 
 from __future__ import annotations
@@ -13,9 +12,13 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from mq.broker.api import BrokerAPI
+from mq.broker.settings import SQS, QueueSettings
+from mq.message import QueueName
 
-KIND: Final = "sqs"
-"""Of the records."""
+_FRESH_SECONDS: Final = 1.0
+"""For so long a node of a cluster goes by what it has read of a queue, where messages are sent and received."""
+_MOST_KEPT: Final = 1000
+"""Queues of which a node keeps the notes."""
 
 
 class Notes(NamedTuple):
@@ -31,86 +34,67 @@ class Notes(NamedTuple):
     tags: Mapping[str, str] = {}
     modified: int | None = None
 
+    @classmethod
+    def of(cls, settings: QueueSettings) -> Notes:
+        """The notes among a queue's settings."""
+        return cls(**settings.sqs or {})
 
-_NONE: Final = Notes()
+    def setting(self) -> dict[str, Any]:
+        """The same as a change of a queue's settings, which leaves other attributes and tags as they are. An empty
+        attribute is at its default."""
+        given = {"attributes": {name: text or None for name, text in self.attributes.items()}, "tags": dict(self.tags)}
+        return {SQS: given if self.modified is None else {**given, "modified": self.modified}}
 
 
 class NoteBook:
     """The notes of all queues.
 
     Args:
-        broker: keeps the records.
+        broker: keeps them.
     """
 
     def __init__(self, broker: BrokerAPI) -> None:
         self._broker = broker
-        self._is_shared = broker.description.shared
-        self._loading = trio.Lock()
-        self._pages: dict[str, Mapping[str, Any]] | None = None
+        self._recent: dict[str, tuple[float, Notes]] = {}
 
     async def read(self, queue: str) -> Notes:
-        """The notes of a queue.
-
-        Args:
-            queue: its name.
+        """The notes of a queue as they are now.
 
         Raises:
-            NoSuchQueue: it has notes, and is there no more.
-            StorageError: they cannot be read.
+            NoSuchQueue: it does not exist.
         """
-        page = (await self._all()).get(queue)
-        if page is None or page.get("created") not in (None, (await self._broker.status(queue)).created_ns):
-            return _NONE
-        return Notes(_texts(page.get("attributes")), _texts(page.get("tags")), page.get("modified"))
+        notes = Notes.of(await self._broker.settings(queue))
+        if self._broker.membership.node:
+            self._keep(queue, notes)
+        return notes
 
-    async def write(self, queue: str, notes: Notes, created_ns: int | None) -> None:
-        """Replace the notes of a queue; durable on return.
-
-        Args:
-            queue: its name.
-            notes: all notes of it.
-            created_ns: when the queue was made, nanoseconds since 1970; None where it is being made.
+    async def recent(self, queue: str) -> Notes:
+        """The notes of a queue. A node of a cluster asks the master about a queue once a second, and not for each
+        message: changes that another node has made count there after a second at the latest.
 
         Raises:
-            StorageError: it cannot be kept now.
+            NoSuchQueue: it does not exist.
         """
-        page = {**notes._asdict(), "created": created_ns}
-        pages = await self._all()
-        await self._broker.declarations.put(KIND, queue, page)
-        pages[queue] = page
+        until, notes = self._recent.get(queue, (0.0, Notes()))
+        return notes if until > trio.current_time() else await self.read(queue)
 
-    async def drop(self, queue: str) -> None:
-        """Forget a queue's notes.
+    async def change(self, queue: QueueName, patch: Mapping[str, Any]) -> None:
+        """Change settings and notes of a queue: all of `patch`, or nothing. Durable on return.
 
         Raises:
-            StorageError: they cannot be dropped now.
+            NoSuchQueue: it does not exist.
+            InvalidSetting: a setting is out of its range, or two contradict each other.
+            Conflict: a setting that cannot be kept here and now.
+            StorageError: they cannot be kept now.
         """
-        pages = await self._all()
-        if queue in pages:
-            await self._broker.declarations.drop(KIND, queue)
-            pages.pop(queue, None)
+        self._recent.pop(queue, None)
+        await self._broker.change_settings(queue, patch)
 
-    async def _all(self) -> dict[str, Mapping[str, Any]]:
-        if self._pages is not None:
-            return self._pages
-        declarations = self._broker.declarations
-        if self._is_shared:  # where others write them, too, they are read anew
-            return dict(await declarations.records(KIND))
-        async with self._loading:  # nothing is noted before all was read, so what is swept is no queue's in the making
-            if self._pages is None:
-                pages = dict(await declarations.records(KIND))
-                await self._sweep(pages)
-                self._pages = pages
-        return self._pages
+    def forget(self, queue: str) -> None:
+        """Note that a queue is deleted."""
+        self._recent.pop(queue, None)
 
-    async def _sweep(self, pages: dict[str, Mapping[str, Any]]) -> None:
-        """Forget the notes of queues that other doors have deleted."""
-        if self._broker.membership.node:  # a node of a cluster need not know all queues just now
-            return
-        for queue in pages.keys() - {status.name for status in await self._broker.queues()}:
-            await self._broker.declarations.drop(KIND, queue)
-            del pages[queue]
-
-
-def _texts(value: Any) -> dict[str, str]:
-    return {key: text for key, text in value.items() if isinstance(text, str)} if isinstance(value, dict) else {}
+    def _keep(self, queue: str, notes: Notes) -> None:
+        if len(self._recent) >= _MOST_KEPT:
+            self._recent.clear()
+        self._recent[queue] = trio.current_time() + _FRESH_SECONDS, notes

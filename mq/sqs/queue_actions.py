@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from mq.access import Right, owner_of
+from mq.broker.settings import SQS
 from mq.errors import Conflict, InvalidSetting, OverLimit
 from mq.lifecycle import made_for
 from mq.message import QueueName, shorten
@@ -64,19 +65,12 @@ async def _create(call: ActionCall, name: QueueName, change: AttributeChange, ta
     target = change.settings.get(_DEAD_LETTERS)
     if target is not None:
         await _check_target(call, name, target)
-    notes = Notes({key: text for key, text in change.notes.items() if text}, tags)
-    broker = call.desk.broker
-    if notes.attributes or notes.tags:
-        await call.desk.notes.write(name, notes, None)
-    else:
-        await call.desk.notes.drop(name)  # of a queue of that name, deleted by another door
+    settings = {**change.settings, **Notes(change.notes, tags).setting()}
     try:
         with made_for(owner_of(call.user)):
-            await broker.declarations.create(name, change.settings, None, is_transient=False)
+            await call.desk.broker.declarations.create(name, settings, None, is_transient=False)
     except OverLimit as error:
         raise SqsError("OverLimit", str(error)) from error
-    if notes.attributes or notes.tags:
-        await call.desk.notes.write(name, notes, (await broker.status(name)).created_ns)
 
 
 async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange) -> None:
@@ -177,7 +171,7 @@ async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
         await call.desk.broker.delete_queue(queue)
-        await call.desk.notes.drop(queue)
+        call.desk.notes.forget(queue)
     return {}
 
 
@@ -212,18 +206,12 @@ async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
         target = change.settings.get(_DEAD_LETTERS)
         if target is not None:
             await _check_target(call, queue, target)
-        if change.settings:
-            try:
-                await call.desk.broker.change_settings(queue, change.settings)
-            except (InvalidSetting, Conflict) as error:
-                raise SqsError("InvalidAttributeValue", str(error)) from error
-        attributes = {name: text for name, text in {**old.attributes, **change.notes}.items() if text}
-        await _write(call, queue, old._replace(attributes=attributes, modified=int(time.time())))
+        try:
+            noted = Notes(change.notes, modified=int(time.time()))
+            await call.desk.notes.change(queue, {**change.settings, **noted.setting()})
+        except (InvalidSetting, Conflict) as error:
+            raise SqsError("InvalidAttributeValue", str(error)) from error
     return {}
-
-
-async def _write(call: ActionCall, queue: QueueName, notes: Notes) -> None:
-    await call.desk.notes.write(queue, notes, (await call.desk.broker.status(queue)).created_ns)
 
 
 async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
@@ -232,7 +220,8 @@ async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
         old = await call.desk.notes.read(queue)
-        await _write(call, queue, old._replace(tags=_checked_tags({**old.tags, **tags})))
+        _checked_tags({**old.tags, **tags})
+        await call.desk.notes.change(queue, Notes(tags=tags).setting())
     return {}
 
 
@@ -242,9 +231,9 @@ async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
         old = await call.desk.notes.read(queue)
-        left = {key: text for key, text in old.tags.items() if key not in gone}
-        if left != old.tags:
-            await _write(call, queue, old._replace(tags=left))
+        there = [key for key in gone if key in old.tags]
+        if there:
+            await call.desk.notes.change(queue, {SQS: {"tags": dict.fromkeys(there)}})
         else:
             call.demanded.clear()
     return {}

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from mq.access import Right, owner_of
 from mq.broker import QueueStatus
-from mq.broker.settings import PAUSES, QUEUE, check_value
+from mq.broker.settings import PAUSES, QUEUE, check_shared, check_value
 from mq.errors import InvalidRequest
 from mq.lifecycle import made_for
 from mq.message import QueueName, shorten
@@ -40,7 +40,9 @@ async def get_queue(context: RequestContext) -> Reply:
 
 async def change_queue(context: RequestContext) -> Reply:
     """Change settings."""
-    await context.broker.change_settings(context.queue, await read_object(context.request))
+    patch = await read_object(context.request)
+    check_shared(patch)
+    await context.broker.change_settings(context.queue, patch)
     return document(200, shown_queue(await context.broker.status(context.queue)))
 
 

@@ -184,6 +184,17 @@ async def test_what_one_sets_the_other_does_not_set_back(disk_address: str, open
         assert (settings.visibility, settings.delay) == (5, 1)
 
 
+async def test_a_peer_knows_what_sqs_keeps_with_a_queue(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, peers=1) as one, opened(disk_address, peers=1) as other:
+        await one.create_queue("q")
+        assert (await other.settings("q")).sqs is None
+        await one.change_settings("q", {"sqs": {"tags": {"a": "b"}}})
+        assert (await other.settings("q")).sqs == {"attributes": {}, "tags": {"a": "b"}}
+        await other.change_settings("q", {"sqs": {"tags": {"c": "d"}, "attributes": {"e": "f"}}})
+        await other.change_settings("q", {"sqs": {"tags": {"a": None}}, "visibility": 5})
+        assert (await one.settings("q")).sqs == {"attributes": {"e": "f"}, "tags": {"c": "d"}}
+
+
 async def test_who_waits_hears_of_a_peer_s_message_where_the_medium_does_not_tell(
     disk_address: str, opened: Opener
 ) -> None:

@@ -71,8 +71,7 @@ async def seen(broker: Broker) -> Any:
     """All that a request could change and a refused one must not. Leases run out by themselves, and messages die."""
     queues = await broker.queues()
     messages = sum(queue.ready + queue.leased + queue.delayed for queue in queues)
-    records = json.dumps(await broker.declarations.records("sqs"), sort_keys=True)
-    return [(queue.name, queue.settings, queue.created_ns) for queue in queues], messages, records
+    return [(queue.name, queue.settings, queue.created_ns) for queue in queues], messages
 
 
 def _handles(body: bytes) -> list[str]:

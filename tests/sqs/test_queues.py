@@ -8,8 +8,10 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
+import trio
 
 from mq.broker import Broker, BrokerConfig, QueueSettings, open_broker
+from mq.message import QueueName
 from mq.sqs.notes import NoteBook, Notes
 from mq.storage.memory import MemoryStorage
 from tests.sqs.clients import Client
@@ -144,7 +146,8 @@ async def test_a_queue_that_is_deleted_is_gone_with_what_was_noted(
     gone = "AWS.SimpleQueueService.NonExistentQueue"
     assert await refusal(sqs, partial(sqs.delete_queue, QueueUrl=url)) == gone
     assert await refusal(sqs, partial(sqs.send_message, QueueUrl=url, MessageBody="b")) == gone
-    assert await broker.declarations.records("sqs") == {}
+    await broker.create_queue("q")
+    assert (await broker.settings("q")).sqs is None
 
 
 async def test_notes_of_a_queue_are_not_those_of_a_later_one(
@@ -188,17 +191,28 @@ async def test_permissions_are_mqs_own(sqs: Client, make_queue: MakeQueue) -> No
 
 
 async def test_what_is_noted_outlives_the_broker(store: MemoryStorage) -> None:
-    """As the records of the store do; a crash between a queue and the end of its notes leaves them in force. Notes of a
-    queue that another door has deleted go at the next start."""
+    """It is a part of the queue's record, and goes with the queue."""
     async with open_broker(store, BrokerConfig()) as broker:
-        book = NoteBook(broker)
         for queue in ("q", "gone"):
-            await book.write(queue, Notes(tags={"a": "b"}), None)
             await broker.create_queue(queue)
+            await NoteBook(broker).change(QueueName(queue), Notes({"a": "b"}, {"c": "d", "e": ""}, 7).setting())
         await broker.delete_queue("gone")
     async with open_broker(store, BrokerConfig()) as broker:
-        assert (await NoteBook(broker).read("q")).tags == {"a": "b"}
-        assert list(await broker.declarations.records("sqs")) == ["q"]
+        assert await NoteBook(broker).read("q") == Notes({"a": "b"}, {"c": "d", "e": ""}, 7)
+        await NoteBook(broker).change(QueueName("q"), Notes({"a": ""}, {"e": "f"}).setting())
+        assert await NoteBook(broker).read("q") == Notes({}, {"c": "d", "e": "f"}, 7)
+        await broker.create_queue("gone")
+        assert await NoteBook(broker).read("gone") == Notes()
+    assert set(await store.records("queue")) == {"q", "gone"}
+    assert await store.records("sqs") == {}
+
+
+async def test_two_changes_of_tags_at_a_time_are_both_made(sqs: Client, make_queue: MakeQueue) -> None:
+    url = await make_queue()
+    async with trio.open_nursery() as nursery:
+        for number in range(8):
+            nursery.start_soon(partial(sqs.tag_queue, QueueUrl=url, Tags={f"k{number}": "v"}))
+    assert len((await sqs.list_queue_tags(QueueUrl=url))["Tags"]) == 8
 
 
 async def test_urls_of_other_hosts_and_mere_names_will_do(sqs: Client, make_queue: MakeQueue) -> None:

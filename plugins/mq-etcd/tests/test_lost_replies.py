@@ -245,8 +245,8 @@ async def test_a_group_in_doubt_whose_past_is_thrown_away_stops_the_store(place)
 
 @pytest.mark.parametrize("lands", [True, False])
 async def test_a_publish_with_a_key_in_doubt_is_stored_once(place, lands: bool) -> None:
-    """By the broker that asked, which says meanwhile that it does not know, and by the next one. What is in doubt when a
-    broker ends is undone: it records the time, and nothing is changed before a doubt is settled."""
+    """By the broker that asked, which says meanwhile that it does not know, and by the next one. What is in doubt when
+    a broker ends is undone: it records the time, and nothing is changed before a doubt is settled."""
     async with wired(place, f"key{lands}") as (wire, storage):
         async with open_broker(storage) as broker:
             for key in ("first", "second"):
