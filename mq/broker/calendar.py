@@ -12,6 +12,7 @@ from typing import Final
 
 import trio
 
+from mq import turns
 from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
@@ -25,7 +26,7 @@ NEAR_SECONDS: Final = LONGEST_LEASE_SECONDS + MARGIN_SECONDS
 """A delay that ends sooner has a timer."""
 GIVEN_SECONDS: Final = 1.5 * LOOK_SECONDS
 """Likewise for an instant that a user gave."""
-_MOST_TAKEN: Final = 1000
+_MOST_TAKEN: Final = turns.JOB // turns.LIGHT
 """Messages that get their timers before other tasks run."""
 
 
@@ -113,4 +114,4 @@ class Calendar:
             for entry in taken:
                 index.add(entry)
                 self._is_near(index, entry)
-            await trio.lowlevel.checkpoint()
+            await turns.of_run().end()

@@ -207,24 +207,27 @@ class Consumption:
         errors: list[MQError | None],
     ) -> list[int]:
         """Remove the messages that are not locked in one batch, and note their errors. Returns the other numbers."""
-        found: dict[int, Entry] = {}
+        begun: dict[int, RemovalBatch] = {}
         moving = []
         try:
             ids = [MessageId(removals[number].id) for number in numbers]
             await self._secure_keys(ids)
         except MQError:
             return list(numbers)  # one by one each gets its own error, or succeeds
-        for number, id in zip(numbers, ids, strict=True):
+        async for number, id in turns.in_turns(zip(numbers, ids, strict=True), turns.LIGHT):
             if id in self._catalog.locks:
                 moving.append(number)
                 continue
             try:
-                found[number] = _checked(index, id, index.find(id), removals[number].receipt)
+                entry = _checked(index, id, index.find(id), removals[number].receipt)
             except MQError as error:
                 errors[number] = error
-        for number, future in zip(found, self._remover.remove_each(list(found.values())), strict=True):
+            else:
+                begun[number] = self._remover.begin(entry)
+        self._remover.put(list(begun.values()))
+        for number, batch in begun.items():
             try:
-                await future.get()
+                await batch.answer.future.get()
             except MQError as error:
                 errors[number] = error
         return moving
@@ -400,7 +403,7 @@ class Remover:
         self._pace = core.committer.pace
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
-        self._batches: Together[_RemovalBatch] = Together(core.committer)
+        self._batches: Together[RemovalBatch] = Together(core.committer)
         self._batches.begin = partial(_Removals, core.catalog)
 
     def remove(
@@ -427,16 +430,18 @@ class Remover:
             answer.future.set(None)
         return answer.future
 
-    def remove_each(self, entries: Sequence[Entry]) -> list[Future[None]]:
-        """Remove messages under one barrier, durably and strictly; an answer for each."""
-        batches = [self._batch([entry], _Answer(Future(), 1), durable=True, strict=True) for entry in entries]
-        if batches:
-            self._batches.put(batches)
-        return [batch.answer.future for batch in batches]
+    def begin(self, entry: Entry) -> RemovalBatch:
+        """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`."""
+        return self._batch([entry], _Answer(Future(), 1), durable=True, strict=True)
+
+    def put(self, begun: Sequence[RemovalBatch]) -> None:
+        """Remove what was begun, under one barrier."""
+        if begun:
+            self._batches.put(begun)
 
     def _batch(
         self, entries: Sequence[Entry], answer: _Answer, *, durable: bool, strict: bool, were_held: bool = False
-    ) -> _RemovalBatch:
+    ) -> RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
         operations: list[Operation]
@@ -444,13 +449,13 @@ class Remover:
             operations = removing(self._storage, entries, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return _RemovalBatch(entries, operations, strict, were_held, DOOR.get(), answer)
+        return RemovalBatch(entries, operations, strict, were_held, DOOR.get(), answer)
 
 
 class _Removals:
     """The removals of one batch."""
 
-    def __init__(self, catalog: Catalog, batches: Sequence[_RemovalBatch]) -> None:
+    def __init__(self, catalog: Catalog, batches: Sequence[RemovalBatch]) -> None:
         self._catalog = catalog
         self._batches = batches
         self.operations = [operation for batch in batches for operation in batch.operations]
@@ -460,7 +465,7 @@ class _Removals:
         for batch in self._batches:
             batch.answer.part(self._end(batch, list(islice(each, len(batch.operations)))))
 
-    def _end(self, batch: _RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
+    def _end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
         """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
         error = None
         is_reaped = isinstance(batch.operations[-1], Unlink)
@@ -512,7 +517,7 @@ class _Answer:
             self.future.fail(self._error)
 
 
-class _RemovalBatch(NamedTuple):
+class RemovalBatch(NamedTuple):
     """Messages that leave together.
 
     Attributes:

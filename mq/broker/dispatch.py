@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
 from mq.broker.commit import BatchChannel, BatchTimes, error_of
 from mq.broker.config import MARGIN_SECONDS
@@ -56,7 +57,7 @@ logger = logging.getLogger("mq.broker")
 LARGEST_GROUP: Final = 1024
 """Messages, or queues, that a worker takes up in one turn."""
 LONGEST_SLICE: Final = 256
-"""Messages that are opened at a time."""
+"""Messages that are opened, or given to consumers, at a time."""
 LARGEST_ANSWER: Final = 8 << 20
 """Bytes of bodies after which a request gets no more messages."""
 _LONGEST_PAUSE_SECONDS: Final = 0.009
@@ -180,13 +181,13 @@ class FetchWorker:
         try:
             await self._prepare(index, wait_queue)
         except StorageError as error:
-            _fail(list(wait_queue.nonblocking), wait_queue, error)
+            await _fail(list(wait_queue.nonblocking), wait_queue, error)
         if index.deleted:
-            _fail(wait_queue.requests, wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
+            await _fail(wait_queue.requests, wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
         elif self._leases.come_too_late:
             leased = [request for request in wait_queue.requests if not request.holds and not request.takes]
             late = StorageSlow("mq has too much to do to hand out messages in time; nothing was leased. Try again")
-            _fail(leased, wait_queue, late)
+            await _fail(leased, wait_queue, late)
 
     def _choose(
         self, index: QueueIndex, wait_queue: WaitQueue, nonblocking: list[FetchRequest]
@@ -198,7 +199,7 @@ class FetchWorker:
         portions: list[Portion] = []
         held_count = 0
         while (request := wait_queue.first()) is not None and not index.settings.paused:
-            if len(assignments) + held_count >= LARGEST_GROUP:
+            if len(assignments) >= LARGEST_GROUP or held_count >= LONGEST_SLICE:
                 self._waiters.call(index)
                 return assignments, portions
             if request.holds:
@@ -228,7 +229,7 @@ class FetchWorker:
         for request in holders:
             if request.future.abandoned:
                 wait_queue.leave(request)
-        turn = iter(range(LARGEST_GROUP))
+        turn = iter(range(LONGEST_SLICE))
 
         def take() -> Entry | None:
             return None if next(turn, None) is None else self._take(index)
@@ -381,7 +382,7 @@ class Deliverer:
         while True:
             for held, served in await self._leased.drain(LARGEST_GROUP):
                 await self._read(held, served)
-                for request in reversed(served):
+                async for request in turns.in_turns(reversed(served)):  # with what each one's task does then
                     await self._answer(request, served[request])
 
     def leased(
@@ -768,7 +769,7 @@ class UnackedDeliverer:
                 request.future.fail(error)
             return
         answers = [(portion.request, self._messages(portion, stored)) for portion in portions]
-        for request, found in answers:
+        async for request, found in turns.in_turns(answers):  # with what each one's task does then
             await self._answer(request, found)
 
     def put_back(self, index: QueueIndex, entries: Iterable[Entry], *, is_returned: bool = True) -> None:
@@ -834,7 +835,7 @@ class UnackedDeliverer:
             self._waiters.ask(request, first=True)
 
 
-def _fail(requests: list[FetchRequest], wait_queue: WaitQueue, error: Exception) -> None:
-    for request in requests:
-        wait_queue.leave(request)
-        request.future.fail(error)
+async def _fail(requests: list[FetchRequest], wait_queue: WaitQueue, error: Exception) -> None:
+    async for request in turns.in_turns(requests, turns.FRAME):  # with what each one's task does then
+        if wait_queue.leave(request):  # else it was cancelled meanwhile
+            request.future.fail(error)

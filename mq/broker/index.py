@@ -149,7 +149,10 @@ class FarOff:
             self._rebuild()
 
     def _rebuild(self) -> None:
-        dues = [self._due(key) for key in self._there]
+        has_ages = bool(self._ages)
+        dues = [
+            self._due(key) if has_ages or not isinstance(entry, int) else entry for key, entry in self._there.items()
+        ]
         self._steady = [due for due in dues if due < _FIRST_GIVEN]
         self._given = [due for due in dues if due >= _FIRST_GIVEN]
         heapq.heapify(self._steady)

@@ -425,9 +425,10 @@ class Queues:
                         break
                 if len(chosen) >= most:
                     break
+            fitting = turns.in_turns(await self._fitting(chosen, rooms), turns.LIGHT)
             moves = [
                 Move(entry, State.READY, arriving(target, entry, self._ids, self._upkeep.clock), target.name)
-                for entry, target in await self._fitting(chosen, rooms)
+                async for entry, target in fitting
             ]
             await self._do(index, moves, Kind.REROUTE, "move the message", moved)
         finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mq.errors import CallerError, MQError, NoSuchQueue
@@ -100,12 +100,16 @@ class Exchanges:
 
     def __init__(self) -> None:
         self.publisher: ExchangePublisher | None = None
-        self._tell: Callable[[], Declared] = Declared
+        self._tell: Callable[[], Awaitable[Declared]] = _nothing
 
-    def told_by(self, tell: Callable[[], Declared]) -> None:
+    def told_by(self, tell: Callable[[], Awaitable[Declared]]) -> None:
         """Let :meth:`now` ask `tell` from now on."""
         self._tell = tell
 
-    def now(self) -> Declared:
+    async def now(self) -> Declared:
         """What is declared now."""
-        return self._tell()
+        return await self._tell()
+
+
+async def _nothing() -> Declared:
+    return Declared()

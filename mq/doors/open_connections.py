@@ -11,7 +11,7 @@ import secrets
 import socket as sockets
 import struct
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
@@ -182,8 +182,8 @@ class OpenConnection(Protocol):
     def status(self) -> ConnectionStatus:
         """Its status now."""
 
-    def consumers(self) -> list[ConsumerStatus]:
-        """Its consumers now."""
+    def consumers(self) -> Iterable[ConsumerStatus]:
+        """Its consumers now. There may be thousands: their status is taken as they are iterated over."""
 
     def close(self, why: str) -> None:
         """End it, and tell its client why, where its protocol can."""

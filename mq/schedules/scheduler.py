@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
 from mq.broker.clock import Clock
@@ -41,6 +42,11 @@ MOST_TOGETHER: Final = 1000
 SCHEDULE: Final = "mq-schedule"
 INSTANT: Final = "mq-schedule-instant"
 """Attributes of a message that name its schedule and its instant."""
+
+_INSTANT: Final = turns.MESSAGE
+"""Units of work to find a schedule's next instant."""
+_MISSED: Final = 4 * turns.MESSAGE
+"""Units to find its last one: a rare instant of a schedule that has missed years takes a millisecond."""
 
 FIRINGS: Final = "firing"
 """The kind of the records of firings."""
@@ -183,7 +189,8 @@ class Scheduler:
         Raises:
             StorageError: it cannot be read.
         """
-        for name, record in (await self._broker.declarations.records(KIND)).items():
+        records = await self._broker.declarations.records(KIND)
+        async for name, record in turns.in_turns(records.items(), _INSTANT):
             try:
                 schedule = Schedule.stored(record)
             except (ValueError, KeyError, TypeError) as error:
@@ -199,7 +206,7 @@ class Scheduler:
         if self._plans and self._refusal:
             logger.warning("%d schedules rest: %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
-        for plan in self._plans.values():
+        async for plan in turns.in_turns(self._plans.values(), _INSTANT):
             self._set_due(plan)
 
     async def put(self, schedule: Schedule) -> bool:
@@ -345,15 +352,15 @@ class Scheduler:
     async def _fire_due(self) -> None:
         """Fire what is due now, up to :data:`MOST_TOGETHER`."""
         async with self._changing:  # what is changed meanwhile would fire by its old self
-            due = self._take_due()
+            due = await self._take_due()
             if due:
                 await self._fire(due)
 
-    def _take_due(self) -> list[_Plan]:
+    async def _take_due(self) -> list[_Plan]:
         if self._was_set:
             self._was_set = False
             self._heaps[False].clear()
-            for plan in self._plans.values():
+            async for plan in turns.in_turns(self._plans.values(), _INSTANT):
                 if not plan.is_steady:
                     self._set_due(plan, rests=bool(plan.error))
         due: list[_Plan] = []
@@ -371,8 +378,7 @@ class Scheduler:
         before = {plan.name: self._progress.find(plan.name) for plan in plans}
         outcomes: dict[str, _Outcome] = {}
         firings: dict[str, Firing] = {}
-        for plan in plans:
-            await trio.lowlevel.checkpoint()  # looking up an instant takes a moment, and there may be many
+        async for plan in turns.in_turns(plans, _MISSED):
             instant_ms = plan.instants.latest(plan.since_ms, self._now_ms(is_steady=plan.is_steady))
             if instant_ms is not None:
                 last = before[plan.name] or Firing(0, 0, is_done=True)
@@ -426,7 +432,8 @@ class Scheduler:
             by_queue[plan.schedule.queue].append(plan)
 
         async def publish(queue: str, batch: Sequence[_Plan]) -> None:
-            drafts = [_draft_of(plan.schedule, firings[plan.name].instant_ms) for plan in batch]
+            some = turns.in_turns(batch, turns.FRAME)
+            drafts = [_draft_of(plan.schedule, firings[plan.name].instant_ms) async for plan in some]
             try:
                 found: Sequence[Published | MQError] = await self._broker.publish_many(queue, drafts)
             except MQError as error:
@@ -468,7 +475,7 @@ class Scheduler:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
             logger.warning("the last firings of %d schedules are not durable: %s", len(done), error)
-        for plan in plans:
+        async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 
     def _tell(self, plan: _Plan, error: MQError | None) -> None:
@@ -551,7 +558,7 @@ class Progress:
             StorageError: they cannot be read.
         """
         records = await self._broker.declarations.records(FIRINGS)
-        for name in names:
+        async for name in turns.in_turns(names, turns.LIGHT):
             value = records.get(_segment(name), {}).get(name)
             if value is not None:
                 self._segments[_segment(name)][name] = Firing(*value)

@@ -139,7 +139,8 @@ class MemoryStorage:
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind, by key."""
         await trio.lowlevel.checkpoint()
-        return {key: json.loads(value) for key, value in self._records.get(kind, {}).items()}
+        now = list(self._records.get(kind, {}).items())
+        return {key: json.loads(value) async for key, value in turns.in_turns(now, turns.LIGHT)}
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
         """Collect a body."""

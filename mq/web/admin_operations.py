@@ -27,7 +27,7 @@ from mq.schedules.scheduler import Fate, shown_instant
 from mq.web.columns import cut
 from mq.web.exchange import NOT_CACHED, Reply, document, empty, problem
 from mq.web.http_connection import CONNECTION
-from mq.web.json_answer import PART_BYTES, Entries, JsonAnswer, SentParts
+from mq.web.json_answer import PART_BYTES, Entries, JsonAnswer, Members, SentParts
 from mq.web.operations import NO_RIGHT, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH, LEVEL
 from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, STEP, Scrape, page
@@ -199,10 +199,10 @@ CLOSED: Final = "an operator closed the connection"
 async def connections(context: RequestContext) -> Reply:
     """The open connections."""
 
-    def shown(id: str, connection: OpenConnection) -> list[dict[str, Any]]:
+    def shown(id: str, connection: OpenConnection) -> Iterator[Members]:
         status = connection.status()
-        channels = [channel._asdict() for channel in status.channels]
-        return [{"id": id, **_rounded(status._asdict()), "channels": channels}]
+        channels = (channel._asdict() for channel in status.channels)
+        yield Members({"id": id, **_rounded(status._asdict()), "channels": channels})
 
     return await _page(context, "connections", shown)
 
@@ -210,13 +210,13 @@ async def connections(context: RequestContext) -> Reply:
 async def consumers_at_work(context: RequestContext) -> Reply:
     """The consumers, and the requests that wait for messages."""
 
-    def shown(id: str, connection: OpenConnection) -> list[dict[str, Any]]:
-        found = connection.consumers()
-        if not found:
-            return []
-        status = connection.status()
-        whose = {"connection": id, "door": status.door, "user": status.user, "address": status.address}
-        return [{**whose, **_rounded(consumer._asdict())} for consumer in found]
+    def shown(id: str, connection: OpenConnection) -> Iterator[dict[str, Any]]:
+        whose: dict[str, Any] = {}
+        for consumer in connection.consumers():
+            if not whose:
+                status = connection.status()
+                whose = {"connection": id, "door": status.door, "user": status.user, "address": status.address}
+            yield {**whose, **_rounded(consumer._asdict())}
 
     return await _page(context, "consumers", shown)
 
@@ -236,7 +236,7 @@ async def close_connection(context: RequestContext) -> Reply:
 
 async def exchanges(context: RequestContext) -> Reply:
     """What is declared over AMQP."""
-    found = context.overview.exchanges.now()
+    found = await context.overview.exchanges.now()
     there = {name: len(told) for name, told in found._asdict().items()}
     with JsonAnswer(context.memory) as answer:
         shown = {name: (each._asdict() for each in told[:MOST_DECLARED]) for name, told in found._asdict().items()}
@@ -245,14 +245,14 @@ async def exchanges(context: RequestContext) -> Reply:
 
 
 async def _page(
-    context: RequestContext, name: str, shown: Callable[[str, OpenConnection], list[dict[str, Any]]]
+    context: RequestContext, name: str, shown: Callable[[str, OpenConnection], Iterator[dict[str, Any] | Members]]
 ) -> Reply:
     """One page of what connections show; those of one connection stay together."""
     after, most = context.query["after"], context.query["max"]
     next_after: str | None = None
     open_now = [each for each in context.connections.all() if after is None or _number(each[0]) > _number(after)]
 
-    def rows() -> Iterator[dict[str, Any] | None]:
+    def rows() -> Iterator[dict[str, Any] | Members | None]:
         nonlocal next_after
         last: str | None = None
         found = 0

@@ -108,7 +108,8 @@ class Overview:
                 begun = time.perf_counter()
                 self._statuses, self._visible = await self._broker.queues(), {}
                 targets = {status.settings.dead_letter_queue or "" for status in self._statuses}
-                targets.update(name for way in self.exchanges.now().dead_letters for name in way.targets)
+                ways = (await self.exchanges.now()).dead_letters
+                targets.update(name for way in ways for name in way.targets)
                 self._dead_letter_queues = targets
                 took = time.perf_counter() - begun
                 self._good_until = trio.current_time() + max(FRESH_SECONDS - EARLY_SECONDS, REUSE_FACTOR * took)

@@ -54,7 +54,7 @@ async def previews_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
         StorageError: they cannot be read.
     """
     try:
-        return [await _preview(each) for each in seen]
+        return [await _preview(each) async for each in turns.in_turns(seen, turns.FRAME)]
     finally:
         await close([each.message for each in seen])
 
@@ -249,7 +249,8 @@ async def dead_letters(context: RequestContext) -> Reply:
     """Dead letters, of all dead-letter queues."""
     left = context.query["max"]
     queues = context.overview.dead_letter_queues(await context.overview.queues())
-    mine = [status for status in queues if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
+    found = turns.in_turns(queues, turns.LIGHT)
+    mine = [status async for status in found if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
     with JsonAnswer(context.memory) as answer:
 
         async def rows() -> AsyncGenerator[Members]:

@@ -10,6 +10,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mq import turns
 from mq.access import Right
 from mq.broker import Draft
 from mq.broker.settings import LONGEST_TTL_SECONDS, QUEUE, SWITCH, SettingKind, check_value, seconds
@@ -62,7 +63,8 @@ async def schedules(context: RequestContext) -> Reply:
     """The schedules that the user may configure, page by page."""
     after, most = context.query["after"] or "", context.query["max"]
     await context.schedules.look()
-    names = [name for name in context.schedules.names() if name > after and context.may(Right.CONFIGURE, name)]
+    found = turns.in_turns(context.schedules.names(), turns.LIGHT)
+    names = [name async for name in found if name > after and context.may(Right.CONFIGURE, name)]
     with JsonAnswer(context.memory) as answer:
         statuses = [context.schedules.status(name) for name in names[:most]]  # before one of them is deleted
         await answer.write({"schedules": map(_shown, statuses), "next": names[most - 1] if len(names) > most else None})

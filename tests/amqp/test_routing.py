@@ -162,3 +162,29 @@ def test_x_match_is_one_of_four(given: Any) -> None:
 
 def test_bindings_are_told_apart_by_their_arguments() -> None:
     assert len({binding("k", a=1), binding("k", a=True), binding("k", a=1.0), binding("k"), binding("k", a=1)}) == 4
+
+
+VALUES = (1, 1.0, True, "1", b"1", None, [1], {"a": 1})
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_headers_match_as_by_a_look_at_each_binding(mode: str) -> None:
+    bound = [binding(**{"x-match": mode, "a": first, "b": second}) for first in VALUES for second in VALUES]
+    by_headers = matcher(ExchangeType.HEADERS)
+    for each in bound:
+        by_headers.add(each)
+    for gone in bound[::3]:
+        by_headers.remove(gone)
+    left = [each for number, each in enumerate(bound) if number % 3]
+    for headers in ({"a": first, "b": second} for first in VALUES for second in VALUES):
+        found = by_headers.match("", lambda headers=headers: headers)  # type: ignore[misc]
+        assert found == {each for each in left if fits(each.arguments, headers)}
+
+
+def test_headers_exchange_looks_at_bindings_with_an_equal_header_alone() -> None:
+    by_headers = matcher(ExchangeType.HEADERS)
+    for number in range(1000):
+        by_headers.add(binding(number=number, kind="order"))
+        by_headers.add(binding(**{"x-match": "any", "number": number}))
+    assert len(by_headers.match("", lambda: {"number": 7, "kind": "order"})) == 2
+    assert by_headers.looked_at == 2

@@ -33,8 +33,8 @@ def made() -> Topology:
     return topology
 
 
-def test_exchanges_and_bindings() -> None:
-    shown = declared(made())
+async def test_exchanges_and_bindings() -> None:
+    shown = await declared(made())
     assert shown.exchanges == (
         DeclaredExchange("/", "dead", "fanout", True),
         DeclaredExchange("/", "further", "direct", True),
@@ -45,8 +45,8 @@ def test_exchanges_and_bindings() -> None:
     assert len(shown.bindings) == 5
 
 
-def test_where_dead_letters_may_come_to() -> None:
-    assert declared(made()).dead_letters == (
+async def test_where_dead_letters_may_come_to() -> None:
+    assert (await declared(made())).dead_letters == (
         DeadLetterWay("as-it-came", "/", "", None, ()),
         DeadLetterWay("by-exchange", "/", "dead", None, ("by-name", "plain")),
         DeadLetterWay("by-name", "/", "", "plain", ("plain",)),
@@ -54,8 +54,8 @@ def test_where_dead_letters_may_come_to() -> None:
     )
 
 
-def test_without_the_door_there_is_nothing() -> None:
+async def test_without_the_door_there_is_nothing() -> None:
     exchanges = Exchanges()
-    assert exchanges.now() == Declared()
+    assert await exchanges.now() == Declared()
     exchanges.told_by(lambda: declared(made()))
-    assert exchanges.now().exchanges
+    assert (await exchanges.now()).exchanges

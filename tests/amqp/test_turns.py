@@ -9,7 +9,7 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock
 
-from mq.amqp.protocol.connection import HEARTBEATS_SECONDS, MOST_HEARTBEATS, Connection
+from mq.amqp.protocol.connection import HEARTBEATS_SECONDS, LOOKS_A_FRAME, MOST_HEARTBEATS, Connection
 from mq.amqp.wire.frames import HEARTBEAT, PROTOCOL_HEADER
 from mq.turns import FRAMES_A_TURN
 from tests.amqp.dialling import Client, House
@@ -57,6 +57,19 @@ async def test_read_of_cheap_frames_takes_many_turns(
     assert (await client.call(commands.Channel.Open(), 2)).name == "Channel.OpenOk"
     assert counted.all >= 300
     assert counted.most <= FRAMES_A_TURN
+
+
+async def test_messages_to_many_queues_take_more_of_a_turn(
+    autojump_clock: MockClock, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await house.connect()
+    for number in range(200):
+        await client.declare(f"q{number}")
+        await client.call(commands.Queue.Bind(queue=f"q{number}", exchange="amq.fanout"))
+    counted = FramesPerStep(monkeypatch)
+    await client.publish("", *([b"x"] * 50), exchange="amq.fanout")
+    assert await client.count("q0") == 50
+    assert counted.most <= FRAMES_A_TURN * LOOKS_A_FRAME // 400 + 1
 
 
 async def test_other_connections_are_served_between_the_turns_of_a_flood(

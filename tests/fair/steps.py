@@ -21,12 +21,13 @@ class Steps(trio.abc.Instrument):
     Attributes:
         longest: seconds of this thread's processor time that a step has used, the most.
         task: the name of its task.
+        longest_pass: the same of all steps in one pass of the event loop: another client waits for some thirty of them.
         calls_of: the functions that a step of each task has called, the most, where they are counted: of Python and of
             C. Tasks are known by their names.
     """
 
     def __init__(self, *, counts: bool = False) -> None:
-        self.longest = 0.0
+        self.longest = self.longest_pass = self._pass = 0.0
         self.task = ""
         self.calls_of: Counter[str] = Counter()
         self.steps = 0
@@ -56,8 +57,13 @@ class Steps(trio.abc.Instrument):
             self.calls_of[task.name] = max(self.calls_of[task.name], self._called)
         self.steps += 1
         self.total += took
+        self._pass += took
         if took > self.longest:
             self.longest, self.task = took, task.name
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.longest_pass = max(self.longest_pass, self._pass)
+        self._pass = 0.0
 
     def _call(self, frame: Any, event: str, argument: Any) -> None:
         self._called += event in ("call", "c_call")

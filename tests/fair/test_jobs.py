@@ -15,10 +15,12 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from tests.fair.jobs import JOBS, WAITING, Prepare
+from tests.fair import jobs, requests
+from tests.fair.jobs import Prepare
 from tests.fair.steps import Steps, measured
 from tests.fair.world import open_world
 
+JOBS: Final = jobs.JOBS | requests.REQUESTS
 SAMPLE: Final = (
     "acknowledge_with_multiple",
     "requeue_with_multiple",
@@ -29,12 +31,32 @@ SAMPLE: Final = (
     "delete_a_queue_of_expiring_messages",
     "claim_and_acknowledge",
 )
+REQUESTS: Final = {
+    "browse_over_http": 30_000,
+    "deliver_to_many_consumers": 25_000,
+    "delete_a_queue_of_many_consumers": 5000,
+    "fetch_and_delete_batches": 40_000,
+    "list_consumers": 6000,
+    "list_exchanges": 4000,
+    "load_schedules": 15_000,
+    "preview": 30_000,
+    "publish_by_headers": 5000,
+    "publish_json_array": 25_000,
+    "publish_json_lines": 25_000,
+    "publish_multipart": 25_000,
+    "publish_to_many_queues": 30_000,
+    "schedules_that_missed_many_runs": 60_000,
+    "sqs_batches": 3000,
+}
+"""Requests, with the calls that a step of them may make: a third more than it does. One of a batch of 1,000 messages is
+as long as one of many batches, so these are not compared with each other."""
+SOME: Final = 2000
 FEW, MANY = 3000, 12_000
 """Both are more than a step does: so the steps of a job of MANY are as long as those of a job of FEW."""
 MOST_SECONDS: Final = 0.020
 """Processor time of a step, at the most, whatever a client asks for."""
 
-ON_DISK: Final = {name: prepare for name, prepare in JOBS.items() if name not in WAITING}
+ON_DISK: Final = {name: prepare for name, prepare in JOBS.items() if name not in jobs.WAITING | requests.WAITING}
 
 each_job = pytest.mark.parametrize("prepare", JOBS.values(), ids=JOBS)
 
@@ -66,6 +88,14 @@ async def test_steps_do_not_grow_with_the_job(name: str, autojump_clock: MockClo
     for task, calls in many.calls_of.items():
         # A loop without turns makes four times as many calls. Less than a turn's worth says nothing.
         assert calls <= max(1.3 * few.calls_of[task], 3000), task
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "most"), REQUESTS.items(), ids=REQUESTS)
+async def test_steps_of_requests_are_bounded(name: str, most: int, autojump_clock: MockClock) -> None:
+    steps = await run(JOBS[name], SOME, counts=True)
+    [(task, calls)] = steps.calls_of.most_common(1)
+    assert calls <= most, task
 
 
 async def test_a_loop_that_forgot_its_turns_is_found(autojump_clock: MockClock) -> None:

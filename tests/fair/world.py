@@ -25,17 +25,19 @@ class World:
 
     Attributes:
         broker: of the server.
+        house: the AMQP server.
+        nursery: runs what a job needs beside it.
         is_durable: whether messages are persistent.
     """
 
     def __init__(self, house: House, nursery: trio.Nursery, *, is_durable: bool) -> None:
         self.broker: Broker = house.broker
         self.is_durable = is_durable
-        self._house = house
-        self._nursery = nursery
+        self.house = house
+        self.nursery = nursery
 
     async def connect(self) -> Client:
-        return await self._house.connect()
+        return await self.house.connect()
 
     async def serve(self, call: Callable[[], Awaitable[T]]) -> T:
         """What a server's task does, which is measured: the test's own task is not."""

@@ -50,6 +50,13 @@ class Destination(NamedTuple):
     name: str
 
 
+class Way(NamedTuple):
+    """The ends of bindings: the name of an exchange, and where messages go from there."""
+
+    source: str
+    to: Destination
+
+
 def _frozen(arguments: Mapping[str, Any]) -> str:
     return json.dumps(to_json(dict(arguments)), sort_keys=True)
 
@@ -180,9 +187,16 @@ class Binding:
     routing_key: str
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False)
     identity: str = field(init=False, repr=False)
+    way: Way = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "identity", _frozen(self.arguments))
+        object.__setattr__(self, "way", Way(self.source, self.to))
+        object.__setattr__(self, "_hash", hash((self.vhost, self.source, self.to, self.routing_key, self.identity)))
+
+    def __hash__(self) -> int:
+        return self._hash  # an exchange has thousands, and each is looked up several times when they go
 
     @property
     def queue(self) -> QueueName | None:

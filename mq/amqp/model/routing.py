@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Hashable, Mapping, Set
 from typing import Any, Final, Protocol
 
 from mq.amqp.model.declared import Binding, ExchangeType
@@ -22,9 +22,11 @@ class Matcher(Protocol):
 
     Attributes:
         looks_at_keys: whether the routing key matters.
+        looked_at: bindings, or places of patterns, compared with messages so far. Those that match are not counted.
     """
 
     looks_at_keys: bool
+    looked_at: int
 
     def add(self, binding: Binding) -> None:
         """Add a binding; nothing happens when it is there already."""
@@ -44,6 +46,7 @@ class Direct:
     """The routing key is that of the binding."""
 
     looks_at_keys = True
+    looked_at = 0
 
     def __init__(self) -> None:
         self._bindings: dict[str, set[Binding]] = {}
@@ -68,6 +71,7 @@ class Fanout:
     """Every message matches every binding."""
 
     looks_at_keys = False
+    looked_at = 0
 
     def __init__(self) -> None:
         self._bindings: set[Binding] = set()
@@ -102,6 +106,7 @@ class Topic:
     looks_at_keys = True
 
     def __init__(self) -> None:
+        self.looked_at = 0
         self._root = _TrieNode()
 
     def add(self, binding: Binding) -> None:
@@ -130,6 +135,7 @@ class Topic:
         # A set of nodes, moved on word by word: it never exceeds the trie, however many ``#`` a pattern has.
         places = _with_hashes({self._root})
         for word in words(routing_key):
+            self.looked_at += len(places)
             places = _with_hashes(_step(places, word))
         found: set[Binding] = set()
         for node in places:
@@ -161,35 +167,74 @@ def _with_hashes(places: set[_TrieNode]) -> set[_TrieNode]:
     return places
 
 
+_Header = tuple[str, Hashable]
+"""The name of a header, and its type and value; None for any value."""
+
+
 class ByHeaders:
     """The headers of the message are compared with the arguments of the binding."""
 
     looks_at_keys = False
 
     def __init__(self) -> None:
-        self._bindings: set[Binding] = set()
+        self.looked_at = 0
+        self._by_header: dict[_Header, set[Binding]] = {}
+        self._others: set[Binding] = set()  # those that look at no header
 
     def add(self, binding: Binding) -> None:
         """Add a binding."""
-        self._bindings.add(binding)
+        found_by = _found_by(binding)
+        for header in found_by:
+            self._by_header.setdefault(header, set()).add(binding)
+        if not found_by:
+            self._others.add(binding)
 
     def remove(self, binding: Binding) -> None:
         """Remove a binding."""
-        self._bindings.discard(binding)
+        for header in _found_by(binding):
+            same = self._by_header.get(header, set())
+            same.discard(binding)
+            if not same:
+                self._by_header.pop(header, None)
+        self._others.discard(binding)
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
         """The bindings with arguments that fit."""
-        values = headers() if self._bindings else {}
-        return {binding for binding in self._bindings if fits(binding.arguments, values)}
+        if not self._by_header and not self._others:
+            return frozenset()
+        values = headers()
+        found = set(self._others)
+        for name, value in values.items():
+            for header in {(name, None), _header(name, value)}:
+                found |= self._by_header.get(header, frozenset())
+        self.looked_at += len(found)
+        return {binding for binding in found if fits(binding.arguments, values)}
+
+
+def _found_by(binding: Binding) -> list[_Header]:
+    """The headers by which a binding is found: each of which any will do, or one of those that it needs."""
+    headers = [_header(name, value) for name, value in _wanted(binding.arguments).items()]
+    if binding.arguments.get(X_MATCH, "all").startswith("any"):
+        return headers
+    return sorted(headers, key=lambda header: header[1] is None)[:1]  # a value rules out more messages than a name
+
+
+def _header(name: str, value: Any) -> _Header:
+    is_looked_up = isinstance(value, str | bytes | int | float)
+    return name, (type(value), value) if is_looked_up else None
 
 
 def fits(arguments: Mapping[str, Any], headers: Mapping[str, Any]) -> bool:
     """Whether a binding to a headers exchange takes a message. A value of None asks for no more than the key."""
-    mode = arguments.get(X_MATCH, "all")
-    wanted = {key: value for key, value in arguments.items() if mode.endswith("-with-x") or not key.startswith("x-")}
-    wanted.pop(X_MATCH, None)
+    wanted = _wanted(arguments)
     compared = (key in headers and (value is None or _same(value, headers[key])) for key, value in wanted.items())
-    return all(compared) if mode.startswith("all") else any(compared)
+    return all(compared) if arguments.get(X_MATCH, "all").startswith("all") else any(compared)
+
+
+def _wanted(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The headers that a binding asks for."""
+    has_x = arguments.get(X_MATCH, "all").endswith("-with-x")
+    return {key: value for key, value in arguments.items() if key != X_MATCH and (has_x or not key.startswith("x-"))}
 
 
 def _same(value: Any, other: Any) -> bool:

@@ -61,6 +61,7 @@ class Topology:
         is_caught_up: whether the bindings that other nodes have made are known here.
 
     Attributes:
+        looked_at: bindings compared with messages so far, and queues found for them, for a caller that takes turns.
         stranded: bindings in the store that are not in effect, for they have lost an exchange. A deleted exchange
             leaves none; a damaged record does. They are in effect again after a restart, once that is declared.
     """
@@ -73,6 +74,7 @@ class Topology:
         is_caught_up: Callable[[], bool] = _always,
     ) -> None:
         self.consumers = ConsumerRegistry()
+        self.looked_at = 0
         self.stranded: list[Binding] = []
         self._has_queue = has_queue
         self._may_have = may_have
@@ -157,6 +159,7 @@ class Topology:
             further = {target.name for target in found if not target.is_queue} - seen
             seen |= further
             waiting += further
+        self.looked_at += len(names)
         queues = (self._target(vhost, name) for name in sorted(names))
         return [queue for queue in queues if queue is not None]
 
@@ -177,7 +180,9 @@ class Topology:
             return
         matcher = place.matchers[exchange]
         keys = routing_keys if matcher.looks_at_keys else routing_keys[:1]
+        before = matcher.looked_at
         fitting = [binding for key in keys for binding in matcher.match(key, headers)]
+        self.looked_at += matcher.looked_at - before + len(fitting)
         yield from (binding.to for binding in fitting)
         alternate = place.exchanges[exchange].alternate
         if not fitting and alternate is not None and (not alternate or alternate in place.exchanges):
@@ -313,8 +318,8 @@ class Topology:
         check_binding(source.kind, binding.arguments)
         if binding in place.bindings:
             return NOTHING
-        lasting = frozenset({binding} if is_lasting(place, binding) else ())
-        return TopologyChange(bindings=(binding,), lasting_bindings=lasting)
+        lasting = frozenset({binding.way} if is_lasting(place, binding.way) else ())
+        return TopologyChange(bindings=(binding,), lasting_ways=lasting)
 
     def unbind(self, binding: Binding, owner: Hashable | None = None) -> TopologyChange:
         """Plan that a binding goes; nothing when it, or one of its ends, is not there.
@@ -362,18 +367,29 @@ class Topology:
 
     def apply(self, change: TopologyChange) -> None:
         """Apply the change that was planned last."""
+        for _ in self.applying(change):
+            pass
+
+    def applying(self, change: TopologyChange) -> Iterator[None]:
+        """Apply the change that was planned last, step by step: with a queue or an exchange go all of its bindings."""
         for binding in change.lost_bindings:
             self._vhosts[binding.vhost].drop_binding(binding)
+            yield
         for queue in change.lost_queues:
             self._vhosts[queue.vhost].queues.pop(queue.name, None)
+            yield
         for exchange in change.lost_exchanges:
             self._vhosts[exchange.vhost].drop_exchange(exchange)
+            yield
         for exchange in change.exchanges:
             self._vhosts[exchange.vhost].add_exchange(exchange)
+            yield
         for queue in change.queues:
             self._vhosts[queue.vhost].queues[queue.name] = queue
+            yield
         for binding in change.bindings:
             self._vhosts[binding.vhost].add_binding(binding)
+            yield
 
     def load(self, records: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[DurableRecord]:
         """Take up what is in the store, once, at the start.
@@ -488,6 +504,12 @@ class ConsumerRegistry:
         if not there:
             del self._by_queue[queue]
         return True
+
+    def take(self, queue: QueueName) -> list[Hashable]:
+        """Remove all consumers of a queue, and return them, oldest first."""
+        self._exclusive.discard(queue)
+        self._active.pop(queue, None)
+        return list(self._by_queue.pop(queue, ()))
 
     def active(self, queue: QueueName) -> Hashable | None:
         """The consumer that gets the messages where only one may. It is the first that came; after its end, the oldest

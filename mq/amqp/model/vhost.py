@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Set
 from dataclasses import dataclass
-from itertools import chain
 from typing import Final, TypeVar
 
-from mq.amqp.model.declared import Binding, Destination, DurableRecord, Exchange, Queue
+from mq.amqp.model.declared import Binding, Destination, DurableRecord, Exchange, Queue, Way
 from mq.amqp.model.routing import Matcher, matcher
 
 Key = TypeVar("Key", bound=Hashable)
@@ -84,7 +83,7 @@ class TopologyChange:
         exchanges, queues, bindings: what is new.
         lost_exchanges, lost_queues, lost_bindings: what goes. The queues' messages go with them, and their consumers
             are told.
-        lasting_bindings: those of `bindings` and `lost_bindings` that survive a restart: both ends do.
+        lasting_ways: the ends of those of `bindings` and `lost_bindings` that survive a restart: both ends do.
     """
 
     exchanges: tuple[Exchange, ...] = ()
@@ -93,18 +92,18 @@ class TopologyChange:
     lost_exchanges: tuple[Exchange, ...] = ()
     lost_queues: tuple[Queue, ...] = ()
     lost_bindings: tuple[Binding, ...] = ()
-    lasting_bindings: frozenset[Binding] = frozenset()
+    lasting_ways: frozenset[Way] = frozenset()
 
     def puts(self) -> Iterator[DurableRecord]:
         """What the store has to keep before the change is applied, in this order."""
         yield from (exchange.record() for exchange in self.exchanges if exchange.durable)
         yield from (queue.record() for queue in self.queues if queue.is_lasting)
-        yield from (binding.record() for binding in self.bindings if binding in self.lasting_bindings)
+        yield from (binding.record() for binding in self.bindings if binding.way in self.lasting_ways)
 
     def drops(self) -> Iterator[DurableRecord]:
         """What the store has to forget before the change is applied. Bindings come first, so that a crash in between
         leaves no binding without its ends."""
-        yield from (binding.record() for binding in self.lost_bindings if binding in self.lasting_bindings)
+        yield from (binding.record() for binding in self.lost_bindings if binding.way in self.lasting_ways)
         yield from (queue.record() for queue in self.lost_queues if queue.is_lasting)
         yield from (exchange.record() for exchange in self.lost_exchanges if exchange.durable)
 
@@ -113,12 +112,12 @@ NOTHING: Final = TopologyChange()
 """The change that does nothing: the topology is already as asked."""
 
 
-def is_lasting(vhost: Vhost, binding: Binding) -> bool:
+def is_lasting(vhost: Vhost, way: Way) -> bool:
     """Whether a binding survives a restart. A queue that was not declared over AMQP counts as durable."""
-    source = vhost.exchanges[binding.source]
-    if not binding.to.is_queue:
-        return source.durable and vhost.exchanges[binding.to.name].durable
-    queue = vhost.queues.get(binding.to.name)
+    source, to = vhost.exchanges[way.source], way.to
+    if not to.is_queue:
+        return source.durable and vhost.exchanges[to.name].durable
+    queue = vhost.queues.get(to.name)
     return source.durable and (queue is None or queue.is_lasting)
 
 
@@ -139,31 +138,35 @@ class Cascade:
         lost_queues = tuple(queues)
         for name in exchanges:
             self._lose_exchange(self._vhost.exchanges[name])
-        ends = (self._vhost.bindings_to(Destination(True, queue.name)) for queue in lost_queues)
-        self._lose_bindings([*bindings, *chain.from_iterable(ends)])
-        lasting = frozenset(binding for binding in self._bindings if is_lasting(self._vhost, binding))
+        self._lose_bindings(bindings)
+        for queue in lost_queues:
+            self._lose_bindings(self._vhost.bindings_to(Destination(True, queue.name)))
+        ways = {binding.way for binding in self._bindings}
         return TopologyChange(
             lost_exchanges=tuple(self._exchanges.values()),
             lost_queues=lost_queues,
             lost_bindings=tuple(self._bindings),
-            lasting_bindings=lasting,
+            lasting_ways=frozenset(way for way in ways if is_lasting(self._vhost, way)),
         )
 
     def _lose_exchange(self, exchange: Exchange) -> None:
         self._exchanges[exchange.name] = exchange
-        into = self._vhost.bindings_to(Destination(False, exchange.name))
-        self._lose_bindings([*self._vhost.bindings_from(exchange.name), *into])
+        self._lose_bindings(self._vhost.bindings_from(exchange.name))
+        self._lose_bindings(self._vhost.bindings_to(Destination(False, exchange.name)))
 
     def _lose_bindings(self, bindings: Iterable[Binding]) -> None:
-        waiting = list(bindings)  # no recursion: a client chooses how long the chain of exchanges is
+        # In one step: as little as possible is done for each of perhaps thousands of bindings. A set has their hashes.
+        waiting = [bindings]  # no recursion: a client chooses how long the chain of exchanges is
         while waiting:
-            binding = waiting.pop()
-            if binding in self._bindings:
-                continue
-            self._bindings[binding] = None
-            source = self._vhost.exchanges[binding.source]
-            self._left[source.name] += 1
-            if source.auto_delete and self._left[source.name] == len(self._vhost.bindings_from(source.name)):
-                self._exchanges[source.name] = source
-                into = self._vhost.bindings_to(Destination(False, source.name))
-                waiting += into
+            lost = dict.fromkeys(waiting.pop())
+            for known in self._bindings.keys() & lost.keys() if self._bindings else ():
+                del lost[known]
+            self._bindings |= lost
+            for binding in lost:
+                source = self._vhost.exchanges[binding.source]
+                if not source.auto_delete:
+                    continue
+                self._left[source.name] += 1
+                if self._left[source.name] == len(self._vhost.bindings_from(source.name)):
+                    self._exchanges[source.name] = source
+                    waiting.append(self._vhost.bindings_to(Destination(False, source.name)))

@@ -169,6 +169,8 @@ METHOD_FRAMES: Final = 2
 """A method other than a publish or an acknowledgement counts as so many frames."""
 TAGS_A_FRAME: Final = 8
 """Acknowledgements in a row that count as one more frame."""
+LOOKS_A_FRAME: Final = 16
+"""Bindings and queues that are looked at to route a message, and count as one more frame."""
 MOST_HEARTBEATS: Final = 600
 """Heartbeats in :data:`HEARTBEATS_SECONDS`. The shortest interval, of a second, makes 120."""
 HEARTBEATS_SECONDS: Final = 60.0
@@ -399,8 +401,10 @@ class Connection:
             is_open = self.state is ConnectionState.OPEN
             frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
-                self.frames_left -= 1 if type(frame) is PublishFrames else _weight(frame)
+                looked_at = self.session.topology.looked_at
                 self._take(frame)
+                looked_at = self.session.topology.looked_at - looked_at
+                self.frames_left -= (1 if type(frame) is PublishFrames else _weight(frame)) + looked_at // LOOKS_A_FRAME
         except WrongProtocol as error:
             self._sending.append(PROTOCOL_HEADER)
             self._be_over(str(error))

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import trio
 
+from mq import turns
 from mq.amqp.model.arguments import MESSAGE_TTL
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
@@ -108,7 +109,7 @@ class Copies:
             await store_in(*by_queue.popitem(), has_place)
             return found
         async with trio.open_nursery() as nursery:
-            for queue, its in by_queue.items():
+            async for queue, its in turns.in_turns(by_queue.items()):
                 nursery.start_soon(store_in, queue, its)
         return found
 

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from mq import turns
 from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY, OVERFLOW
 from mq.amqp.model.declared import Destination, Queue
 from mq.amqp.model.names import encode
@@ -31,7 +32,7 @@ from mq.doors.exchanges import (
 from mq.errors import MQError, NoSuchQueue, QueueFull, StorageUnsure
 
 
-def declared(topology: Topology) -> Declared:
+async def declared(topology: Topology) -> Declared:
     """Everything that is declared, by name. Predeclared exchanges are left out unless something is bound to them."""
     exchanges: list[DeclaredExchange] = []
     bindings: list[DeclaredBinding] = []
@@ -40,33 +41,51 @@ def declared(topology: Topology) -> Declared:
         for name, exchange in sorted(vhost.exchanges.items()):
             if not name.startswith("amq.") or vhost.bindings_from(name) or vhost.bindings_to(Destination(False, name)):
                 exchanges.append(DeclaredExchange(vhost.name, name, exchange.kind.value, exchange.durable))
-        for each in sorted(vhost.bindings, key=lambda binding: (binding.source, binding.to, binding.routing_key)):
-            target = None if each.to.is_queue else each.to.name
-            bindings.append(DeclaredBinding(vhost.name, each.source, target, each.queue, each.routing_key))
-        ways += [_way(vhost, queue) for queue in vhost.queues.values() if DEAD_LETTER_EXCHANGE in queue.arguments]
-    return Declared(tuple(exchanges), tuple(bindings), tuple(sorted(ways)))
+        bindings += await _bindings(vhost)
+        ways += await _ways(vhost)
+    return Declared(tuple(exchanges), tuple(bindings), tuple(ways))
 
 
-def _way(vhost: Vhost, queue: Queue) -> DeadLetterWay:
-    exchange = queue.arguments[DEAD_LETTER_EXCHANGE]
-    key = queue.arguments.get(DEAD_LETTER_ROUTING_KEY)
-    return DeadLetterWay(queue.key, vhost.name, exchange, key, tuple(_targets(vhost, exchange, key)))
+async def _bindings(vhost: Vhost) -> list[DeclaredBinding]:
+    # Very many texts are sorted ten times as fast as tuples, and a sort is one step.
+    shown: dict[str, DeclaredBinding] = {}
+    async for each in turns.in_turns(list(vhost.bindings), turns.LIGHT):
+        target = None if each.to.is_queue else each.to.name
+        place = "\0".join((each.source, str(each.to.is_queue), each.to.name, each.routing_key, each.identity))
+        shown[place] = DeclaredBinding(vhost.name, each.source, target, each.queue, each.routing_key)
+    return [shown[place] for place in sorted(shown)]
 
 
-def _targets(vhost: Vhost, exchange: str, key: str | None) -> list[str]:
+async def _ways(vhost: Vhost) -> list[DeadLetterWay]:
+    targets: dict[str, tuple[str, ...]] = {}  # of an exchange, as many queues may have the same one
+    found: dict[str, DeadLetterWay] = {}
+    async for queue in turns.in_turns(list(vhost.queues.values()), turns.LIGHT):
+        exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
+        if exchange is None:
+            continue
+        key = queue.arguments.get(DEAD_LETTER_ROUTING_KEY)
+        if not exchange:
+            to: tuple[str, ...] = (encode(vhost.name, key),) if key else ()
+        elif exchange in targets:
+            to = targets[exchange]
+        else:
+            to = targets[exchange] = await _targets(vhost, exchange)
+        found[queue.key] = DeadLetterWay(queue.key, vhost.name, exchange, key, to)
+    return [found[name] for name in sorted(found)]
+
+
+async def _targets(vhost: Vhost, exchange: str) -> tuple[str, ...]:
     """The queues that the dead letters may come to, over any binding: each letter decides which of them fits."""
-    if not exchange:
-        return [encode(vhost.name, key)] if key else []
     found: set[str] = set()
     seen, waiting = {exchange}, [exchange]
     while waiting:
-        for binding in vhost.bindings_from(waiting.pop()):
+        async for binding in turns.in_turns(list(vhost.bindings_from(waiting.pop())), turns.LIGHT):
             if binding.queue is not None:
                 found.add(binding.queue)
             elif binding.to.name not in seen:
                 seen.add(binding.to.name)
                 waiting.append(binding.to.name)
-    return sorted(found)
+    return tuple(sorted(found))
 
 
 class _Publication(NamedTuple):

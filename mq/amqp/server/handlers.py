@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import trio
 
+from mq import turns
 from mq.access import owner_of
 from mq.amqp.model.arguments import (
     DELIVERY_LIMIT,
@@ -54,7 +55,6 @@ from mq.errors import (
 )
 from mq.lifecycle import made_for
 from mq.message import QueueName
-from mq.turns import parts
 
 logger = logging.getLogger("mq.amqp")
 
@@ -320,7 +320,7 @@ class Handlers:
     async def _end_consumers(self, channel: ChannelKey, tags: Iterable[str]) -> None:
         """End consumers, and wait until the messages that they did not send are back in their queues."""
         consumers = [self._consumers.pop((channel, tag)) for tag in tags if (channel, tag) in self._consumers]
-        for consumer in consumers:
+        async for consumer in turns.in_turns(consumers, turns.LIGHT):
             consumer.end()
         try:
             with self._broker.progress.shielded():
@@ -328,7 +328,7 @@ class Handlers:
                     await consumer.stopped()
         finally:  # a store that does not answer keeps no queue from the consumers to come
             with self._broker.progress.shielded():
-                for consumer in consumers:
+                async for consumer in turns.in_turns(consumers, turns.LIGHT):
                     await self._state.consumer_ended(consumer)
 
     def consumers(self) -> list[ConsumerPump]:
@@ -393,7 +393,7 @@ class Handlers:
         return Done()
 
     async def _release(self, command: commands.Release) -> Result:
-        for some in parts(command.deliveries, _SETTLED_TOGETHER):
+        for some in turns.parts(command.deliveries, _SETTLED_TOGETHER):
             with self._broker.progress.shielded():
                 await self._broker.put_back(_held(some))
         with self._broker.progress.shielded():
@@ -482,7 +482,7 @@ async def settle(
         StorageError: the store cannot do that now. What it could not do is as it was.
     """
     failed: MQError | None = None
-    for some in parts(deliveries, _SETTLED_TOGETHER):
+    for some in turns.parts(deliveries, _SETTLED_TOGETHER):
         try:
             with (
                 state.broker.progress.shielded()

@@ -44,7 +44,8 @@ MOST_TOGETHER: Final = 128
 LEAST_TOGETHER: Final = 16
 """Fewer wait for others, or for the end of a portion, where as many as a portion has are under way."""
 MOST_STORED_NOW: Final = 1024
-"""Messages of a transaction that are stored together."""
+"""Messages of a transaction that are stored together, and copies of other messages: one message may go to thousands of
+queues."""
 MOST_PORTIONS: Final = 16
 """Times that many that are under way at once: while some are stored, the next ones are prepared."""
 RETRY_SECONDS: Final = 1.0
@@ -215,7 +216,7 @@ class PublishPump:
             while self._is_worth_a_portion():
                 await room.acquire()
                 await self._stuck.wait_value(0)
-                portion = _Portion(self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER)))
+                portion = _Portion(self._next_ones())
                 self._under_way += len(portion.messages)
                 nursery.start_soon(self._store_portion, portion, before.is_told, room, nursery.cancel_scope)
                 await portion.has_place.wait()
@@ -241,6 +242,15 @@ class PublishPump:
         portion.is_told.set()
         room.release()
         self._work.set()
+
+    def _next_ones(self) -> Iterator[PublishedMessage]:
+        """Take the messages of a portion: fewer than usual if each goes to many queues."""
+        copies = 0
+        for _ in range(min(len(self._waiting), MOST_TOGETHER)):
+            copies += len(self._waiting[0].queues)
+            yield self._waiting.popleft()
+            if copies >= MOST_STORED_NOW:
+                return
 
     def _is_worth_a_portion(self) -> bool:
         """Whether to begin one now: some messages, or what there is where little is under way. Small ones cost more."""

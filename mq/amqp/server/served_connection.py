@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -217,7 +217,7 @@ class ServedConnection:
         """The connection as operators see it now."""
         return status_of(self._connection, self._stream, self._peer, self._began)
 
-    def consumers(self) -> list[ConsumerStatus]:
+    def consumers(self) -> Iterator[ConsumerStatus]:
         """Its consumers as operators see them now."""
         return consumers_of(self._connection, self._handlers.consumers())
 
@@ -616,7 +616,7 @@ def _traffic(stream: trio.SocketStream | TLSStream) -> Traffic | None:
     return traffic_of(carrier.socket) if isinstance(carrier, trio.SocketStream) else None
 
 
-def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> list[ConsumerStatus]:
+def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> Iterator[ConsumerStatus]:
     """A connection's consumers as operators see them now.
 
     Args:
@@ -624,23 +624,19 @@ def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> list[
         pumps: its consumers.
     """
     now = trio.current_time()
-    found: list[ConsumerStatus] = []
-    for pump in pumps:
+    for pump in list(pumps):  # some may end meanwhile
         channel = connection.channel(pump.channel)
         credit = None if channel is None else channel.consumers.get(pump.tag)
         if credit is not None:
-            found.append(
-                ConsumerStatus(
-                    queue=pump.queue.key,
-                    tag=pump.tag,
-                    channel=pump.channel.number,
-                    prefetch=credit.prefetch,
-                    acknowledges=not credit.no_ack,
-                    unacknowledged=credit.unsettled,
-                    delivered=pump.delivered,
-                    delivered_per_second=pump.rate.per_second(now),
-                    open_seconds=now - pump.began,
-                    idle_seconds=now - pump.last_delivery,
-                )
+            yield ConsumerStatus(
+                queue=pump.queue.key,
+                tag=pump.tag,
+                channel=pump.channel.number,
+                prefetch=credit.prefetch,
+                acknowledges=not credit.no_ack,
+                unacknowledged=credit.unsettled,
+                delivered=pump.delivered,
+                delivered_per_second=pump.rate.per_second(now),
+                open_seconds=now - pump.began,
+                idle_seconds=now - pump.last_delivery,
             )
-    return found

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 import trio
 from trio_util import AsyncValue
 
+from mq import turns
 from mq.access import SecretRefused, User
 from mq.amqp.model.arguments import EXPIRES, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.model.declared import Queue
@@ -88,6 +89,8 @@ class AmqpState:
         self.connections: set[AlarmListener] = set()
         self.backlog: AsyncValue[int] = AsyncValue(0)
         self._logins = logins
+        self._failed_over: list[Hashable] = []
+        self._has_failed_over = trio.Event()
 
     async def load(self) -> None:
         """Load the topology from the store, and follow the broker's queues from now on.
@@ -109,6 +112,7 @@ class AmqpState:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.unused.run)
             nursery.start_soon(self.topology_store.run)
+            nursery.start_soon(self._follow_failovers)
 
     async def authenticate(self, address: str, asked: Authenticate) -> Authenticated | None:
         """Authenticate a client at that address. None where the name is unknown or the secret wrong.
@@ -185,18 +189,21 @@ class AmqpState:
 
     def failed_over(self, queues: Iterable[str]) -> None:
         """Tell the consumers of these queues that another node serves them now. They may begin anew."""
-        for queue in queues:
-            self._end_consumers(QueueName(queue))
+        self._failed_over += [
+            consumer for queue in queues for consumer in self.topology.consumers.take(QueueName(queue))
+        ]
+        self._has_failed_over.set()
 
-    def _lost(self, queue: Queue) -> None:
+    async def _follow_failovers(self) -> None:
+        while True:
+            await self._has_failed_over.wait()
+            self._has_failed_over = trio.Event()
+            lost, self._failed_over = self._failed_over, []
+            await _end_consumers(lost)
+
+    async def _lost(self, queue: Queue) -> None:
         self.unused.forget(queue)
-        self._end_consumers(queue.key)
-
-    def _end_consumers(self, queue: QueueName) -> None:
-        for consumer in self.topology.consumers.of(queue):
-            assert isinstance(consumer, ConsumerPump)
-            self.topology.consumers.remove(queue, consumer)
-            consumer.lose_queue()
+        await _end_consumers(self.topology.consumers.take(queue.key))
 
     async def _expire(self, queue: Queue) -> None:
         def plan() -> TopologyChange:
@@ -212,6 +219,13 @@ class AmqpState:
     def _alarm_changed(self) -> None:
         for connection in list(self.connections):
             connection.alarm_changed()
+
+
+async def _end_consumers(consumers: Sequence[Hashable]) -> None:
+    """End consumers whose queue is gone, and tell their clients."""
+    async for consumer in turns.in_turns(consumers, turns.FRAME):
+        assert isinstance(consumer, ConsumerPump)
+        consumer.lose_queue()
 
 
 class UnusedQueues:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import trio
 
+from mq import turns
 from mq.amqp.model import arguments, declared
 from mq.amqp.model.declared import DurableRecord, Queue
 from mq.amqp.model.names import decode
@@ -34,7 +35,7 @@ class TopologyStore:
         lost: called with each queue that is gone.
     """
 
-    def __init__(self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], None]) -> None:
+    def __init__(self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], Awaitable[None]]) -> None:
         self._broker = broker
         self._topology = topology
         self._lost = lost
@@ -101,22 +102,25 @@ class TopologyStore:
             async with self._lock:
                 await self._follow()
                 change = plan()
-                puts, drops = self._shared_in(change)
-                if not puts and not drops:
-                    await self._keep(change)
-                    self._apply(change)
-            if puts or drops:  # without the lock: this node is told of it, as the others are
-                await self._broker.declarations.share(puts, drops)
+                puts = [record async for record in turns.in_turns(change.puts(), turns.LIGHT)]
+                drops = [record async for record in turns.in_turns(change.drops(), turns.LIGHT)]
+                shared_puts, shared_drops = self._shared_in(change, puts, drops)
+                if not shared_puts and not shared_drops:
+                    await self._keep(change, puts, drops)
+                    await self._apply(change)
+            if shared_puts or shared_drops:  # without the lock: this node is told of it, as the others are
+                await self._broker.declarations.share(shared_puts, shared_drops)
         return change
 
-    def _shared_in(self, change: TopologyChange) -> tuple[list[DurableRecord], list[DurableRecord]]:
+    def _shared_in(
+        self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
+    ) -> tuple[list[DurableRecord], list[DurableRecord]]:
         """What of a change the nodes of a cluster share. With a queue of theirs its bindings go by themselves."""
         store = self._broker.declarations
         lost = [exchange.record() for exchange in change.lost_exchanges]
         if change.queues or change.lost_queues or (lost and not any(map(store.has_shared, lost))):
             return [], []
-        puts = [record for record in change.puts() if store.shares(record)]
-        return puts, [record for record in change.drops() if store.has_shared(record)]
+        return list(filter(store.shares, puts)), list(filter(store.has_shared, drops))
 
     async def shared(self, record: tuple[str, str, Mapping[str, Any]], is_gone: bool) -> None:
         """Take up an exchange or a binding that all nodes of the cluster have now, or have no more."""
@@ -129,7 +133,7 @@ class TopologyStore:
             except (ValueError, KeyError, TypeError) as error:
                 logger.error("what another node has declared is not to be had here: %r", error)
                 return
-            self._apply(change)
+            await self._apply(change)
             await self._forget(change)  # what was bound to it on this node alone
 
     def opened(self, name: str, record: Mapping[str, Any]) -> None:
@@ -147,7 +151,8 @@ class TopologyStore:
 
     def _open(self, queue: Queue) -> None:
         if self._topology.has_vhost(queue.vhost) and queue.key not in self._by_key:
-            self._apply(TopologyChange(queues=(queue,)))
+            self._topology.apply(TopologyChange(queues=(queue,)))
+            self._by_key[queue.key] = queue
 
     def closed(self, name: str) -> None:
         """Note that the broker has lost a queue. :meth:`run` follows."""
@@ -179,18 +184,21 @@ class TopologyStore:
             place = (queue.vhost, queue.name) if queue is not None else decode(name)
             if place is not None and self._topology.has_vhost(place[0]):
                 change = self._topology.gone(*place)
-                self._apply(change)
+                await self._apply(change)
                 await self._forget(change)
 
-    def _apply(self, change: TopologyChange) -> None:
-        self._topology.apply(change)
+    async def _apply(self, change: TopologyChange) -> None:
+        async for _ in turns.in_turns(self._topology.applying(change), turns.LIGHT):
+            pass
         for queue in change.queues:
             self._by_key[queue.key] = queue
         for queue in change.lost_queues:
             self._by_key.pop(queue.key, None)
-            self._lost(queue)
+            await self._lost(queue)
 
-    async def _keep(self, change: TopologyChange) -> None:
+    async def _keep(
+        self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
+    ) -> None:
         with _as_refused():
             # A queue and its declaration are one record of the broker's, so neither is there without the other.
             store = self._broker.declarations
@@ -203,21 +211,24 @@ class TopologyStore:
                     is_transient=not queue.is_lasting,
                     is_replicated=queue.arguments.get(arguments.QUEUE_TYPE) == arguments.QUORUM,
                 )
-            for record in change.puts():
+            for record in puts:
                 if record.kind != declared.QUEUE:
                     await store.put(*record)
             for queue in change.lost_queues:
                 with suppress(NoSuchQueue):
                     await self._broker.delete_queue(queue.key)
-        await self._forget(change)
+        await self._drop(drops)
 
     async def _forget(self, change: TopologyChange) -> None:
+        await self._drop([record async for record in turns.in_turns(change.drops(), turns.LIGHT)])
+
+    async def _drop(self, records: Sequence[DurableRecord]) -> None:
         with _as_refused():
-            drops = [(record.kind, record.key) for record in change.drops() if record.kind != declared.QUEUE]
-            if len(drops) > 1:  # a queue may have thousands of bindings
-                await self._broker.declarations.drop_many(drops)
-            elif drops:
-                await self._broker.declarations.drop(*drops[0])
+            keys = [(record.kind, record.key) for record in records if record.kind != declared.QUEUE]
+            if len(keys) > 1:  # a queue may have thousands of bindings
+                await self._broker.declarations.drop_many(keys)
+            elif keys:
+                await self._broker.declarations.drop(*keys[0])
 
 
 @contextmanager
