@@ -65,7 +65,7 @@ class _Turn:
         """Microseconds for a row of each kind of request."""
         run, queue = self._connection.run, self._queue
         costs = {BROWSED: self._cost(lambda: self._pages(calls.browse(queue, 0, 2**62, PAGE)))}
-        epoch = run(calls.start(queue, "c", "checkpoint", take_over=False))["epoch"]
+        epoch = run(calls.start(queue, "c", "checkpoint", take_over=False, within=60.0))["epoch"]
         place = (queue, "c", 1, epoch)
         costs[CLAIMED] = self._cost(lambda: run(calls.claim(*place, lease=300.0, most=ROWS)))
         step = ROWS // PARTS
@@ -80,7 +80,7 @@ class _Turn:
 
         costs[READ] = self._cost(read)
         costs[NOTED] = self._cost(note)
-        costs[ACKNOWLEDGED] = self._cost(lambda: run(calls.acknowledge(*place)))
+        costs[ACKNOWLEDGED] = self._cost(lambda: run(calls.acknowledge(*place, within=60.0)))
         self._connection.close()
         return costs
 

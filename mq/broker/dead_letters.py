@@ -46,6 +46,8 @@ _FAILURE: Final = 0
 """In place of an order, in the ledger: why the work on a message failed last."""
 _MANY_EXPIRED: Final = 10
 """So many messages of a queue that expire within :data:`_REPORT_SECONDS` are worth a warning."""
+_MOST_EXPIRED_IDS: Final = 10_000
+"""Expired messages of which is remembered that they have: consumers of batches miss them."""
 _REPORT_SECONDS: Final = 60.0
 """How often expired messages are logged."""
 _FIRST_REPORT_SECONDS: Final = 5.0
@@ -92,6 +94,7 @@ class DeadLetters:
         self._missing: set[MessageId] = set()
         self._many: float = _FEWEST_HISTORIES
         self._expired: Counter[str] = Counter()  # by queue, since they were logged
+        self._expired_ids: dict[MessageId, None] = {}  # the latest, in order
         self._has_expired = trio.Event()
 
     async def load(self) -> None:
@@ -156,6 +159,10 @@ class DeadLetters:
     def is_expired(self, entry: Entry) -> bool:
         """Whether a message's time to live is over."""
         return self._clock.is_expired(entry)
+
+    def has_expired(self, id: MessageId) -> bool:
+        """Whether a message was removed lately because its time to live was over. After a restart not."""
+        return id in self._expired_ids
 
     def dead_letter(self, entry: Entry, reason: str, *, is_lease_over: bool = False) -> Future[None]:
         """Move a message of the index to where its queue's dead go, or remove it. Answered when that is durable."""
@@ -262,6 +269,9 @@ class DeadLetters:
             if each.reason == EXPIRED:
                 self._expired[entry.queue] += 1
                 self._has_expired.set()
+                self._expired_ids[entry.id] = None
+                if len(self._expired_ids) > _MOST_EXPIRED_IDS:
+                    del self._expired_ids[next(iter(self._expired_ids))]
             is_refused = each.reason in (REJECTED, LIMIT)
             removal = Kind.REMOVE if is_refused else Kind.EXPIRE
             if isinstance(move, Unlink):

@@ -141,9 +141,12 @@ def positions(name: str, queues: Sequence[str] | None) -> Call[list[Mapping[str,
     )
 
 
-def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool) -> Call[Mapping[str, Any]]:
-    """Begin an epoch. A repeated request begins another, which does no harm: the first is not used."""
-    wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None}
+def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool, within: float) -> Call[Mapping[str, Any]]:
+    """Begin an epoch. A repeated request begins another, which does no harm: the first is not used.
+
+    The answer comes after about `within` seconds though acknowledged messages are left to be removed, and counts them.
+    """
+    wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None, "within": within}
     return Call(method="POST", target=_target(queue, "consumers", name, **wanted), read=Answer.members)
 
 
@@ -156,9 +159,13 @@ def claim(
     most: int | None = None,
     most_bytes: int | None = None,
     up_to: int | None = None,
+    *,
+    regain: bool = False,
 ) -> Call[Mapping[str, Any] | None]:
-    """Make a claim, or renew the open one; None when the queue has nothing READY."""
-    wanted = {"batch": batch, "epoch": epoch, "lease": lease, "max": most, "max_bytes": most_bytes, "up_to": up_to}
+    """Make a claim, or renew the open one; None when the queue has nothing READY. With `regain` it gets those of its
+    messages again that it has lost, and that are READY by now."""
+    limits = {"max": most, "max_bytes": most_bytes, "up_to": up_to}
+    wanted = {"batch": batch, "epoch": epoch, "lease": lease, **limits, "regain": "true" if regain else None}
     return Call(
         method="PUT",
         target=_target(queue, "consumers", name, "claim", **wanted),
@@ -182,10 +189,11 @@ def note_read(
     return Call(method="POST", target=_target(queue, "consumers", name, "claim", **where), read=nothing)
 
 
-def acknowledge(queue: str, name: str, batch: int, epoch: int) -> Call[None]:
-    """Remove the messages of a claim, if all of them are noted as read."""
-    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true")
-    return Call(method="DELETE", target=target, read=nothing)
+def acknowledge(queue: str, name: str, batch: int, epoch: int, within: float) -> Call[int]:
+    """Remove the messages of a claim, if all of them are noted as read. The answer comes after about `within` seconds,
+    and is how many are left: none, or the call is to be repeated."""
+    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", within=within)
+    return Call(method="DELETE", target=target, read=lambda answer: int(answer.members()["left"]))
 
 
 def hold_back(

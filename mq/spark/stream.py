@@ -13,6 +13,7 @@ acknowledged.
 
 from __future__ import annotations
 
+import logging
 import threading
 import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ from mq.spark.errors import ClaimLost, QueueGone, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import RowMaker
 from mq.spark.versions import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+logger = logging.getLogger("mq.spark")
 
 LARGEST_CLAIM: Final = 100_000
 """Messages that the broker puts into one claim."""
@@ -411,7 +414,15 @@ class QueueClaims:
         self._start(checkpoint)
         options, batch = self._options, self._acknowledged + 1
         call = calls.claim(
-            options.queue, options.consumer, batch, self._epoch, options.lease_seconds, most, most_bytes, up_to
+            options.queue,
+            options.consumer,
+            batch,
+            self._epoch,
+            options.lease_seconds,
+            most,
+            most_bytes,
+            up_to,
+            regain=True,
         )
         held: Mapping[str, Any] | None = self._run(call)
         if held is not None:
@@ -431,8 +442,8 @@ class QueueClaims:
             return []
         held = self.claim(checkpoint)
         there = 0 if held is None else int(held["messages"])
-        if there < planned:
-            self._lost(f"{planned - there} of {planned} messages of batch {batch} went to other consumers")
+        if there < planned and self._options.fail_on_claim_lost:
+            raise self._lost(batch, planned, planned - there, held or {})
         step = max(1, -(-there // parts))
         return [
             Slice(
@@ -456,7 +467,7 @@ class QueueClaims:
         options = self._options
         self._keeper.let_go(options.queue)
         try:
-            self._run(calls.acknowledge(options.queue, options.consumer, batch, self._epoch))
+            self._remove(batch)
         except QueueGone:
             raise
         except SparkSourceError as error:
@@ -478,13 +489,28 @@ class QueueClaims:
         self._acknowledged = batch
         return True
 
+    def _remove(self, batch: int) -> None:
+        """Acknowledge a batch, and go on until all of it is removed: no request waits for more than a part of it."""
+        options = self._options
+        call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
+        while left := self._run(call):
+            logger.warning("%d messages of batch %d are left to be removed %s", left, batch, self._where())
+
+    @property
+    def _within(self) -> float:
+        """Seconds after which the daemon answers that it is not done: well before the request is given up."""
+        return self._options.timeout_seconds / 4
+
     def _start(self, checkpoint: str | None) -> None:
         """Begin this query's epoch, before the first request that changes something."""
         if self._epoch:
             return
         options = self._options
         try:
-            found = self._run(calls.start(options.queue, options.consumer, checkpoint, take_over=options.take_over))
+            call = calls.start(
+                options.queue, options.consumer, checkpoint, take_over=options.take_over, within=self._within
+            )
+            found = self._run(call)
         except QueueGone:
             raise
         except SparkSourceError as error:
@@ -494,6 +520,8 @@ class QueueClaims:
         if found["incarnation"] != self.incarnation:
             raise QueueGone(f"queue {options.queue} was deleted, and made again")
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
+        if found["left"]:
+            self._remove(self._acknowledged)
 
     def _check_checkpoint(
         self, position: Mapping[str, Any], checkpoint: str | None, error: SparkSourceError | None = None
@@ -541,22 +569,47 @@ class QueueClaims:
                     ) from error
                 raise
 
-    def _lost(self, what: str) -> None:
-        options = self._options
-        if not options.fail_on_claim_lost:
-            return
+    def _lost(self, batch: int, planned: int, count: int, held: Mapping[str, Any]) -> ClaimLost:
+        """Say where messages of a planned batch are, and what can be done about each."""
+        options, missing = self._options, dict(held.get("missing", {}))
         with DaemonConnection(options) as connection:
-            most = connection.queue().settings.get("max_receives")
-        died = (
-            f" The queue has max_receives={most}, and each claim of a message that had come back counts: those that "
-            "were handed out as often are among its dead letters by now. Raise that, too, and redrive them."
-            if most
-            else ""
+            settings = connection.queue().settings
+        names = {"dead": settings.get("dead_letter_queue"), "receives": settings.get("max_receives")}
+        where = [f"{number} {_WHERE[fate].format(**names)}" for fate, number in missing.items()]
+        advice = [_ADVICE[fate].format(**names) for fate in missing if fate in _ADVICE]
+        if held.get("ended"):
+            advice.append(
+                'The lease of the batch had ended: raise "leaseSeconds" above the time for which a driver may be away.'
+            )
+        else:
+            advice.append("The lease of the batch did not end.")
+        return ClaimLost(
+            f"{count} of {planned} messages of batch {batch} are missing: {', '.join(where) or 'their claim is gone'} "
+            f"(queue {options.queue}, consumer {options.consumer} at {options.url}). {' '.join(advice)} "
+            'To go on without them, set the option "failOnClaimLost" to false: those that are not gone come in a later '
+            "batch then"
         )
-        raise ClaimLost(
-            f'{what} (queue {options.queue}, consumer {options.consumer}).{died} Raise "leaseSeconds"; to go on '
-            'without them, set the option "failOnClaimLost" to false'
-        )
+
+
+_WHERE: Final = {
+    "removed": "removed by another client",
+    "expired": "expired",
+    "dead_lettered": "in the dead-letter queue {dead}",
+    "leased": "leased by another consumer",
+    "delayed": "delayed",
+    "ready": "in the queue again",
+}
+"""Where a message is that a claim has lost, in words."""
+_ADVICE: Final = {
+    "dead_lettered": (
+        "Each claim of a message that had come back counts as a receive, and the queue has max_receives={receives}: "
+        "raise that, move them back (mq redrive {dead}), and start the query again: the batch has them again then."
+    ),
+    "leased": "Those that another consumer gives back are in the batch again when the query is started then.",
+    "delayed": "Those that are delayed are in the batch again when the query is started after that.",
+    "ready": "Start the query again: the batch has them again then.",
+}
+"""What to do about each, where anything can be done."""
 
 
 class _Keeper:

@@ -13,7 +13,7 @@ from mq.broker.api import ColumnsAPI
 from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
 from mq.broker.columns import BrowsedColumns
 from mq.broker.peek import Browsed
-from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count
+from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count, seconds
 from mq.errors import InvalidName, NoSuchQueue
 from mq.message import QUEUE_NAME_PATTERN, QueueName
 from mq.web.batches import preferred
@@ -46,6 +46,9 @@ _INT64_MAX: Final = (1 << 63) - 1
 _NUMBER: Final = count(_INT64_MAX, 0)
 _BATCH: Final = Parameter("batch", count(_INT64_MAX), "the claim's number", is_needed=True)
 _EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
+_WITHIN: Final = Parameter(
+    "within", seconds(0, 3600), "seconds after which it is answered though messages are left to be removed"
+)
 _CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer's place where its rows go")
 
 
@@ -84,7 +87,9 @@ def _with_counts(status: QueueStatus, position: ConsumerPosition) -> dict[str, A
 async def start_consumer(context: RequestContext) -> Reply:
     """Begin a new epoch."""
     checkpoint, take_over = context.query["checkpoint"] or "", bool(context.query["take_over"])
-    standing = await context.broker.claims.start(QueueName(context.queue), context.id, checkpoint, take_over=take_over)
+    standing = await context.broker.claims.start(
+        QueueName(context.queue), context.id, checkpoint, take_over=take_over, **_within(context)
+    )
     return document(200, standing._asdict())
 
 
@@ -106,10 +111,11 @@ async def claim(context: RequestContext) -> Reply:
         most_bytes=query["max_bytes"],
         up_to=query["up_to"],
         lease=query["lease"],
+        regain=bool(query["regain"]),
     )
     if held is None:
         return empty(204, NOT_CACHED)
-    shown = held._asdict()
+    shown = {**held._asdict(), "missing": dict(held.missing)}
     return document(201 if shown.pop("is_new") else 200, shown)
 
 
@@ -155,10 +161,21 @@ async def note_read(context: RequestContext) -> Reply:
 async def acknowledge_claim(context: RequestContext) -> Reply:
     """Remove what a claim has."""
     query = context.query
-    await context.broker.claims.acknowledge(
-        QueueName(context.queue), context.id, query["batch"], query["epoch"], if_read=bool(query["if_read"])
+    left = await context.broker.claims.acknowledge(
+        QueueName(context.queue),
+        context.id,
+        query["batch"],
+        query["epoch"],
+        if_read=bool(query["if_read"]),
+        **_within(context),
     )
-    return empty(202)
+    return document(202, {"left": left})
+
+
+def _within(context: RequestContext) -> dict[str, float]:
+    """How long a removal may take, if the request says so."""
+    within = context.query["within"]
+    return {} if within is None else {"within": within}
 
 
 async def browse(context: RequestContext) -> Reply:
@@ -319,6 +336,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=(
             _CHECKPOINT,
             Parameter("take_over", SWITCH, "whether another checkpoint may be its own"),
+            _WITHIN,
         ),
         audited={200: "consumer-started"},
     ),
@@ -351,6 +369,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("max_bytes", count(_INT64_MAX), "bytes of their bodies together, but for a single longer one"),
             Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
             Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
+            Parameter("regain", SWITCH, "whether it gets lost messages again that are ready by now"),
         ),
         is_of_messages=True,
     ),
@@ -395,9 +414,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.CONSUME,
         acknowledge_claim,
         "acknowledges a claim: all its messages are removed",
-        {202: Success("removed for good")},
+        {202: Success("they go for good: how many are left to be removed", as_json(record({"left": COUNT})))},
         refusals=(404, 409, 503),
-        query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read")),
+        query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read"), _WITHIN),
         is_of_messages=True,
     ),
 )

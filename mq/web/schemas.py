@@ -93,6 +93,7 @@ _POSITION: Final = {
     "checkpoint": or_null(TEXT),
     "high": COUNT,
     "incarnation": COUNT,
+    "left": COUNT,
 }
 
 _VISIBILITY: Final = record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}})
@@ -291,6 +292,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "lost": COUNT,
             "first": or_null(COUNT),
             "last": or_null(COUNT),
+            "missing": {"type": "object", "additionalProperties": COUNT},
+            "ended": {"type": "boolean"},
         }
     ),
     "Cluster": record(

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS
+from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS, Fate
 from mq.errors import (
     Conflict,
     InvalidSetting,
@@ -900,3 +900,149 @@ async def test_a_queue_that_is_one_consumers_alone_has_no_claims(broker: Broker)
         await broker.claims.claim("q", "c", 1, epoch)
     exclusion.end()
     assert await broker.claims.claim("q", "c", 1, epoch) is not None
+
+
+# What a claim has lost, and gets again
+
+
+async def lose(broker: Broker, count: int) -> int:
+    """A claim whose lease has ended. Returns the epoch."""
+    await fill(broker, count)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    await trio.sleep(2)
+    return epoch
+
+
+async def test_claim_says_where_each_lost_message_is(broker: Broker) -> None:
+    await broker.create_queue("dead")
+    epoch = await lose(broker, 4)
+    taken = await broker.fetch_many("q", 3, visibility=3600)
+    for message in taken:
+        await message.body.aclose()
+    leased, delayed, removed = taken
+    await broker.requeue("q", delayed.id, receipt=delayed.receipt, delay=3600)
+    await broker.remove("q", removed.id, receipt=removed.receipt)
+    held = await broker.claims.claim("q", "c", 1, epoch)
+    assert held is not None
+    assert (held.messages, held.lost, held.ended) == (1, 3, True)
+    assert held.missing == {Fate.LEASED: 1, Fate.DELAYED: 1, Fate.REMOVED: 1}
+    await broker.requeue("q", leased.id, receipt=leased.receipt)
+    again = await broker.claims.claim("q", "c", 1, epoch)
+    assert again is not None
+    assert (again.messages, again.lost) == (1, 0)
+    assert again.missing == {Fate.READY: 1, Fate.DELAYED: 1, Fate.REMOVED: 1}
+
+
+async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> None:
+    await broker.publish_many("q", [Draft(b"0", ttl=5.0), Draft(b"1")])
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    await trio.sleep(20)
+    held = await broker.claims.claim("q", "c", 1, epoch)
+    assert held is not None
+    assert held.missing == {Fate.EXPIRED: 1}
+
+
+async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_not_end(broker: Broker) -> None:
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    [(_, first)] = await broker.claims.read("q", "c", 1, epoch, 0, 1)
+    await first.body.aclose()
+    await broker.remove("q", first.id)
+    held = await broker.claims.claim("q", "c", 1, epoch)
+    assert held is not None
+    assert (held.messages, held.missing, held.ended) == (2, {Fate.REMOVED: 1}, False)
+
+
+@pytest.mark.parametrize("lease", [1.0, 3600.0])
+async def test_claim_regains_redriven_messages_at_their_places(broker: Broker, lease: float) -> None:
+    """While its lease runs, and after it has ended again."""
+    await broker.create_queue("dead")
+    await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
+    epoch = await lose(broker, 5)
+    for message in await broker.fetch_many("q", 2, visibility=1):
+        await message.body.aclose()
+    await trio.sleep(3)
+    await broker.change_settings("q", {"max_receives": 20})
+    held = await broker.claims.claim("q", "c", 1, epoch, lease=lease)
+    assert held is not None
+    assert held.missing == {Fate.DEAD_LETTERED: 2}
+    await broker.claims.note_read("q", "c", 1, epoch, 0, 3, 3)
+    assert (await broker.redrive("dead")).moved == 2
+    await trio.sleep(2)
+    plain = await broker.claims.claim("q", "c", 1, epoch)
+    assert plain is not None
+    assert (plain.messages, plain.missing) == (3, {Fate.READY: 2})
+    whole = await broker.claims.claim("q", "c", 1, epoch, regain=True)
+    assert whole is not None
+    assert (whole.messages, whole.lost, whole.missing) == (5, 0, {})
+    bodies = []
+    for _, message in await broker.claims.read("q", "c", 1, epoch, 0, 5):
+        bodies.append((await message.body.read()).decode())
+        await message.body.aclose()
+    assert bodies == [f"{number:06d}" for number in range(5)]
+    assert (await broker.claims.consumer("q", "c")).read == 3  # what has come back was not read
+    assert await broker.fetch("q") is None
+    with pytest.raises(Conflict, match="only 3 of the 5"):
+        await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
+    await broker.claims.acknowledge("q", "c", 1, epoch)
+    assert not everything(broker)
+
+
+async def test_lost_messages_are_known_after_a_restart(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        epoch = await lose(broker, 4)
+        for message in await broker.fetch_many("q", 2, visibility=3600):
+            await message.body.aclose()
+        held = await broker.claims.claim("q", "c", 1, epoch, lease=3600)
+        assert held is not None
+        assert held.missing == {Fate.LEASED: 2}
+    async with open_broker(storage) as broker:
+        held = await broker.claims.claim("q", "c", 1, epoch, regain=True)
+        assert held is not None
+        assert (held.messages, held.missing, held.ended) == (2, {Fate.LEASED: 2}, True)
+        assert await read(broker, 1, epoch) == ["000002", "000003"]
+        await broker.claims.acknowledge("q", "c", 1, epoch)
+        assert len(everything(broker)) == 2  # what was lost is not touched
+
+
+# Acknowledgements in parts
+
+
+async def test_acknowledgement_returns_in_time_and_goes_on_when_it_is_repeated(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 9_203)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch)
+        slow_down(storage, 0.5)
+        begun, left = trio.current_time(), 9_203
+        while left:
+            before = left
+            left = await broker.claims.acknowledge("q", "c", 1, epoch, within=0.1)
+            assert left < before
+            assert (await broker.claims.consumer("q", "c")).left == left
+            assert await broker.fetch("q") is None  # what is left is in no other consumer's hands
+            position = await broker.claims.start("q", "c", within=0.0)
+            epoch, left = position.epoch, position.left
+        assert trio.current_time() > begun
+        assert not everything(broker)
+        assert await broker.claims.claim("q", "c", 2, epoch) is None
+
+
+async def test_messages_left_of_an_acknowledgement_are_removed_by_a_restart(wall_clock: WallClock) -> None:
+    storage = MemoryStorage()
+    async with open_broker(storage) as broker:
+        await broker.create_queue("q")
+        await fill(broker, 9_203)
+        epoch = (await broker.claims.start("q", "c")).epoch
+        await broker.claims.claim("q", "c", 1, epoch)
+        assert await broker.claims.acknowledge("q", "c", 1, epoch, within=0.0) > 0
+    async with open_broker(storage) as broker:
+        assert not everything(broker)
+        assert (await broker.claims.consumer("q", "c")).left == 0

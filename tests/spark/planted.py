@@ -257,8 +257,8 @@ FAULTS: Final = {
     "what was not read is acknowledged": Fault(
         Bug(
             "mq.spark.calls:acknowledge",
-            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true")',
-            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch)',
+            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", within=within)',
+            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, within=within)',
         ),
         test_readers.test_what_was_not_read_is_not_acknowledged,
     ),
@@ -279,8 +279,24 @@ FAULTS: Final = {
         test_readers.test_a_consumer_goes_with_its_checkpoint,
     ),
     "messages that went to somebody else are passed over": Fault(
-        Bug("QueueClaims.slices", "there < planned", "False"),
+        Bug("QueueClaims.slices", "there < planned and ...", "False"),
         test_readers.test_messages_of_a_batch_that_went_to_somebody_else,
+    ),
+    "a message that has come back is not in its batch again": Fault(
+        Bug("ClaimedMessages._is_to_be_had", "entry.state is State.READY", "False"),
+        test_readers.test_a_batch_has_its_messages_again_after_a_redrive,
+    ),
+    "a message comes back to another place in its batch": Fault(
+        Bug("Claim.only", "enumerate(self.planned)", "enumerate([*self.ids, *(id for _, id in self.lost)])"),
+        test_readers.test_a_batch_has_its_messages_again_after_a_redrive,
+    ),
+    "a lease that did not end is blamed": Fault(
+        Bug("BatchConsumers._hold", "claim.ended or ...", "True"),
+        test_readers.test_messages_of_a_batch_that_went_to_somebody_else,
+    ),
+    "what is left of an acknowledged batch stays": Fault(
+        Bug("QueueClaims._remove", "self._run(call)", "self._run(call) * 0"),
+        test_readers.test_a_batch_is_acknowledged_in_parts,
     ),
     "damaged messages are removed with the others": Fault(
         Bug("MqStreamReader.read", "missing and options.fail_on_claim_lost", "False"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
@@ -22,7 +23,7 @@ from mq.spark.errors import ClaimLost, InvalidRow, SparkSourceError
 from mq.spark.options import Options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS
 from mq.spark.source import MqDataSource, MqReader
-from mq.spark.stream import QueueClaims
+from mq.spark.stream import QueueClaims, _Keeper
 from mq.spark.writers import MqWriter
 from tests.e2e.daemon import Daemon
 from tests.spark.by_hand import (
@@ -282,8 +283,13 @@ def test_messages_of_a_batch_that_went_to_somebody_else(client: Client, options:
     end = reader.latestOffset(start, LIMIT)
     [first] = [message for message in client.browse(options.queue, state="leased") if message.body == bodies[0]]
     client.remove(first)
-    with pytest.raises(ClaimLost, match=r"1 of 5 messages of batch 1 .* \"failOnClaimLost\""):
-        stream(options).partitions(start, end)
+    for _ in range(2):
+        with pytest.raises(
+            ClaimLost, match=r"1 of 5 messages of batch 1 .*: 1 removed .* \"failOnClaimLost\""
+        ) as caught:
+            stream(options).partitions(start, end)
+        assert "did not end" in str(caught.value)
+        assert "leaseSeconds" not in str(caught.value)
     reader = stream(with_options(options, fail_on_claim_lost=False))
     assert rows(reader, reader.partitions(start, end)) == bodies[1:]
 
@@ -574,16 +580,91 @@ def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options)
     assert reader.latestOffset(start, LIMIT)["rows"] == 2
 
 
-def test_messages_that_died_of_claims_are_told_apart(client: Client, options: Options) -> None:
-    client.create_queue(f"{options.queue}-dead")
-    client.configure(options.queue, max_receives=3, dead_letter_queue=f"{options.queue}-dead")
-    fill(client, options, 2)
-    reader = stream(options)
+def short_lease(client: Client, options: Options, count: int = 3) -> tuple[Any, Any]:
+    """Offsets of a planned batch whose lease has ended, so that its messages are ready again."""
+    fill(client, options, count)
+    reader = stream(with_options(options, lease_seconds=1.0))
+    reader._keeper = _Keeper(options)
+    reader._keeper.stop()
     start = reader.initialOffset()
     end = reader.latestOffset(start, LIMIT)
-    client.remove(next(iter(client.browse(options.queue, state="leased"))))
-    with pytest.raises(ClaimLost, match=r"max_receives=3, .* dead letters .* redrive them. Raise \"leaseSeconds\""):
+    wait_for(lambda: client.queue(options.queue).ready == count)
+    return start, end
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    """Leases end by the daemon's clock, which is real."""
+    until = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_where_lost_messages_are_is_told_apart(client: Client, options: Options) -> None:
+    start, end = short_lease(client, options, 4)
+    client.remove(next(iter(client.browse(options.queue))))
+    leased = client.fetch(options.queue)
+    delayed = client.fetch(options.queue)
+    assert leased is not None
+    assert delayed is not None
+    client.requeue(delayed, delay=3600)
+    with pytest.raises(ClaimLost) as caught:
         stream(options).partitions(start, end)
+    told = str(caught.value)
+    assert told.startswith("3 of 4 messages of batch 1 are missing: ")
+    for part in (
+        "1 removed by another client",
+        "1 leased by another consumer",
+        "1 delayed",
+        options.queue,
+        "consumer c",
+    ):
+        assert part in told
+    assert 'raise "leaseSeconds"' in told
+    client.requeue(leased)
+    with pytest.raises(ClaimLost, match=r"2 of 4 messages .*: 1 removed .*, 1 delayed"):
+        stream(options).partitions(start, end)
+    reader = stream(with_options(options, fail_on_claim_lost=False))
+    assert len(rows(reader, reader.partitions(start, end))) == 2
+
+
+def test_a_batch_has_its_messages_again_after_a_redrive(client: Client, options: Options) -> None:
+    dead = f"{options.queue}-dead"
+    client.create_queue(dead)
+    start, end = short_lease(client, options)
+    client.configure(options.queue, max_receives=2, dead_letter_queue=dead)
+    for _ in range(2):
+        received = client.fetch(options.queue)
+        assert received is not None
+        client.requeue(received)
+    wait_for(lambda: client.queue(dead).ready == 2)
+    told = rf"2 of 3 .* missing: 2 in the dead-letter queue {dead} .*max_receives=2: raise that, .*mq redrive {dead}"
+    for _ in range(2):
+        with pytest.raises(ClaimLost, match=told):
+            stream(options).partitions(start, end)
+    client.configure(options.queue, max_receives=20)
+    assert client.redrive(dead).moved == 2
+    reader = stream(options)
+    assert rows(reader, reader.partitions(start, end)) == [b"0", b"1", b"2"]
+    assert reader.latestOffset(end, LIMIT) == end
+    assert unsettled(client, options) == 0
+
+
+def test_a_batch_is_acknowledged_in_parts(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
+    """However many rows it has, no request waits for all of them; a driver that ends in between goes on."""
+    bodies = [b"%d" % number for number in range(9_000)]
+    client.publish_many(options.queue, map(Outgoing, bodies))
+    hasty = with_options(options, max_messages_per_trigger=20_000, timeout_seconds=60.0)
+    reader = stream(hasty)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(20_000))
+    assert rows(reader, reader.partitions(start, end)) == bodies
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QueueClaims, "_within", 0.0)
+        assert reader.latestOffset(end, LIMIT) == end
+    told = [each.getMessage() for each in caplog.records if "left to be removed" in each.getMessage()]
+    assert len(told) >= 2
+    assert unsettled(client, options) == 0
 
 
 def test_a_queue_that_is_missing_or_deleted_is_named(client: Client, options: Options) -> None:
