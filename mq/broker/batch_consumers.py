@@ -92,7 +92,7 @@ class ClaimedBatch(NamedTuple):
         first: the least sequence of its messages; None without messages.
         last: the greatest.
         is_new: whether this call made it.
-        missing: how many messages it had when it was made and has no more, by where they are now: see :class:`Whereabouts`.
+        missing: how many messages it had when it was made and has no more, by where they are now: see :class:`LostTo`.
         ended: whether its lease had ended when messages were lost.
     """
 
@@ -106,7 +106,7 @@ class ClaimedBatch(NamedTuple):
     ended: bool = False
 
 
-class Whereabouts:
+class LostTo:
     """Where a message is that a claim has lost."""
 
     READY: Final = "ready"
@@ -866,20 +866,20 @@ class ClaimedMessages:
         return await _in_slices(held, wanted)
 
     async def fates(self, index: QueueIndex, consumer: BatchConsumer, lost: Sequence[MessageId]) -> dict[str, int]:
-        """How many of the messages that a claim has lost are where, by :class:`Whereabouts`."""
+        """How many of the messages that a claim has lost are where, by :class:`LostTo`."""
         return dict(Counter(await _in_slices(lambda ids: [self._fate(index, consumer, id) for id in ids], lost)))
 
     def _fate(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> str:
         entry = index.find(id)
         if entry is None:
             if id in self._catalog.locks:
-                return Whereabouts.LEASED  # it is being moved at this instant
+                return LostTo.LEASED  # it is being moved at this instant
             if self._dead_letters.find(index, id) is not None:
-                return Whereabouts.DEAD_LETTERED
-            return Whereabouts.EXPIRED if self._dead_letters.has_expired(id) else Whereabouts.REMOVED
+                return LostTo.DEAD_LETTERED
+            return LostTo.EXPIRED if self._dead_letters.has_expired(id) else LostTo.REMOVED
         if id in index.held or entry.meta.receipt is not None or index.claims.get(id, consumer) is not consumer:
-            return Whereabouts.LEASED
-        return Whereabouts.DELAYED if entry.state is State.DELAYED else Whereabouts.READY
+            return LostTo.LEASED
+        return LostTo.DELAYED if entry.state is State.DELAYED else LostTo.READY
 
     def told(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that a claim has from now on."""

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS, Whereabouts
+from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS, LostTo
 from mq.errors import (
     Conflict,
     InvalidSetting,
@@ -926,12 +926,12 @@ async def test_claim_says_where_each_lost_message_is(broker: Broker) -> None:
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
     assert (held.messages, held.lost, held.ended) == (1, 3, True)
-    assert held.missing == {Whereabouts.LEASED: 1, Whereabouts.DELAYED: 1, Whereabouts.REMOVED: 1}
+    assert held.missing == {LostTo.LEASED: 1, LostTo.DELAYED: 1, LostTo.REMOVED: 1}
     await broker.requeue("q", leased.id, receipt=leased.receipt)
     again = await broker.claims.claim("q", "c", 1, epoch)
     assert again is not None
     assert (again.messages, again.lost) == (1, 0)
-    assert again.missing == {Whereabouts.READY: 1, Whereabouts.DELAYED: 1, Whereabouts.REMOVED: 1}
+    assert again.missing == {LostTo.READY: 1, LostTo.DELAYED: 1, LostTo.REMOVED: 1}
 
 
 async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> None:
@@ -941,7 +941,7 @@ async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> Non
     await trio.sleep(20)
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
-    assert held.missing == {Whereabouts.EXPIRED: 1}
+    assert held.missing == {LostTo.EXPIRED: 1}
 
 
 async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_not_end(broker: Broker) -> None:
@@ -953,7 +953,7 @@ async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_no
     await broker.remove("q", first.id)
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
-    assert (held.messages, held.missing, held.ended) == (2, {Whereabouts.REMOVED: 1}, False)
+    assert (held.messages, held.missing, held.ended) == (2, {LostTo.REMOVED: 1}, False)
 
 
 @pytest.mark.parametrize("lease", [1.0, 3600.0])
@@ -968,13 +968,13 @@ async def test_claim_regains_redriven_messages_at_their_places(broker: Broker, l
     await broker.change_settings("q", {"max_receives": 20})
     held = await broker.claims.claim("q", "c", 1, epoch, lease=lease)
     assert held is not None
-    assert held.missing == {Whereabouts.DEAD_LETTERED: 2}
+    assert held.missing == {LostTo.DEAD_LETTERED: 2}
     await broker.claims.note_read("q", "c", 1, epoch, 0, 3, 3)
     assert (await broker.redrive("dead")).moved == 2
     await trio.sleep(2)
     plain = await broker.claims.claim("q", "c", 1, epoch)
     assert plain is not None
-    assert (plain.messages, plain.missing) == (3, {Whereabouts.READY: 2})
+    assert (plain.messages, plain.missing) == (3, {LostTo.READY: 2})
     whole = await broker.claims.claim("q", "c", 1, epoch, regain=True)
     assert whole is not None
     assert (whole.messages, whole.lost, whole.missing) == (5, 0, {})
@@ -1000,11 +1000,11 @@ async def test_lost_messages_are_known_after_a_restart(wall_clock: WallClock) ->
             await message.body.aclose()
         held = await broker.claims.claim("q", "c", 1, epoch, lease=3600)
         assert held is not None
-        assert held.missing == {Whereabouts.LEASED: 2}
+        assert held.missing == {LostTo.LEASED: 2}
     async with open_broker(storage) as broker:
         held = await broker.claims.claim("q", "c", 1, epoch, regain=True)
         assert held is not None
-        assert (held.messages, held.missing, held.ended) == (2, {Whereabouts.LEASED: 2}, True)
+        assert (held.messages, held.missing, held.ended) == (2, {LostTo.LEASED: 2}, True)
         assert await read(broker, 1, epoch) == ["000002", "000003"]
         await broker.claims.acknowledge("q", "c", 1, epoch)
         assert len(everything(broker)) == 2  # what was lost is not touched
