@@ -120,7 +120,7 @@ class LostTo:
     EXPIRED: Final = "expired"
     """Removed, because its time to live was over. Known until the broker ends."""
     REMOVED: Final = "removed"
-    """Removed, whoever did it."""
+    """Removed: acknowledged by another consumer, deleted, or purged."""
 
 
 class ConsumerPosition(NamedTuple):
