@@ -30,6 +30,20 @@ _INIT: Final = 1
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
 
+_GUARD: Final = """
+trap '' HUP INT TERM
+while read -r group; do last=$group; done
+[ "$last" ] || exit 0
+kill -TERM "-$last"
+while [ "$1" -gt 0 ] && kill -0 "-$last" 2>/dev/null; do
+  sleep 0.1
+  set -- $(($1 - 1))
+done
+kill -KILL "-$last" 2>/dev/null
+"""
+"""A shell that reads which process group is at work, and ends the last one when this process is gone."""
+
+
 class StillRuns(Exception):
     """Processes of a command did not end: its message must not be given back."""
 
@@ -42,14 +56,19 @@ class Command:
         environment: its variables.
         mark: the name of one of them, by whose value its orphans are known.
         orphans: reaps what the command leaves behind.
+        guard: ends it when this process is killed.
     """
 
-    def __init__(self, text: str, environment: Mapping[str, str], mark: str, orphans: OrphanReaper) -> None:
+    def __init__(
+        self, text: str, environment: Mapping[str, str], mark: str, orphans: OrphanReaper, guard: GroupGuard
+    ) -> None:
         self._mark = os.fsencode(f"{mark}={environment[mark]}")
         self._orphans = orphans
+        self._guard = guard
         self._process = orphans.beside(
             lambda: subprocess.Popen(text, shell=True, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         )
+        guard.watch(self.pid)
 
     @property
     def pid(self) -> int:
@@ -83,6 +102,8 @@ class Command:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = self._process.wait(GLANCE_SECONDS)
                 self._orphans.reap()
+                if status == 0:
+                    self._guard.watch(None)  # what it has left in the background goes on
                 return status
         return None
 
@@ -110,6 +131,7 @@ class Command:
                 killed = killed or now
                 self.send(signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
+        self._guard.watch(None)
         return None if is_told else self._process.returncode
 
     def send(self, number: int) -> None:
@@ -207,11 +229,47 @@ class Stops:
         self.resume()
 
 
+class GroupGuard:
+    """Ends the process group of a command when this process is killed, and so cannot do it, for the length of a
+    ``with`` block.
+
+    Args:
+        seconds: between SIGTERM and SIGKILL.
+        orphans: must not reap it.
+    """
+
+    def __init__(self, seconds: float, orphans: OrphanReaper) -> None:
+        self._seconds = seconds
+        self._orphans = orphans
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> GroupGuard:
+        command = ["/bin/sh", "-c", _GUARD, "mq-guard", str(round(self._seconds * 10))]
+        null = subprocess.DEVNULL  # a reader of this program's output must not wait for it
+        self._process = self._orphans.beside(
+            lambda: subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
+            )
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.communicate()  # it ends with its input
+
+    def watch(self, group: int | None) -> None:
+        """Have a process group ended; None for none."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it was ended
+            self._process.stdin.write(b"%s\n" % (b"" if group is None else b"%d" % group))
+
+
 class OrphanReaper:
     """Adopts the orphans of this process's descendants for the length of a ``with`` block, and reaps all that end."""
 
     def __init__(self) -> None:
-        self._own: int | None = None
+        self._own: set[int] = set()
         self._is_starting = False
         self._before: Callable[[int, FrameType | None], object] | int | None = None
 
@@ -229,15 +287,15 @@ class OrphanReaper:
         self._is_starting = True
         try:
             process = start()
-            self._own = process.pid
+            self._own = {pid for pid in self._own if _is_child(pid)} | {process.pid}
         finally:
             self._is_starting = False
         return process
 
     def reap(self) -> None:
-        """Reap orphans that have ended. Call it, too, once the own process has ended."""
+        """Reap orphans that have ended. Call it, too, once an own process has ended."""
         if not self._is_starting:
-            reap(() if self._own is None else (self._own,))
+            reap(self._own)
 
 
 def is_init() -> bool:
@@ -283,6 +341,15 @@ def _processes() -> dict[int, _Process]:
                 state, parent, _, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
                 found[int(folder.name)] = _Process(int(parent), int(session), state not in b"ZX")
     return found
+
+
+def _is_child(pid: int) -> bool:
+    """Whether a process is a child that was not waited for."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _ignores(pid: int, number: int) -> bool:

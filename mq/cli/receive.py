@@ -14,7 +14,7 @@ from typing import IO, Any, Final, Protocol
 import click
 
 from mq.cli.commands import EMPTY, REFUSED
-from mq.cli.processes import Command, OrphanReaper, StillRuns, Stops, is_init, nothing
+from mq.cli.processes import Command, GroupGuard, OrphanReaper, StillRuns, Stops, is_init, nothing
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
@@ -122,7 +122,8 @@ def receive_command(
         if ways and retry_delay is None and not client.queue(queue).settings.get("retry_delay"):
             retry_delay = RETRY_SECONDS
         if command is not None:
-            receiver = _Runner(command, max_handling, retry_delay, grace, stops, orphans)
+            guard = stack.enter_context(GroupGuard(grace, orphans))
+            receiver = _Runner(command, max_handling, retry_delay, grace, stops, orphans, guard)
         elif target is not None:
             try:
                 webhook = stack.enter_context(Webhook(target, timeout, max_handling, retry_delay))
@@ -204,6 +205,7 @@ class _Runner:
         grace: seconds between SIGTERM and SIGKILL for a command that is ended.
         stops: the signals that end this program.
         orphans: reaps what commands leave behind.
+        guard: ends a command when this program is killed.
     """
 
     def __init__(
@@ -214,6 +216,7 @@ class _Runner:
         grace: float,
         stops: Stops,
         orphans: OrphanReaper,
+        guard: GroupGuard,
     ) -> None:
         self._command = command
         self._max_handling = max_handling
@@ -221,6 +224,7 @@ class _Runner:
         self._grace = grace
         self._stops = stops
         self._orphans = orphans
+        self._guard = guard
 
     def __call__(self, client: Client, stream: Stream) -> bool:
         """Run it; remove when it says 0, else give back, once all of its processes have ended."""
@@ -249,7 +253,9 @@ class _Runner:
         status: int | None = None
         goes_on = partial(self._may_go_on, lease)
         with self._stops.held():
-            command = Command(self._command, os.environ | _variables(stream.message), "MQ_MESSAGE_ID", self._orphans)
+            command = Command(
+                self._command, os.environ | _variables(stream.message), "MQ_MESSAGE_ID", self._orphans, self._guard
+            )
             self._stops.suspend = partial(command.send, signal.SIGSTOP)
             self._stops.resume = lambda: command.send(signal.SIGCONT if goes_on() else signal.SIGKILL)
             try:

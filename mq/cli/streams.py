@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import select
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,11 +65,20 @@ class _Writer(io.RawIOBase):
             try:
                 if not self._is_open:
                     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-                return os.write(self._fd, data)
+                return self._write(data)
             except OSError as error:
                 self._has_failed = True
                 self._failed(error)
         return len(data)
+
+    def _write(self, data: Any) -> int:
+        while True:
+            try:
+                return os.write(self._fd, data)
+            except BlockingIOError:  # another program, which shares it, has made it so
+                poll = select.poll()
+                poll.register(self._fd, select.POLLOUT)
+                poll.poll()
 
     def _failed(self, error: OSError) -> None:
         raise CannotWrite(error) from error

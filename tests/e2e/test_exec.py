@@ -178,6 +178,20 @@ def test_no_process_of_a_command_runs_when_a_lease_ends_that_cannot_be_extended(
     assert (consumers.folder / "succeeded").read_text() == "[]"
 
 
+@pytest.mark.parametrize("name", ["a shell that starts others", "processes that ignore SIGTERM"])
+def test_no_process_of_a_command_runs_when_the_lease_of_a_killed_program_ends(
+    name: str, client: Client, consumers: Consumers
+) -> None:
+    client.publish("q", "x")
+    command, count = COMMANDS[name]
+    first = consumers.start(command, "--visibility", "6", "--grace", "1")
+    until(lambda: len(consumers.works()) == count, "the work has begun")
+    first.kill()
+    second = consumers.start("SUCCESSOR", "--wait", "60")
+    assert second.wait(PATIENCE_SECONDS) == 0
+    assert (consumers.folder / "succeeded").read_text() == "[]"
+
+
 def test_no_process_of_a_command_that_fails_runs_when_its_message_is_given_back(
     client: Client, consumers: Consumers
 ) -> None:
@@ -283,13 +297,13 @@ def child(pid: int) -> int:
 
 def leave_orphan(pid: int) -> None:
     """Leave an orphan in the namespace of a process, as ``docker exec`` may. It ends soon."""
-    inside = ["nsenter", "-t", str(pid), "-p", "sh", "-c", "sh -c 'sleep 0.2 & echo $!'; sleep 0.1"]
+    inside = ["nsenter", "-t", str(pid), "-p", "sh", "-c", "sh -c 'sleep 3 & echo $!'; sleep 0.1"]
     subprocess.run(inside, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
 
 
-def has_adopted(pid: int) -> bool:
-    """Whether a process has children other than those that it had."""
-    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+def children(pid: int) -> set[str]:
+    """The children of a process."""
+    return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 
 @isolated
@@ -301,8 +315,8 @@ def test_a_daemon_that_is_the_first_process_reaps_orphans(tmp_path: Path) -> Non
     with Contained(tmp_path / "root", tmp_path / "log") as daemon:
         inner = child(daemon.pid)
         leave_orphan(inner)
-        assert has_adopted(inner), "sleep is its child now"
-        until(lambda: not has_adopted(inner), "it is reaped")
+        assert children(inner), "sleep is its child now"
+        until(lambda: not children(inner), "it is reaped")
         os.kill(inner, signal.SIGTERM)
         until(lambda: not runs(inner), "it stops")
 
@@ -311,11 +325,12 @@ def test_a_daemon_that_is_the_first_process_reaps_orphans(tmp_path: Path) -> Non
 def test_a_receiver_that_is_the_first_process_reaps_orphans(client: Client, consumers: Consumers) -> None:
     outer = consumers.start("(sleep 0.1 &); (setsid sleep 0.1 &); exec sleep 0.3", "--follow", before=ISOLATED)
     inner = child(outer.pid)
-    until(lambda: client.queue("q").settings is not None, "the daemon answers")
+    until(lambda: len(children(inner)) == 1, "its guard has started")
+    guard = children(inner)
     for _ in range(3):
         client.publish("q", "x")
     until(lambda: client.queue("q").ready + client.queue("q").leased == 0, "all are done")
     leave_orphan(inner)
-    until(lambda: not has_adopted(inner), "nothing of them is left")
+    until(lambda: children(inner) == guard, "nothing of them is left")
     os.kill(inner, signal.SIGTERM)
     assert outer.wait(PATIENCE_SECONDS) == 143

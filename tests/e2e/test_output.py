@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,6 +179,24 @@ def test_a_shell_sees_one_line(redirection: str) -> None:
     done = subprocess.run(["sh", "-c", command], cwd=TREE, capture_output=True, text=True, timeout=60, check=False)
     kind = "closed" if redirection == ">&-" else "full"
     assert (done.returncode, done.stderr) == ENDS[kind]
+
+
+def test_a_pipe_that_is_full_for_now_is_waited_for() -> None:
+    reading, writing = os.pipe()
+    with open(reading, "rb") as reader, open(writing, "wb", buffering=0) as writer:
+        os.set_blocking(writing, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(writing, bytes(4096))
+        command = [sys.executable, "-m", "mq", "--help"]
+        with subprocess.Popen(command, cwd=TREE, stdout=writer, stderr=subprocess.PIPE) as process:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(2)
+            writer.close()
+            text = reader.read()
+            assert process.stderr is not None
+            assert (process.wait(60), process.stderr.read()) == (0, b"")
+    assert text.strip(b"\0").startswith(b"Usage: mq")
 
 
 def test_a_body_is_not_read_from_a_closed_input() -> None:
