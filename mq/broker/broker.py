@@ -634,7 +634,7 @@ class Wiring:
             worker = FetchWorker(self._core, calls, deliverer, self._unacked_deliverer, self.watcher.refresh)
             nursery.start_soon(worker.run)
         nursery.start_soon(self._deliverers[0].run)
-        self.upkeep.start(nursery)
+        await self.upkeep.start(nursery)
         nursery.start_soon(self._core.clock.run, self.record_time)
         nursery.start_soon(threads.watch)
         if config.others_move:

@@ -72,9 +72,9 @@ class Mover:
         if self._heap[0][1] == self._count:
             self._changed.set()
 
-    def postpone(self, entries: Iterable[Entry], until: float) -> None:
+    async def postpone(self, entries: Iterable[Entry], until: float) -> None:
         """Move none of these before that instant."""
-        for entry in entries:
+        async for entry in turns.in_turns(entries, turns.LIGHT):
             due, _, known = self._due.get(entry.id, (math.inf, 0, entry))
             if due < until and known == entry:
                 self.add(entry, until)

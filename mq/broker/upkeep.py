@@ -148,17 +148,17 @@ class Upkeep(CatalogEvents):
         self._found: list[tuple[QueueIndex, Entry]] = []  # DELAYED, and without timers until the start
         core.catalog.events = self
 
-    def start(self, nursery: trio.Nursery) -> None:
+    async def start(self, nursery: trio.Nursery) -> None:
         """Start the tasks. Leases that were in the store get their grace from now on."""
         self._has_started = True
         self._nursery = nursery
         found, self._found = self._found, []
-        for index, entry in found:
+        async for index, entry in turns.in_turns(found, turns.LIGHT):
             if index.find(entry.id) == entry:
                 self._set_timer(index, entry)
         if not self._config.peers:  # among peers another one may end the lease anyway
             leased = (entry for _, entry in found if entry.meta.receipt is not None)
-            self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
+            await self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
         if self.clock.doubt:
             new = (entry for index in self._catalog.queues.values() for entry in index.new.values())
             named = frozenset((entry.id, entry.meta.deadline_ms) for entry in chain(new, (each for _, each in found)))
