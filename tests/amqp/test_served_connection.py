@@ -328,7 +328,7 @@ async def test_a_client_that_acknowledges_faster_than_the_store_is_not_read_mean
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is no heartbeat that it missed."""
-    monkeypatch.setattr(served_connection, "MOST_ACKNOWLEDGING", 2)
+    monkeypatch.setattr(served_connection, "LEAST_ACKNOWLEDGING", 2)
     async with open_house() as house:
         client = await house.connect(heartbeat=5)
         await client.declare()

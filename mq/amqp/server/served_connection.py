@@ -53,7 +53,11 @@ PIECE_BYTES: Final = 64 * 1024
 STALLED_SECONDS: Final = 120
 """A client that takes no piece for so long is dropped, whatever its heartbeat."""
 MOST_ACKNOWLEDGING: Final = 2000
-"""Messages of one connection that are being removed while it reads on."""
+"""Messages of one connection that are being removed while it reads on. All of them come again after kill -9."""
+LEAST_ACKNOWLEDGING: Final = 128
+"""The same, where the store takes :data:`LONGEST_REMOVAL_SECONDS` for so few."""
+LONGEST_REMOVAL_SECONDS: Final = 0.1
+"""How long a removal may take until fewer are begun before more is read."""
 LONGEST_PAUSE_SECONDS: Final = 0.02
 """Of a client that publishes faster than the store takes it half of the time is read, in pauses of up to so long."""
 LINGER_SECONDS: Final = 5
@@ -117,6 +121,7 @@ class ServedConnection:
         )
         self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
         self._is_acknowledgement_awaited = False
+        self._most_acknowledging = LEAST_ACKNOWLEDGING
         self._is_paused = False
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
@@ -495,7 +500,7 @@ class ServedConnection:
             await self._remove(held)
         else:
             self._nursery.start_soon(self._remove, held)
-            await self._acknowledged(MOST_ACKNOWLEDGING)
+            await self._acknowledged(self._most_acknowledging)
 
     async def _remove(self, held: Sequence[UnackedMessage]) -> None:
         try:
@@ -505,6 +510,7 @@ class ServedConnection:
             self._acknowledging.value -= len(held)
 
     async def _remove_some(self, held: Sequence[UnackedMessage]) -> None:
+        began = trio.current_time()
         try:
             with self._state.broker.progress.shielded():
                 await self._state.broker.acknowledge(held)
@@ -512,6 +518,11 @@ class ServedConnection:
             if self._connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
+        seconds = trio.current_time() - began
+        if seconds > LONGEST_REMOVAL_SECONDS:
+            self._most_acknowledging = max(LEAST_ACKNOWLEDGING, self._most_acknowledging // 2)
+        elif seconds < LONGEST_REMOVAL_SECONDS / 2:
+            self._most_acknowledging = min(MOST_ACKNOWLEDGING, self._most_acknowledging * 2)
 
     async def _acknowledged(self, most: int) -> None:
         """Wait until no more than so many messages are being removed."""
