@@ -156,7 +156,7 @@ class Command:
 
 
 class Stops:
-    """Ends a ``with`` block by SIGTERM, SIGHUP or SIGINT, once, and suspends a command together with this process.
+    """Ends a ``with`` block by SIGTERM, SIGHUP or SIGINT, and suspends a command together with this process.
 
     A signal that was ignored stays so, as after nohup(1).
 
@@ -211,8 +211,7 @@ class Stops:
 
     def _stop(self, number: int, _: FrameType | None) -> None:
         self._count += 1
-        if self._count == 1:
-            self._pending = number
+        self._pending = number
         if not self._is_held:
             self._raise()
 

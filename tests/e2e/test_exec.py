@@ -230,6 +230,21 @@ def test_a_second_signal_does_not_wait_for_the_grace(client: Client, consumers: 
     assert client.queue("q").ready == 1
 
 
+def test_a_second_signal_does_not_wait_for_a_daemon_that_is_away(
+    client: Client, daemon: Daemon, consumers: Consumers
+) -> None:
+    client.publish("q", "x")
+    first = consumers.start("WORKER", "--patience", "1000", "--visibility", "600")
+    until(consumers.works, "the work has begun")
+    daemon.kill()
+    first.terminate()
+    until(lambda: not any(map(runs, consumers.works())), "the work ends")
+    with pytest.raises(subprocess.TimeoutExpired):
+        first.wait(1)
+    first.terminate()
+    assert first.wait(PATIENCE_SECONDS) == 143
+
+
 def test_a_hangup_that_is_ignored_ends_nothing(client: Client, consumers: Consumers) -> None:
     client.publish("q", "x")
     first = consumers.start("WORKER", before=["nohup"])
@@ -295,10 +310,14 @@ def child(pid: int) -> int:
     return found[0]
 
 
-def leave_orphan(pid: int) -> None:
-    """Leave an orphan in the namespace of a process, as ``docker exec`` may. It ends soon."""
-    inside = ["nsenter", "-t", str(pid), "-p", "sh", "-c", "sh -c 'sleep 3 & echo $!'; sleep 0.1"]
-    subprocess.run(inside, check=True, capture_output=True, timeout=PATIENCE_SECONDS)
+def end_an_orphan(pid: int) -> None:
+    """Leave an orphan in the namespace of a process, as ``docker exec`` may, and end it once the process has it."""
+    before = children(pid)
+    inside = ["nsenter", "-t", str(pid), "-p", "sh", "-c", "sh -c 'sleep 1000 > /dev/null 2>&1 &'"]
+    subprocess.run(inside, check=True, timeout=PATIENCE_SECONDS)
+    until(lambda: children(pid) - before, "the orphan is its child now")
+    for orphan in children(pid) - before:
+        os.kill(int(orphan), signal.SIGKILL)
 
 
 def children(pid: int) -> set[str]:
@@ -314,8 +333,7 @@ def test_a_daemon_that_is_the_first_process_reaps_orphans(tmp_path: Path) -> Non
 
     with Contained(tmp_path / "root", tmp_path / "log") as daemon:
         inner = child(daemon.pid)
-        leave_orphan(inner)
-        assert children(inner), "sleep is its child now"
+        end_an_orphan(inner)
         until(lambda: not children(inner), "it is reaped")
         os.kill(inner, signal.SIGTERM)
         until(lambda: not runs(inner), "it stops")
@@ -330,7 +348,7 @@ def test_a_receiver_that_is_the_first_process_reaps_orphans(client: Client, cons
     for _ in range(3):
         client.publish("q", "x")
     until(lambda: client.queue("q").ready + client.queue("q").leased == 0, "all are done")
-    leave_orphan(inner)
+    end_an_orphan(inner)
     until(lambda: children(inner) == guard, "nothing of them is left")
     os.kill(inner, signal.SIGTERM)
     assert outer.wait(PATIENCE_SECONDS) == 143
