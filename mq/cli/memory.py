@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from mq.doors.budget import Budget
+from mq.doors.budget import MUCH_BYTES, Budget
 
 QUIET_SECONDS: Final = 2.0
 """How long to wait after much was freed: more follows."""
@@ -71,12 +71,17 @@ async def return_memory(budget: Budget) -> None:
         budget.forget_freed()
         if resident_bytes() - budget.used <= GROWTH * least:
             continue  # clients have it; when they give it back, there will be more to return
+        before = resident_bytes()
         since = time.perf_counter()
         _collect()
         took = time.perf_counter() - since
         if trim is not None:
             await trio.to_thread.run_sync(trim, 0)
-        least = max(1, resident_bytes() - budget.used)
+        now = resident_bytes()
+        if before - now > MUCH_BYTES:
+            budget.note_freed(MUCH_BYTES)  # once more: what ended meanwhile was still in use
+        else:
+            least = max(1, now - budget.used)
 
 
 async def _until_calm() -> None:

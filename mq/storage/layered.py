@@ -68,7 +68,7 @@ class LayeredStorage:
 
     Args:
         below: what must last is kept there.
-        max_memory: bytes of bodies that memory holds at the most; more is FULL.
+        max_memory: as the `max_bytes` of :class:`~mq.storage.memory.MemoryStorage`.
     """
 
     def __init__(self, below: Storage, max_memory: int) -> None:

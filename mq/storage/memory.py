@@ -61,6 +61,12 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
     return MemoryStorage()
 
 
+MESSAGE_BYTES: Final = 600
+"""What a message takes in memory besides its body and its attributes, the broker's index of it included."""
+MOST_BESIDE: Final = 16 << 20
+"""Bytes that messages may take besides what bodies may have: a limit of bodies alone is none of messages of a byte."""
+
+
 class _KeptMessage(NamedTuple):
     meta: Meta
     data: bytes
@@ -83,12 +89,14 @@ class MemoryStorage:
     """A :class:`~mq.storage.interface.Storage` of dictionaries. Its life is that of the object, from open to close.
 
     Args:
-        max_bytes: of bodies; a write that would be more is FULL. None for no limit.
+        max_bytes: of bodies; a write that would be more is FULL, as is one with which messages take
+            :data:`MOST_BESIDE` more than these in all. None for no limit.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
+        self._beside = 0
         self._places: dict[tuple[State, str], dict[MessageId, _KeptMessage]] = {}
         self._records: dict[str, dict[str, str]] = {}
 
@@ -114,7 +122,7 @@ class MemoryStorage:
     async def aclose(self) -> None:
         """Forget everything."""
         self._places.clear()
-        self._bytes = 0
+        self._bytes = self._beside = 0
         self._records.clear()
         await trio.lowlevel.checkpoint()
 
@@ -132,6 +140,7 @@ class MemoryStorage:
             left = list(self._places.pop((State.READY, key), {}).values())
             while left:  # they are freed in turns
                 self._bytes -= sum(len(kept.data) for kept in left[-_FREED_TOGETHER:])
+                self._beside -= sum(map(_bytes_beside, left[-_FREED_TOGETHER:]))
                 del left[-_FREED_TOGETHER:]
                 await turns.spend(frames=_FREED_TOGETHER // 16)
         return True
@@ -259,13 +268,19 @@ class MemoryStorage:
             if body.data is None:
                 return Outcome(Result.GONE)
             body = body.data
-        if self._max_bytes is not None and self._bytes + len(body) > self._max_bytes:
-            return Outcome(Result.FULL, reason=f"{self._max_bytes} bytes of transient messages are in memory")
         entry = write.entry
+        kept = _KeptMessage(entry.meta, body, checksum(body), json.dumps(write.attributes))
+        if self._max_bytes is not None and not self._has_room(kept, self._max_bytes):
+            return Outcome(
+                Result.FULL, reason=f"{self._bytes + self._beside} bytes of transient messages are in memory"
+            )
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
-        kept = _KeptMessage(entry.meta, body, checksum(body), json.dumps(write.attributes))
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
+
+    def _has_room(self, kept: _KeptMessage, most: int) -> bool:
+        bodies = self._bytes + len(kept.data)
+        return bodies <= most and bodies + self._beside + _bytes_beside(kept) <= most + MOST_BESIDE
 
     def _move(self, move: Move) -> Outcome:
         target = move.target
@@ -291,6 +306,7 @@ class MemoryStorage:
         if place.setdefault(entry.id, kept) is not kept:
             return False
         self._bytes += len(kept.data)
+        self._beside += _bytes_beside(kept)
         return True
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
@@ -299,9 +315,15 @@ class MemoryStorage:
             place = self._places[entry.state, entry.queue]
             del place[entry.id]
             self._bytes -= len(kept.data)
+            self._beside -= _bytes_beside(kept)
             if not place:  # queues come and go: an empty place is not kept
                 del self._places[entry.state, entry.queue]
         return kept
+
+
+def _bytes_beside(kept: _KeptMessage) -> int:
+    """What a message takes in memory besides its body."""
+    return len(kept.attributes) + MESSAGE_BYTES
 
 
 async def _text(value: Mapping[str, Any]) -> str:

@@ -22,7 +22,7 @@ class StorageOptions:
         log_bytes: of each of its two segments; where not given, they grow from 1 MiB to 32 MiB.
         untested: whether a root is served on a file system of which nothing was measured
             (:attr:`mq.storage.files.mount.Mount.assumed`).
-        max_memory: bytes of bodies that may be kept in memory, where the store keeps some there.
+        max_memory: bytes of messages that may be kept in memory, where the store keeps some there.
         confirmed: where a store that others keep alive notes how far it has come; None where it is not to.
     """
 
@@ -30,7 +30,7 @@ class StorageOptions:
     native: bool = True
     group_writable: bool = False
     root_owner: int | None = None
-    max_memory: int = 1 << 28
+    max_memory: int = 192 << 20
     log: bool = True
     log_bytes: int | None = None
     untested: bool = False

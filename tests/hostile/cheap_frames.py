@@ -1,12 +1,14 @@
-"""How long honest clients wait while others send the cheapest frames as fast as they can: a table, by flood.
+"""How long honest clients wait during each attack, and how much memory the daemon takes: a table of the hostile suite.
 
-    python -m tests.hostile.cheap_frames [--only TEXT] [--connections 50] [--seconds 5]
+    python -m tests.hostile [--only TEXT] [--connections 50] [--seconds 5] [--quiet 10]
 
-Each row is one of :mod:`tests.hostile.floods`, sent by a process of its own over that many connections. Meanwhile three
-honest clients take turns with it: ``GET /-/live`` on a new connection each time, a publish over HTTP and a confirmed
-publish over AMQP. A time of the table is the round trip's 99th percentile in milliseconds: by the clock, and behind it
-by the processor time of the daemon's event loop meanwhile, which other programs of a busy machine do not lengthen. The
-last column is the processor time of the daemon, in cores.
+Each row is one of :mod:`tests.hostile.floods`, the cheapest frames sent as fast as possible over that many connections,
+or one of :mod:`tests.hostile.hoarders`, which make the daemon keep what they can, in a process of its own. Meanwhile
+three honest clients take turns with it: ``GET /-/live`` on a new connection each time, a publish over HTTP and a
+confirmed publish over AMQP. A time of the table is the round trip's 99th percentile in milliseconds: by the clock, and
+behind it by the processor time of the daemon's event loop meanwhile, which other programs of a busy machine do not
+lengthen. Behind them are the processor time of the daemon, in cores, and its resident memory: before the attack, the
+most during it, and ``--quiet`` seconds after it, when the queues that it made are deleted.
 """
 
 from __future__ import annotations
@@ -29,11 +31,13 @@ from typing import Final, NamedTuple
 
 from pamqp import commands
 
+from mq.access.users_editor import UsersFile
 from mq.testing.ports import HeldPort
 from tests.access.files import TOKEN, write_users
 from tests.amqp.talking import content, words
 from tests.e2e.daemon import TREE, Daemon
 from tests.hostile.floods import FLOODS, MANY_QUEUES, QUEUE, Flood, amqp_session
+from tests.hostile.hoarders import HOARDERS
 
 CONNECTIONS: Final = 50
 SECONDS: Final = 5.0
@@ -63,16 +67,32 @@ def percentile(times: list[float], share: float = 0.99) -> float:
     return times[min(len(times) - 1, int(share * len(times)))] if times else float("inf")
 
 
+class Memory(NamedTuple):
+    """Resident memory of the daemon, in MiB.
+
+    Attributes:
+        before: the attack.
+        most: that it had during the attack.
+        after: the attack, some seconds later.
+    """
+
+    before: float
+    most: float
+    after: float
+
+
 class Result(NamedTuple):
     """A row of the table.
 
     Attributes:
         times: of each honest client, by its name.
         cores: processor time of the daemon a second.
+        memory: of the daemon.
     """
 
     times: dict[str, Times]
     cores: float
+    memory: Memory
 
 
 # The flood
@@ -160,6 +180,7 @@ class House(Daemon):
         amqp_port: of the AMQP server.
         context: that of TLS; None if the daemon speaks none.
         token: the administrator's; empty without users.
+        key: the id of a user's AWS key; empty without users.
     """
 
     def __init__(self, folder: Path, needs: str) -> None:
@@ -168,11 +189,13 @@ class House(Daemon):
         self.amqp_port = self._amqp.number
         self.context: ssl.SSLContext | None = None
         self.token = ""
+        self.key = ""
         self._needs = needs
         arguments = ["--amqp-port", str(self.amqp_port)]
         if needs not in ("plain", "many"):
             self.token = TOKEN
             arguments += ["--users", write_users(folder / "users.toml", _USERS)]
+            self.key = UsersFile(str(folder / "users.toml")).add_aws_key("nobody").id
         if needs == "tls":
             subprocess.run(
                 [sys.executable, "-m", "mq", "certificate", folder], cwd=TREE, check=True, capture_output=True
@@ -208,11 +231,29 @@ class House(Daemon):
         if answer.status != http.client.CREATED:
             raise OSError(f"{method} {path} was answered with {answer.status}")
 
+    def delete(self, queue: str) -> None:
+        """Delete a queue, with what is in it."""
+        connection = self.connect()
+        connection.request(
+            "DELETE", f"/{queue}", headers={"Authorization": f"Bearer {self.token}"} if self.token else {}
+        )
+        connection.getresponse().read()
+        connection.close()
+
     @property
     def processor_seconds(self) -> float:
         """The processor time that it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_mebibytes(self, what: str = "VmRSS") -> float:
+        """Its memory now, or, as ``VmHWM``, the most since :meth:`forget_peak`."""
+        lines = Path(f"/proc/{self.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{what}:"))
+
+    def forget_peak(self) -> None:
+        """Begin to look for the most anew (proc(5), clear_refs)."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     def loop_seconds(self) -> float:
         """The processor time that its event loop has used."""
@@ -309,15 +350,38 @@ HONEST: Final[dict[str, Callable[[House], Callable[[], None]]]] = {
 # The table
 
 
-def measure(house: House, name: str, connections: int, seconds: float) -> Result:
-    """Send a flood, and measure honest clients meanwhile. An empty name measures them alone."""
-    asked = FLOODS.get(name)
+def needs_of(name: str) -> str:
+    """The daemon that a flood, or a hoarder, is for."""
+    return FLOODS[name].needs if name in FLOODS else HOARDERS[name].needs if name else "plain"
+
+
+def _command(house: House, name: str, connections: int, seconds: float) -> list[str]:
+    """The attacking process."""
+    if name in HOARDERS:
+        ports = ["--port", str(house.port), "--amqp-port", str(house.amqp_port), "--key", house.key]
+        return [sys.executable, "-m", "tests.hostile.hoarders", name, *ports]
+    asked = FLOODS[name]
+    port = house.amqp_port if asked.listener == "amqp" else house.port
     command = [sys.executable, "-m", "tests.hostile.cheap_frames", "--seconds", str(seconds + _PATIENCE_SECONDS)]
+    return [*command, "--connections", str(asked.connections or connections), "--attack", name, str(port)]
+
+
+def measure(house: House, name: str, connections: int, seconds: float, quiet_seconds: float = 0.0) -> Result:
+    """Carry out an attack, and measure honest clients and the daemon's memory meanwhile. An empty name measures them
+    alone.
+
+    Args:
+        house: the daemon.
+        name: of a flood or a hoarder.
+        connections: of a flood.
+        seconds: how long.
+        quiet_seconds: after which its memory is looked at again.
+    """
+    memory = house.resident_mebibytes()
+    house.forget_peak()
     attacker = None
-    if asked is not None:
-        port = house.amqp_port if asked.listener == "amqp" else house.port
-        command += ["--connections", str(asked.connections or connections), "--attack", name, str(port)]
-        attacker = subprocess.Popen(command, cwd=TREE, stdout=subprocess.PIPE)
+    if name:
+        attacker = subprocess.Popen(_command(house, name, connections, seconds), cwd=TREE, stdout=subprocess.PIPE)
     try:
         if attacker is not None and attacker.stdout is not None:
             attacker.stdout.readline()  # it sends
@@ -331,31 +395,40 @@ def measure(house: House, name: str, connections: int, seconds: float) -> Result
         if attacker is not None:
             attacker.kill()
             attacker.communicate()
-    return Result(times, cores)
+    most = house.resident_mebibytes("VmHWM")
+    if name in HOARDERS:
+        for queue in HOARDERS[name].queues:
+            house.delete(queue)
+    time.sleep(quiet_seconds)
+    return Result(times, cores, Memory(memory, most, house.resident_mebibytes()))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table. Returns 1 if an honest client waited for too long."""
-    parser = argparse.ArgumentParser(prog="python -m tests.hostile.cheap_frames", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile", description=__doc__)
     parser.add_argument("--only", default="", help="floods whose names have this text")
     parser.add_argument("--connections", type=int, default=CONNECTIONS)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="for each flood")
+    parser.add_argument("--quiet", type=float, default=0.0, help="seconds from an attack to a look at the memory")
     parser.add_argument("--attack", nargs=2, metavar=("FLOOD", "PORT"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.attack:
         name, port = options.attack
         send(FLOODS[name], int(port), options.connections, options.seconds)
         return 0
-    names = [name for name in FLOODS if options.only.lower() in name.lower()]
+    names = [name for name in (*FLOODS, *HOARDERS) if options.only.lower() in name.lower()]
     slow = 0
-    _say(f"{'p99, ms: clock (event loop)':42} {'live':>13} {'publish, HTTP':>13} {'publish, AMQP':>13}  cores")
+    columns = (
+        f"{'live':>13} {'publish, HTTP':>13} {'publish, AMQP':>13}  cores  MiB before, most, {options.quiet:g} s after"
+    )
+    _say(f"{'p99, ms: clock (event loop)':46} {columns}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
         houses: dict[str, House] = {}
         for name in ("", *names):
-            needs = FLOODS[name].needs if name else "plain"
+            needs = needs_of(name)
             if needs not in houses:
                 houses[needs] = running.enter_context(House(Path(folder, needs), needs))
-            result = measure(houses[needs], name, options.connections, options.seconds)
+            result = measure(houses[needs], name, options.connections, options.seconds, options.quiet)
             slow += max(percentile(times.clock) for times in result.times.values()) > MOST_SECONDS
             _say(_row(name or "nothing", result))
     return 1 if slow else 0
@@ -364,9 +437,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _row(name: str, result: Result) -> str:
     pairs = ((percentile(times.clock) * 1000, percentile(times.loop) * 1000) for times in result.times.values())
     return (
-        f"{name:42} "
+        f"{name:46} "
         + " ".join(f"{clock:6.0f} {f'({loop:.0f})':>6}" for clock, loop in pairs)
-        + f" {result.cores:6.2f}"
+        + f" {result.cores:6.2f}  {result.memory.before:6.0f} {result.memory.most:6.0f} {result.memory.after:6.0f}"
     )
 
 

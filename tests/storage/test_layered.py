@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -11,6 +12,7 @@ from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Sharing, Storage, Stored, Unlink, Write
 from mq.storage.layered import LayeredStorage, make_layered
+from mq.storage.memory import MESSAGE_BYTES
 from mq.storage.options import StorageOptions
 from tests.storage.disks import LARGE, MOUNTS, Disk, make_calls, new_id
 
@@ -146,6 +148,22 @@ async def test_memory_has_an_end(store: LayeredStorage) -> None:
     assert removed.entry is not None
     await one(store, Unlink(removed.entry))
     await bring(store, "passing", bytes(LIMIT))
+
+
+@pytest.mark.parametrize("attributes", [{}, {"a": "x" * 10_000}])
+async def test_memory_counts_attributes_and_messages_without_a_body(
+    store: LayeredStorage, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, str]
+) -> None:
+    monkeypatch.setattr("mq.storage.memory.MOST_BESIDE", 100_000)
+    fitting = (LIMIT + 100_000) // (len(json.dumps(attributes)) + MESSAGE_BYTES)
+    writes = [Write("passing", new_id(), b"", attributes) for _ in range(fitting + 1)]
+    outcomes = await store.commit(writes)
+    assert [outcome.result for outcome in outcomes] == [Result.DONE] * fitting + [Result.FULL]
+    await store.drop_record(QUEUE, "passing")
+    for outcome in outcomes[:-1]:
+        assert outcome.entry is not None
+        await one(store, Unlink(outcome.entry))
+    assert (await one(store, Write("lasting", new_id(), b"", attributes, transient=True))).result is Result.DONE
 
 
 async def test_a_queue_that_goes_gives_its_memory_back(store: LayeredStorage) -> None:

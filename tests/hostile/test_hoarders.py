@@ -1,0 +1,69 @@
+"""Clients that make the daemon keep as much as they can: its memory stays bounded during the attack, and goes back.
+
+``python -m tests.hostile --quiet 10`` prints these figures, and how long other clients wait meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trio
+
+from tests.hostile.cheap_frames import CONNECTIONS, House, measure
+from tests.hostile.hoarders import HOARDERS, Target, attack
+
+MOST_MEBIBYTES = 400
+"""During an attack."""
+MOST_LEFT = 1.3
+"""Times the memory of before, ten seconds after the attack."""
+QUIET_SECONDS = 10.0
+SECONDS = 6.0
+SAMPLE = (
+    "bodies that never fit",
+    "bodies that are not finished",
+    "AMQP messages that are not finished",
+    "transient messages with long headers",
+)
+"""What each commit is tested with."""
+SAMPLE_SECONDS = 3.0
+_WARM_UP = {"plain": "openapi.json over HTTP/2 that is not read", "guarded": "unsigned bodies over SQS"}
+"""Code that is loaded when it is first used is not the attack's."""
+
+
+@pytest.fixture(scope="module")
+def house_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], House]]:
+    """One daemon for each kind."""
+    houses: dict[str, House] = {}
+    folder = tmp_path_factory.mktemp("hoarders")
+    with ExitStack() as running:
+
+        def find(needs: str) -> House:
+            if needs not in houses:
+                houses[needs] = running.enter_context(House(Path(folder, needs), needs))
+                measure(houses[needs], _WARM_UP.get(needs, ""), CONNECTIONS, SECONDS, QUIET_SECONDS)
+            return houses[needs]
+
+        yield find
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", HOARDERS)
+def test_memory_is_bounded_during_an_attack_and_goes_back(house_for: Callable[[str], House], name: str) -> None:
+    house = house_for(HOARDERS[name].needs)
+    memory = measure(house, name, CONNECTIONS, SECONDS, QUIET_SECONDS).memory
+    assert house.is_running()
+    assert memory.most <= MOST_MEBIBYTES
+    assert memory.after <= MOST_LEFT * memory.before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAMPLE)
+async def test_memory_is_bounded_during_a_sample_of_the_attacks(tmp_path: Path, name: str) -> None:
+    with House(tmp_path / "house", HOARDERS[name].needs) as house:
+        with trio.move_on_after(SAMPLE_SECONDS):
+            await attack(HOARDERS[name], Target(house.port, house.amqp_port, house.key), lambda: None)
+        assert house.resident_mebibytes("VmHWM") <= MOST_MEBIBYTES
+        house.stop()
