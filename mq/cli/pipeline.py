@@ -64,8 +64,9 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
-@click.argument("queues", metavar="QUEUE...", nargs=-1, required=True)
+@click.argument("queues", metavar="QUEUE...", nargs=-1)
 @click.option("--out", metavar="FOLDER", required=True, help="The archive.")
+@click.option("--finish", is_flag=True, help="Only clear what a run that was cut off has left, and join small files.")
 @click.option("--browse", is_flag=True, help="Leave the messages where they are.")
 @click.option("--consumer", default="archive", show_default=True, help="The name under which messages are claimed.")
 @_source
@@ -73,6 +74,7 @@ def archive(
     queues: tuple[str, ...],
     out: str,
     *,
+    finish: bool,
     browse: bool,
     consumer: str,
     url: str | None,
@@ -83,9 +85,14 @@ def archive(
 
     When it was cut off, the same command goes on: nothing is lost, and nothing is there twice.
     """
+    if finish == bool(queues):
+        raise click.UsageError("name the queues to archive, or say --finish and name none")
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.archive")
+        if finish:
+            module.finish(spark, out, progress)
+            return
         module.archive(spark, queues, out, options, browse=browse, consumer=consumer, progress=progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import shutil
 import threading
@@ -12,10 +13,12 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
+import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
@@ -23,6 +26,7 @@ from mq.cli.pipeline import main
 from mq.client import Client, Outgoing
 from mq.errors import Conflict, InvalidId, InvalidSetting
 from mq.message import MessageId
+from mq.spark.pipelines import archive as module
 from mq.spark.pipelines.archive import archive, read_archive
 from mq.spark.pipelines.replay import Choice, replay
 from tests.e2e.daemon import Daemon
@@ -110,6 +114,108 @@ def counting_rows(port: int) -> Iterator[tuple[str, Counter[str]]]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def whole(folder: Path, pattern: str = "**/*.parquet") -> list[tuple[str, bytes]]:
+    """Every row of every file, as a program reads them that knows nothing of Spark."""
+    tables = [pq.read_table(path, partitioning=None) for path in folder.glob(pattern)]
+    rows = [row for table in tables for row in table.select(["id", "value"]).to_pylist()]
+    return sorted((row["id"], row["value"]) for row in rows)
+
+
+@pytest.mark.parametrize("point", ["_sync", "_sync_folders"])
+def test_an_archive_has_each_message_once_for_any_reader_wherever_it_is_cut_off(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """Between any two changes of the folder: a run that goes on writes the micro-batch again in place of what is
+    there, and --finish completes a compaction."""
+    out = tmp_path / "archive"
+    calls, limit = 0, 0
+    sync = getattr(module, point)
+
+    def cut_off(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == limit:
+            raise Interrupted
+        sync(*given)
+
+    monkeypatch.setattr(module, point, cut_off)
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        sent = sorted(publish(daemon, "orders").items())
+        options = {**address(daemon), "maxMessagesPerTrigger": "40"}
+        cuts = 0
+        for cut in (1, 2, 3, 5, 8, 11, 100):
+            calls, limit = 0, cut
+            try:
+                archive(spark, ["orders"], str(out), options)
+            except (Interrupted, StreamingQueryException):
+                cuts += 1
+            found = whole(out, "queue=*/day=*/*.parquet")
+            assert len(set(found)) == len(found)
+            assert set(found) <= set(sent)
+        assert cuts >= 3
+        assert drain(daemon, "orders") == []
+        daemon.stop()
+    assert whole(out) == sent  # nothing else is left under the folder
+    assert sorted((row["id"], bytes(row["value"])) for row in spark.read.parquet(str(out)).collect()) == sent
+    assert len(list(out.glob("queue=*/day=*/*.parquet"))) == len(list(out.glob("queue=*/day=*")))  # one file a day
+
+
+def test_finish_ends_a_compaction_that_was_cut_off(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "archive"
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        sent = sorted(publish(daemon, "orders").items())
+        options = {**address(daemon), "maxMessagesPerTrigger": "70"}
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_end_compaction", interrupt_second())
+            with pytest.raises(Interrupted):
+                archive(spark, ["orders"], str(out), options)
+        daemon.stop()
+    [day] = out.glob("queue=orders/day=*")
+    assert (day / "_compaction.json").exists()
+    assert whole(out, "queue=*/day=*/*.parquet") == sent
+    told = json.loads((day / "_compaction.json").read_text())
+    for name in told["remove"][:2]:
+        (day / name).unlink()  # as far as it came
+    result = invoke(spark, monkeypatch, "archive", "--finish", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    assert whole(out) == sent
+    assert [path.name for path in day.iterdir()] == told["add"]
+    assert not (out / "_staging").exists()
+    result = invoke(spark, monkeypatch, "archive", "--finish", "--out", str(tmp_path))
+    assert (result.exit_code, "is not an archive" in result.stderr) == (2, True), result.output
+
+
+def interrupt_second() -> Callable[[Path], None]:
+    """Ends the first compaction of a day, which is none, and is interrupted at the next."""
+    end, calls = module._end_compaction, itertools.count()
+
+    def ending(day: Path) -> None:
+        if next(calls):
+            raise Interrupted
+        end(day)
+
+    return ending
+
+
+def invoke(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, *command: str) -> Result:
+    monkeypatch.setattr("mq.spark.pipelines.session.open_session", lambda master: NotStopped(spark))
+    return CliRunner().invoke(main, command)
+
+
+def test_pandas_and_pyarrow_read_an_archive(spark: SparkSession, tmp_path: Path) -> None:
+    pd = pytest.importorskip("pandas", reason="needs pandas")
+    out = tmp_path / "archive"
+    with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
+        sent = [*publish(daemon, "a"), *publish(daemon, "b")]
+        archive(spark, ["a", "b"], str(out), {**address(daemon), "maxMessagesPerTrigger": "70"})
+        daemon.stop()
+    table = pd.read_parquet(out)
+    assert sorted(table["id"]) == sorted(sent)
+    assert sorted(set(table["queue"])) == ["a", "b"]
 
 
 @pytest.mark.parametrize("browse", [True, False])

@@ -190,7 +190,7 @@ BUGS: Final = {
         "there = [entry for entry in found[1:] if entry is not None]",
     ),
     "a claim is not renewed": Bug(
-        "BatchConsumers._hold", "not (is_fresh and len(there) == len(claim.ids))", "len(there) < len(claim.ids)"
+        "BatchConsumers._hold", "not (is_fresh and len(there) == len(wanted))", "len(there) < len(wanted)"
     ),
     "a claim has what somebody else has by now": Bug(
         "ClaimedMessages._is_to_be_had",
