@@ -313,9 +313,10 @@ class ClientMemory:
         name: as given.
         user: the name of the one that has logged in; None before.
         let_go: as given.
+        logins: how often its share became another one.
     """
 
-    __slots__ = ("_connection", "_requests", "_rooms", "_share", "budget", "let_go", "name", "user")
+    __slots__ = ("_connection", "_requests", "_rooms", "_share", "budget", "let_go", "logins", "name", "user")
 
     def __init__(
         self,
@@ -329,6 +330,7 @@ class ClientMemory:
         self.name = name
         self.user: str | None = None
         self.let_go = let_go
+        self.logins = 0
         self._connection = connection
         self._share = share
         self._rooms: set[Room] = set()
@@ -355,9 +357,13 @@ class ClientMemory:
             OverBudget: more than are free just now: :class:`~mq.errors.NoDisk` of disk, else
                 :class:`~mq.errors.NoMemory`.
         """
-        room = Room(self, use, self.budget.shares(self._share, use))
+        room = Room(self, use, self.shares(use))
         room.cover(size)
         return room
+
+    def shares(self, use: Use) -> tuple[Share, ...]:
+        """The shares in which a reservation counts now."""
+        return self.budget.shares(self._share, use)
 
     def log_in(self, user: str) -> None:
         """Count what is reserved, now and later, in the share of a user.
@@ -371,9 +377,10 @@ class ClientMemory:
             share, size = self.budget.share_of(user), self.reserved
             if size and share.used and share.used + size > share.most:
                 raise self.budget.refuse(next(iter(self._rooms)), size, share)
-            for room in self._rooms:
-                room.move(self.budget.shares(share, room.use))
             self._share = share
+            for room in self._rooms:
+                room.move()
+            self.logins += 1
         self.user = user
         if self._connection is not None:
             self._connection.log_in(user)
@@ -427,13 +434,14 @@ class Room:
         size: how many bytes.
     """
 
-    __slots__ = ("_released", "_sends_since", "client", "shares", "size", "use")
+    __slots__ = ("_logins", "_released", "_sends_since", "client", "shares", "size", "use")
 
     def __init__(self, client: ClientMemory, use: Use, shares: tuple[Share, ...]) -> None:
         self.client = client
         self.use = use
         self.shares = shares
         self.size = 0
+        self._logins = client.logins
         self._released = 0
         self._sends_since: float | None = None
 
@@ -456,6 +464,7 @@ class Room:
     @property
     def free(self) -> int:
         """How many bytes more it could have now."""
+        self._heed_login()
         return max(0, min(share.most - share.used for share in self.shares))
 
     def cover(self, size: int) -> None:
@@ -468,6 +477,7 @@ class Room:
         more = size - self.size
         if more <= 0:
             return
+        self._heed_login()
         for share in self.shares:
             if share.used + more > share.most and share.used > self.size:
                 raise self._refused(size, share)
@@ -507,6 +517,7 @@ class Room:
         self.cover(size)
 
     def _lacking(self, size: int) -> Share | None:
+        self._heed_login()
         more = size - self.size
         return next((each for each in self.shares if each.used + more > each.most and each.used > self.size), None)
 
@@ -535,13 +546,19 @@ class Room:
             self.client.budget.unwatch(self)
             self.client.note(self)
 
-    def move(self, shares: tuple[Share, ...]) -> None:
-        """Count it in other shares from now on."""
+    def move(self) -> None:
+        """Count it in the present shares of its client from now on."""
         for share in self.shares:
             share.used -= self.size
-        self.shares = shares
-        for share in shares:
+        self.shares = self.client.shares(self.use)
+        for share in self.shares:
             share.used += self.size
+
+    def _heed_login(self) -> None:
+        """Take up the shares of a client that has logged in since. It knows its reservations in use alone."""
+        if self._logins != self.client.logins:
+            self._logins = self.client.logins
+            self.move()
 
     def arriving(self, chunks: AsyncIterator[bytes], let_go: Callable[[], None]) -> AbstractContextManager[PacedChunks]:
         """As :meth:`Budget.arriving`, of what is to fill this room."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pamqp.body import ContentBody
 from pamqp.header import ContentHeader
 from trio.testing import MockClock
 
+from mq.access import UserDirectory
 from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
@@ -27,10 +29,12 @@ from mq.broker import Draft, UnackedMessage
 from mq.broker.commit import PATIENCE_SECONDS
 from mq.doors.budget import PATIENCE_SECONDS as SLOW_SECONDS
 from mq.doors.budget import Budget
+from mq.doors.logins import Logins
 from mq.errors import MQError, NotServed, QueueHeld, StorageFull
 from mq.message import QueueName
 from mq.storage.interface import Operation, Outcome, Result
 from mq.storage.memory import MemoryStorage
+from tests.access.files import OTHER_TOKEN, TOKEN, write_users
 from tests.amqp.dialling import Client, House, open_house
 from tests.amqp.talking import words
 
@@ -97,6 +101,14 @@ async def test_what_is_too_long_for_its_queue_is_refused_on_its_channel(
         assert (await client.call(Queue.Declare(queue="q", passive=True), 2)).message_count == 1
 
 
+USERS = """
+[users.alice]
+tokens = ["TOKEN"]
+administer = ["*"]
+[users.bob]
+tokens = ["OTHER_TOKEN"]
+administer = ["*"]
+"""
 ANNOUNCED = 60_000 + MESSAGE_OVERHEAD + len(NONE.raw)
 """What a message with a body of 60,000 bytes reserves."""
 
@@ -122,6 +134,27 @@ async def test_what_is_announced_has_its_memory_before_it_comes(autojump_clock: 
         await first.stream.send_all(frame.marshal(ContentBody(bytes(59_990)), 1))
         assert await first.count() == 1
         assert house.door.memory.free == 100_000
+
+
+async def test_unfinished_messages_of_all_connections_of_a_user_share_its_quarter(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    access = UserDirectory(write_users(tmp_path / "users", USERS))
+    async with open_house(memory=Budget(400_000, has_users=True), logins=Logins(access)) as house:
+        first, second = [await house.connect(name="alice", secret=TOKEN) for _ in range(2)]
+        other = await house.connect(name="bob", secret=OTHER_TOKEN)
+        await first.stream.send_all(begun(60_000, 10))
+        assert await first.is_silent()
+        await second.stream.send_all(begun(60_000, 10))
+        closed = await second.hear()
+        assert (closed.name, closed.reply_code) == ("Connection.Close", 506)
+        assert "user alice may have 100000" in closed.reply_text
+        await other.stream.send_all(begun(60_000, 10))
+        assert await other.is_silent()
+        assert house.door.memory.used >= 2 * ANNOUNCED
+        await first.stream.aclose()
+        await trio.sleep(1)
+        assert house.door.memory.used < 2 * ANNOUNCED
 
 
 async def test_a_message_that_comes_slowly_is_given_up_when_others_want_its_memory(

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, PATIENCE_SECONDS, Budget, ClientMemory, PacedChunks, Room, Use
-from mq.errors import BodyTooLarge, NoDisk, NoMemory
+from mq.errors import BodyTooLarge, NoDisk, NoMemory, OverBudget
 
 
 async def test_what_is_free_is_reserved_and_given_back() -> None:
@@ -226,6 +226,20 @@ async def test_log_in_moves_what_is_reserved_to_the_user() -> None:
         logged_in(budget, "alice").reserve(Use.BODY, 111)
     room.give_back()
     logged_in(budget, "alice").reserve(Use.BODY, 111)
+
+
+@pytest.mark.parametrize("use", [Use.PUBLISH, Use.STAGED])
+async def test_reservation_that_was_empty_at_the_login_counts_for_the_user(use: Use) -> None:
+    """A connection over AMQP makes its reservations before the login, and uses them later."""
+    budget = Budget(800, 800, has_users=True)
+    memory = budget.client("a connection")
+    room = memory.reserve(use)
+    memory.log_in("alice")
+    assert room.free == 200
+    room.cover(150)
+    budget.client("a stranger").reserve(use, 100)
+    with pytest.raises(OverBudget, match="user alice may have 200"):
+        logged_in(budget, "alice").reserve(use, 51)
 
 
 async def test_log_in_is_refused_when_the_user_has_too_much() -> None:

@@ -155,10 +155,13 @@ async def _fill_small_queue(target: Target) -> None:
     await ask(target, http1("PUT /small"), change)
 
 
+_SIGNED: Final = "content-type;host;x-amz-date;x-amz-target"
+
+
 async def _unsigned(target: Target) -> None:
     """A large request over SQS that names a key, is signed by none, and does not come to its end."""
     now = strftime("%Y%m%dT%H%M%SZ", gmtime())
-    signed = f"Credential={target.key}/{now[:8]}/us-east-1/sqs/aws4_request, SignedHeaders=host;x-amz-date"
+    signed = f"Credential={target.key}/{now[:8]}/us-east-1/sqs/aws4_request, SignedHeaders={_SIGNED}"
     lines = (
         "Content-Type: application/x-amz-json-1.0",
         "X-Amz-Target: AmazonSQS.SendMessageBatch",
