@@ -42,6 +42,8 @@ class BrokerConfig:
         store: where queues live that outlast the process, as listings call it: ``disk``, ``node``, ``cluster``.
         awaits_sink: dead letters wait until a door has set its sink for them
             (:meth:`mq.broker.queues.Declarations.set_sink`). Without it they go as if there were none.
+        counts_returns: each message that a connection has had, and that comes back, counts as received, also when the
+            connection ends. Quorum queues count so.
         verify_seconds: how long a pass over all stored messages takes that compares them with their checksums; 0 for
             no such passes.
 
@@ -58,6 +60,7 @@ class BrokerConfig:
     strict_seeds: bool = False
     store: str = "disk"
     awaits_sink: bool = False
+    counts_returns: bool = False
     verify_seconds: float = 0.0
 
     def __post_init__(self) -> None:

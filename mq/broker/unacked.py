@@ -211,10 +211,12 @@ class Unacked:
     ) -> None:
         counted: list[UnackedMessage] = []
         others: list[UnackedMessage] = []
+        counts = self._config.counts_returns and redelivered
         for each in held:  # all at once: the settings may change while one is put back
-            (counted if failed and (most is not None or self._counts(each)) else others).append(each)
+            is_counted = counts or (failed and (most is not None or self._counts(each)))
+            (counted if is_counted else others).append(each)
         try:
-            await self._change(counted, partial(self._fail, to_back=to_back, most=most))
+            await self._change(counted, partial(self._fail, to_back=to_back, most=most, retries=failed))
         finally:
             await self._make_ready(others, redelivered=redelivered, to_back=to_back)
 
@@ -332,7 +334,10 @@ class Unacked:
         index = self._catalog.queues.get(held.entry.queue)
         return index is not None and (index.settings.retry_delay > 0 or index.settings.max_receives is not None)
 
-    def _fail(self, entry: Entry, *, to_back: bool, most: int | None) -> Future[Entry] | Future[None]:
+    def _fail(
+        self, entry: Entry, *, to_back: bool, most: int | None, retries: bool = True
+    ) -> Future[Entry] | Future[None]:
+        """Count a message as received, and make it READY. Where it `retries`, that may be after a while."""
         index = self._catalog.queues[entry.queue]
         receives = entry.meta.receives + (entry.meta.receipt is None)  # a hold in memory was not counted yet
         if self._dead_letters.is_worn_out(entry._replace(meta=entry.meta._replace(receives=receives))):
@@ -341,7 +346,7 @@ class Unacked:
             return self._dead_letters.dead_letter(entry, LIMIT)
         self._catalog.begin(entry)
         index.returned.add(entry.id)
-        seconds = index.settings.retry_seconds(receives, self._random)
+        seconds = index.settings.retry_seconds(receives, self._random) if retries else 0.0
         if seconds:
             return self._put(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
         meta = entry.meta.at_rest()._replace(receives=receives)

@@ -8,6 +8,7 @@ clocks do not matter. A node that slept does no harm either: it finds its time o
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -498,9 +499,8 @@ class ClusterNode:
         try:
             try:
                 await store.open()
-                async with open_broker(
-                    store, self._broker_config, observers=self._observers, clock=self.make_clock()
-                ) as broker:
+                config = dataclasses.replace(self._broker_config, counts_returns=True)
+                async with open_broker(store, config, observers=self._observers, clock=self.make_clock()) as broker:
                     await self._serve(tenure, broker, store)
             finally:
                 with trio.CancelScope(shield=True):

@@ -22,12 +22,12 @@ BUGS: Final = {
         "PublishPump._store_portion", "await self._store(portion.messages, portion.has_place.set)", "_ALL_STORED"
     ),
     "a connection that ends gives nothing back": Bug(
-        "Handlers._release", "await self._broker.put_back(_held(some))", "pass"
+        "Handlers._release", "await self._broker.put_back(_held(its), most=most)", "pass"
     ),
     "what comes back has no mark": Bug(
         "Handlers._release",
-        "self._broker.put_back(_held(some))",
-        "self._broker.put_back(_held(some), redelivered=False)",
+        "self._broker.put_back(_held(its), most=most)",
+        "self._broker.put_back(_held(its), redelivered=False)",
     ),
     "a nack loses the message": Bug(
         "_settle",

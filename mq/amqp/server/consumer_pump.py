@@ -10,12 +10,12 @@ from typing import Any, Final
 
 import trio
 
-from mq.amqp.model.arguments import SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import ConsumerRegistry
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
 from mq.amqp.protocol.connection import Connection
-from mq.amqp.server.message_codec import arrival_of
+from mq.amqp.server.message_codec import arrival_of, with_delivery_count
 from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import UNCOUNTED_BYTES, Budget, ClientMemory, Use
@@ -235,8 +235,13 @@ def _size(value: Any) -> int:
     return sum(len(str(name)) + _size(its) for name, its in value.items()) if isinstance(value, dict) else 16
 
 
-async def read(held: UnackedMessage, queue: Queue) -> Arrival:
+async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival:
     """Read an unacknowledged message as it is delivered, and close its body.
+
+    Args:
+        held: the message.
+        queue: where it is.
+        is_asked_for: whether a client gets it by ``basic.get``, and not as a consumer.
 
     Raises:
         CorruptMessage: its bytes are not those that were published.
@@ -249,4 +254,8 @@ async def read(held: UnackedMessage, queue: Queue) -> Arrival:
         with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
             await message.body.aclose()
     attributes = message.properties.attributes
-    return arrival_of(held, message.id, queue.name, attributes, body, redelivered=held.redelivered)
+    arrival = arrival_of(held, message.id, queue.name, attributes, body, redelivered=held.redelivered)
+    returns = message.receives - 1
+    if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):
+        return arrival._replace(properties=with_delivery_count(arrival.properties, returns))
+    return arrival

@@ -351,7 +351,7 @@ class Handlers:
                 while held := await self._hold(queue):
                     try:
                         room.cover(delivery_bytes(held[0].message, self._memory.budget))
-                        arrival = await read(held[0], queue)
+                        arrival = await read(held[0], queue, is_asked_for=True)
                         if command.no_ack:
                             await self._broker.acknowledge(held)
                         await self._broker.declarations.look(queue.key)
@@ -395,7 +395,10 @@ class Handlers:
     async def _release(self, command: commands.Release) -> Result:
         for some in turns.parts(command.deliveries, _SETTLED_TOGETHER):
             with self._broker.progress.shielded():
-                await self._broker.put_back(_held(some))
+                for queue, its in _by_queue(some):
+                    arguments = _arguments(self._state, queue)  # a quorum queue counts what an end of a channel returns
+                    most = _most_returns(arguments) if arguments.get(QUEUE_TYPE) == QUORUM else None
+                    await self._broker.put_back(_held(its), most=most)
         with self._broker.progress.shielded():
             await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
         return Done()
@@ -500,18 +503,31 @@ async def _settle(
     if outcome is Settlement.ACKNOWLEDGED:
         await state.broker.acknowledge(_held(deliveries), durable=durable)
         return
-    by_queue: dict[QueueName, list[UnsettledDelivery]] = {}
-    for delivery in deliveries:
-        by_queue.setdefault(delivery.queue, []).append(delivery)
-    for queue, its in by_queue.items():
+    for queue, its in _by_queue(deliveries):
         if outcome is Settlement.REQUEUED:
-            declared = state.topology_store.queue_of(queue)
-            arguments = {} if declared is None else declared.arguments
-            to_back, limit = arguments.get(REQUEUE) == "back", arguments.get(DELIVERY_LIMIT)
-            most = None if limit is None else limit + 1
+            arguments = _arguments(state, queue)
+            to_back, most = arguments.get(REQUEUE) == "back", _most_returns(arguments)
             await state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)
         else:
             await state.broker.reject(_held(its))
+
+
+def _by_queue(deliveries: Iterable[UnsettledDelivery]) -> Iterable[tuple[QueueName, list[UnsettledDelivery]]]:
+    by_queue: dict[QueueName, list[UnsettledDelivery]] = {}
+    for delivery in deliveries:
+        by_queue.setdefault(delivery.queue, []).append(delivery)
+    return by_queue.items()
+
+
+def _arguments(state: AmqpState, queue: QueueName) -> Mapping[str, Any]:
+    declared = state.topology_store.queue_of(queue)
+    return {} if declared is None else declared.arguments
+
+
+def _most_returns(arguments: Mapping[str, Any]) -> int | None:
+    """The return with which a message is dead-lettered."""
+    limit: int | None = arguments.get(DELIVERY_LIMIT)
+    return None if limit is None else limit + 1
 
 
 def _held(deliveries: Iterable[UnsettledDelivery]) -> list[UnackedMessage]:

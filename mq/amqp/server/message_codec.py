@@ -22,6 +22,7 @@ from mq.message import SharedAttributes, content_codings
 
 GROUP: Final = "x-message-group"
 """The header that names a message's group."""
+DELIVERY_COUNT: Final = "x-delivery-count"
 _OWN_KEY: Final = "amqp"
 _MOST_TEXTS: Final = 64
 _MOST_BYTES: Final = 8192
@@ -124,6 +125,15 @@ def arrival_of(
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptMessage("what is noted of it is nothing that mq wrote") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)
+
+
+def with_delivery_count(raw: bytes, returns: int) -> bytes:
+    """Properties with the header that tells how often a message has come back to its quorum queue; as they are where
+    their headers are malformed."""
+    try:
+        return BasicProperties(raw).changed({DELIVERY_COUNT: returns}).raw
+    except Refusal:
+        return raw
 
 
 def hidden_keys_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
