@@ -463,14 +463,19 @@ class Broker:
         with self._in_flight:
             return await self._unacked.hold(request, wait)
 
-    async def exclude(self, queue: str) -> Exclusion:
+    async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
+
+        Args:
+            queue: its name.
+            in_turn: whether to wait for those that have it alone, or asked for it before.
 
         Raises:
             Conflict: the store has peers, whose consumers this broker does not know.
             QueueHeld: another consumer has it alone already.
         """
-        return self._unacked.exclude(await self._queues.get(queue))
+        index = await self._queues.get(queue)
+        return await self._unacked.exclude_in_turn(index) if in_turn else self._unacked.exclude(index)
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed meanwhile are passed over.

@@ -13,6 +13,12 @@ class Exclusion:
         index.exclusion = self
 
     def end(self) -> None:
-        """Let other consumers in again. A second call does nothing."""
-        if self._index.exclusion is self:
-            self._index.exclusion = None
+        """Let other consumers in again, or the first that waits for its turn. A second call does nothing."""
+        if self._index.exclusion is not self:
+            return
+        self._index.exclusion = None
+        while self._index.turns_to_exclude:
+            turn = self._index.turns_to_exclude.popleft()
+            if not turn.abandoned:
+                turn.set(Exclusion(self._index))
+                break

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import heapq
+from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
@@ -206,6 +207,7 @@ class QueueIndex:
         claimed: READY messages that claims hold.
         returned: messages that a connection has held, and has put back.
         exclusion: of the one consumer that has the queue alone; None without one.
+        turns_to_exclude: of the consumers that wait to have it alone, in their order.
         groups: the message groups; None where the settings have none.
     """
 
@@ -249,6 +251,7 @@ class QueueIndex:
         self.claimed: dict[MessageId, Entry] = {}
         self.returned: set[MessageId] = set()
         self.exclusion: object | None = None
+        self.turns_to_exclude: deque[Any] = deque()
         self._heap: list[int] = []  # of the messages without a priority
         self._higher: dict[int, list[int]] = {}  # of the others, by their priority
         self._ready: dict[int, Entry | None] = {}

@@ -114,6 +114,14 @@ class Unacked:
         self._waiters.refuse(index, QueueHeld(f"queue {index.name} is one consumer's alone. Try again later"))
         return exclusion
 
+    async def exclude_in_turn(self, index: QueueIndex) -> Exclusion:
+        """As :meth:`exclude`, after the consumers that have the queue alone or asked for it before."""
+        if index.exclusion is None:
+            return self.exclude(index)
+        turn: Future[Exclusion] = Future()
+        index.turns_to_exclude.append(turn)
+        return await turn.get()
+
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.
 

@@ -281,11 +281,11 @@ class ClusterBroker(Forwarding):
         at = await self._at(queue)
         return await at.hold(queue, most, wait=wait, exclusion=exclusion, precedence=precedence)
 
-    async def exclude(self, queue: str) -> Exclusion:
+    async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give the queue to one consumer alone. The queue of a link's replies always has an exclusion."""
-        return (
-            self._sessions.open(queue) if self._sessions.owns(queue) else await (await self._at(queue)).exclude(queue)
-        )
+        if self._sessions.owns(queue):
+            return self._sessions.open(queue)
+        return await (await self._at(queue)).exclude(queue, in_turn=in_turn)
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages."""

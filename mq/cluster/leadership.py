@@ -37,6 +37,8 @@ so the words stay."""
 HOLD_BY_PRIORITY: Final = "hold_by_priority"
 """Under a name of its own: a master that knew no priorities refuses that, and ended where `hold` had one argument more
 than it knew."""
+EXCLUDE_IN_TURN: Final = "exclude_in_turn"
+"""Waits until no other consumer has the queue alone."""
 _VERB_OF: Final = {
     "publish": "publish_many",
     "declare": "declarations.create",
@@ -138,6 +140,7 @@ class Leadership:
             "hold": self._hold,
             HOLD_BY_PRIORITY: self._hold,
             "exclude": self._exclude,
+            EXCLUDE_IN_TURN: self._exclude_in_turn,
             "end_exclusion": self._end_exclusion,
             "acknowledge": self._acknowledge,
             "put_back": self._put_back,
@@ -375,7 +378,12 @@ class Leadership:
     async def _exclude(self, holder: Holder, queue: str) -> int:
         if self._waiting[queue]:
             raise QueueHeld(f"queue {queue} has other consumers. Try again when they have gone")
-        exclusion = await self.broker.exclude(queue)
+        return self._held_alone(holder, await self.broker.exclude(queue))
+
+    async def _exclude_in_turn(self, holder: Holder, queue: str) -> int:
+        return self._held_alone(holder, await self.broker.exclude(queue, in_turn=True))
+
+    def _held_alone(self, holder: Holder, exclusion: Exclusion) -> int:
         number = holder.number()
         holder.exclusions[number] = exclusion
         return number

@@ -24,7 +24,7 @@ from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties as AmqpProperties
 from mq.broker import Browsed, Draft, Exclusion, Published, Seen, UnackedMessage
 from mq.broker.bodies import close
-from mq.cluster.leadership import Holder, Leadership
+from mq.cluster.leadership import EXCLUDE_IN_TURN, Holder, Leadership
 from mq.cluster.link_codec import Handed, Malformed, Waiting, decode, encode, messages_in
 from mq.cluster.pieces import WHOLE_BYTES, OpenBodies
 from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
@@ -352,7 +352,7 @@ class _Reply:
 
 async def _undo(leadership: Leadership, holder: Holder, method: str, value: Any) -> None:
     """Take back what a method gave in vain: an exclusion, or messages."""
-    if method == "exclude":
+    if method in ("exclude", EXCLUDE_IN_TURN):
         holder.end_exclusion(value)
     handed = [each for each in value if isinstance(each, Handed)] if isinstance(value, list) else []
     leased = [each for each in value if isinstance(each, Message)] if isinstance(value, list) else []

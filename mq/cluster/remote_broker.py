@@ -19,7 +19,7 @@ from mq.broker.bodies import close
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
-from mq.cluster.leadership import HOLD_BY_PRIORITY
+from mq.cluster.leadership import EXCLUDE_IN_TURN, HOLD_BY_PRIORITY
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
 from mq.cluster.spool import GatheredBody, SpooledBody, pieces_of
@@ -274,10 +274,10 @@ class RemoteBroker(Forwarding):
         )
         return [RemoteUnacked.of(each, leader) for each in handed]
 
-    async def exclude(self, queue: str) -> Exclusion:
-        """Give a queue to one consumer alone."""
-        leader = await self._directory.serving(trio.current_time() + PATIENCE_SECONDS)
-        return RemoteExclusion(leader, int(await leader.call("exclude", [queue], {})))
+    async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
+        """Give a queue to one consumer alone. One that waits for its turn waits for a master, too."""
+        leader = await self._directory.serving(trio.current_time() + (math.inf if in_turn else PATIENCE_SECONDS))
+        return RemoteExclusion(leader, int(await leader.call(EXCLUDE_IN_TURN if in_turn else "exclude", [queue], {})))
 
     async def acknowledge(self, held: Sequence[RemoteUnacked], *, durable: bool) -> None:
         """Remove held messages. Those that an earlier leader handed out are held no more, and come again."""

@@ -109,3 +109,81 @@ async def test_classic_queue_has_no_count(autojump_clock: MockClock) -> None:
             assert got is not None
             assert count_of(got[1]) is None
             await client.say(commands.Basic.Nack(got[0].delivery_tag, requeue=True))
+
+
+# One active consumer
+
+SINGLE: Final = QUORUM | {"x-single-active-consumer": True}
+
+
+async def bodies_of(client: Client, count: int) -> list[bytes]:
+    return [(await client.delivery())[2] for _ in range(count)]
+
+
+async def test_single_active_consumer_is_the_first_of_all_nodes_and_the_next_takes_over(
+    autojump_clock: MockClock,
+) -> None:
+    """In the order in which they came, whatever their priority and their node, as in RabbitMQ."""
+    async with three_nodes() as cluster:
+        hosts = [cluster.hosts[name] for name in "bac"]
+        publisher = await Client(hosts[0].accept()).open()
+        await publisher.declare("q", SINGLE, durable=True)
+        consumers = []
+        for number, host in enumerate(hosts):
+            client = await Client(host.accept()).open()
+            await client.call(commands.Basic.Qos(prefetch_count=10))
+            await client.consume(arguments={"x-priority": number})
+            consumers.append(client)
+            await trio.sleep(0.1)
+        await publisher.publish("q", b"1", b"2", delivery_mode=2)
+        assert await bodies_of(consumers[0], 2) == [b"1", b"2"]
+        assert await consumers[1].is_silent()
+        assert await consumers[2].is_silent()
+        await consumers[0].stream.aclose()  # what it held comes again, to the next one
+        assert await bodies_of(consumers[1], 2) == [b"1", b"2"]
+        assert await consumers[2].is_silent()
+        await consumers[1].call(commands.Basic.Cancel("c"))
+        await publisher.publish("q", b"3", delivery_mode=2)
+        assert await bodies_of(consumers[2], 1) == [b"3"]
+        await consumers[1].close()  # which still held two
+        assert await bodies_of(consumers[2], 2) == [b"1", b"2"]
+
+
+async def test_consumer_that_gives_up_before_its_turn_is_passed_over(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        publisher = await Client(cluster.hosts["b"].accept()).open()
+        await publisher.declare("q", SINGLE, durable=True)
+        first, second, third = [await consumer_of(cluster.hosts[name]) for name in "bcb"]
+        await trio.sleep(0.1)
+        await second.stream.aclose()
+        await trio.sleep(0.1)
+        await first.stream.aclose()
+        await publisher.publish("q", b"x", delivery_mode=2)
+        assert await bodies_of(third, 1) == [b"x"]
+
+
+async def test_single_active_consumer_allows_no_basic_get_and_no_exclusive_consumer(
+    autojump_clock: MockClock,
+) -> None:
+    async with three_nodes() as cluster:
+        client = await Client(cluster.hosts["b"].accept()).open()
+        await client.declare("q", SINGLE, durable=True)
+        closed = await client.call(commands.Basic.Get(queue="q"))
+        assert (closed.name, closed.reply_code) == ("Channel.Close", 405)
+        await client.open_channel(2)
+        closed = await client.call(commands.Basic.Consume(queue="q", exclusive=True), 2)
+        assert (closed.name, closed.reply_code) == ("Channel.Close", 403)
+
+
+async def test_single_active_consumer_goes_with_its_queue(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        publisher = await Client(cluster.hosts["b"].accept()).open()
+        await publisher.declare("q", SINGLE, durable=True)
+        clients = [await consumer_of(cluster.hosts[name]) for name in "bc"]
+        await trio.sleep(0.1)
+        await publisher.call(commands.Queue.Delete(queue="q"))
+        assert [(await client.hear()).name for client in clients] == ["Basic.Cancel"] * 2
+        await publisher.declare("q", SINGLE, durable=True)
+        again = await consumer_of(cluster.hosts["c"])
+        await publisher.publish("q", b"x", delivery_mode=2)
+        assert await bodies_of(again, 1) == [b"x"]

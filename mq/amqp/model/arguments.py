@@ -90,7 +90,7 @@ CHECKS: Final[Mapping[str, Check]] = {
 
 def can_be_quorum(queue: Queue) -> bool:
     """Return whether a queue could be highly available, with the arguments that it has."""
-    needs_one_node = queue.auto_delete or EXPIRES in queue.arguments or queue.arguments.get(SINGLE_ACTIVE_CONSUMER)
+    needs_one_node = queue.auto_delete or EXPIRES in queue.arguments
     return queue.is_lasting and bool(queue.name) and not needs_one_node
 
 
@@ -112,8 +112,6 @@ def check(queue: Queue) -> None:
         raise _invalid(GROUPS, queue, f"excludes {MAX_PRIORITY}")
     if arguments.get(QUEUE_TYPE) == QUORUM and not queue.is_lasting:
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue is durable and not exclusive")
-    if arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER):
-        raise _invalid(SINGLE_ACTIVE_CONSUMER, queue, "is not implemented for a quorum queue")
     if arguments.get(QUEUE_TYPE) == QUORUM and queue.name.startswith(SERVER_NAMED):
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue has a name that its client chose")
 

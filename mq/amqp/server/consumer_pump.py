@@ -73,7 +73,10 @@ class ConsumerPump:
         self.rate = RecentRate(self.began)
         self._broker = broker
         self._consumers = consumers
-        self._is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
+        is_quorum = command.queue.arguments.get(QUEUE_TYPE) == QUORUM
+        is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
+        self._is_single = is_single and not is_quorum
+        self._waits_its_turn = is_single and is_quorum  # behind consumers at all nodes
         self._connection = connection
         self._no_ack = command.no_ack
         self._precedence = Precedence(command.priority)
@@ -90,6 +93,8 @@ class ConsumerPump:
     @property
     def is_active(self) -> bool:
         """Whether it gets messages now: its queue is for all of its consumers, or for this one."""
+        if self._waits_its_turn:
+            return self.exclusion is not None
         return not self._is_single or self._consumers.active(self.queue.key) is self
 
     def feed(self) -> None:
@@ -103,7 +108,7 @@ class ConsumerPump:
     def end(self) -> None:
         """Deliver nothing more."""
         self._scope.cancel()
-        if self.exclusion is not None:
+        if self.exclusion is not None and not self._waits_its_turn:
             self.exclusion.end()
 
     def lose_queue(self) -> None:
@@ -120,6 +125,8 @@ class ConsumerPump:
         """
         try:
             with self._scope:
+                if self._waits_its_turn:
+                    self.exclusion = await self._broker.exclude(self.queue.key, in_turn=True)
                 while True:
                     self._fed = trio.Event()
                     if self._lacking:
@@ -141,6 +148,8 @@ class ConsumerPump:
             try:
                 await self._give_back(self._damaged)
             finally:
+                if self.exclusion is not None and self._waits_its_turn:
+                    self.exclusion.end()  # not before what was not sent is back: the next one sees the queue's order
                 self._stopped.set()
 
     async def stopped(self) -> None:

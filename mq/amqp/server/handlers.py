@@ -342,6 +342,10 @@ class Handlers:
 
     async def _get(self, command: commands.Get) -> Result:
         queue = command.queue
+        arguments = queue.arguments
+        if arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER):
+            what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+            raise Refusal(Code.RESOURCE_LOCKED, f"{what} has one active consumer: consume from it instead of basic.get")
 
         async def do() -> Result:
             self._state.unused.note_use(queue)
