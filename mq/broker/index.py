@@ -311,8 +311,8 @@ class QueueIndex:
         self._turns = None
         self.groups = MessageGroups(self._ready) if self.settings.groups else None
         if self.groups is None:
-            heaps = heaps_of(self._ready)
-            self._turns = GroupTurns(self._ready, heaps) if heaps.keys() - {None} else None
+            if any(not key & OF_A_PROCESS for key in self._ready):  # mostly none has a group
+                self._turns = GroupTurns(self._ready, heaps_of(self._ready))
             return
         self.groups.begin()
         for id in moving:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from mq.message import MessageId
+from mq.message import OF_A_PROCESS, MessageId
 
 _SEQUENCE_BITS: Final = 64
 """How far left in a key the sequence stands."""
@@ -341,11 +341,15 @@ class GroupTurns:
         self._size = sum(map(len, self._heaps.values()))
 
 
-def heaps_of(keys: Iterable[int]) -> dict[int | None, list[int]]:
+def heaps_of(keys: Collection[int]) -> dict[int | None, list[int]]:
     """Keys of messages by the numbers of their groups, each group's as a heap; None has those without a group."""
-    heaps: dict[int | None, list[int]] = {}
-    for key in keys:
-        heaps.setdefault(MessageId.group_in(key), []).append(key)
+    # One step for all messages of a queue, most of which have no group.
+    plain = [key for key in keys if key & OF_A_PROCESS]
+    heaps: dict[int | None, list[int]] = {None: plain} if plain else {}
+    if len(plain) < len(keys):
+        for key in keys:
+            if not key & OF_A_PROCESS:
+                heaps.setdefault(MessageId.group_in(key), []).append(key)
     for heap in heaps.values():
         heapq.heapify(heap)
     return heaps

@@ -363,9 +363,9 @@ class Queues:
             await self._upkeep.caught_up(index)
         else:
             seen = index.seen()
-        found = [entry async for entry in turns.in_turns(seen, turns.LIGHT // 4)]
-        found += [entry for id in late if (entry := index.find(id)) is not None]
-        return [entry for entry in found if entry.meta.receipt is None]
+        found = [entry async for entry in turns.in_turns(seen, turns.LIGHT // 4) if entry.meta.receipt is None]
+        late_ones = (index.find(id) for id in late)
+        return found + [entry for entry in late_ones if entry is not None and entry.meta.receipt is None]
 
     async def _end_keys(self, index: QueueIndex) -> tuple[Iterator[Entry], set[MessageId]]:
         """End the keys of all messages up to now: those in the queue, and the ids of those on their way there."""
