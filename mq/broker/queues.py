@@ -341,14 +341,20 @@ class Queues:
         entries = await self._purged(index)
         neighbours = await self._neighbours(index, entries) if self._second_names.may_exist else set()
         purged: set[MessageId] = set()
+        count = 0
+        entries.reverse()
         try:
-            for start in range(0, len(entries), LARGEST_SLICE):
-                moves = [self._second_names.removal(entry) for entry in entries[start : start + LARGEST_SLICE]]
-                await self._do(index, moves, Kind.REMOVE, "remove the message", purged)
+            while entries:  # what is done is let go of: to free all at the end would be one long step
+                moves = [self._second_names.removal(entry) for entry in reversed(entries[-LARGEST_SLICE:])]
+                del entries[-LARGEST_SLICE:]
+                done = purged if self._second_names.may_exist else set[MessageId]()
+                count -= len(done)
+                await self._do(index, moves, Kind.REMOVE, "remove the message", done)
+                count += len(done)
         finally:
             if self._second_names.may_exist:  # also of a purge that failed: no later one finds what is gone from here
                 await self._second_names.remove_many(queue, purged, neighbours)
-        return len(purged)
+        return count
 
     async def _purged(self, index: QueueIndex) -> list[Entry]:
         """The messages that a purge removes. In a queue with message groups, the keys that a purge ends have ended for
