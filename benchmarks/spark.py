@@ -32,6 +32,9 @@ READ_A_SECOND: Final = 25_000
 WRITTEN_A_SECOND: Final = 8_000
 STREAMED_A_SECOND: Final = 7_000
 FIRST_ROW_SECONDS: Final = 25
+IDLE_QUEUES: Final = 100
+IDLE_TRIGGERS: Final = 20
+IDLE_MILLISECONDS: Final = 100
 _NEWCOMER: Final = """
 import sys
 from pyspark.sql import SparkSession
@@ -60,7 +63,8 @@ def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figur
         with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
             bench = _Bench(spark, client, f"http://127.0.0.1:{port}", Path(folder))
             figures = [figure for rows in READS if rows <= longest for figure in bench.reads(rounds, rows)]
-            return [first, *figures, *bench.writes(rounds, messages), *bench.streams(rounds, messages)]
+            written, streamed = bench.writes(rounds, messages), bench.streams(rounds, messages)
+            return [first, *figures, *written, *streamed, bench.idle()]
     finally:
         spark.stop()
 
@@ -132,6 +136,29 @@ class _Bench:
         note = f"{rates}; micro-batches of {min(messages, MOST_A_TRIGGER):,}"
         ratio = at_least("Spark: stream read, against fetch and delete", median_ratio(ours, theirs), 0.5, note)
         return [ratio, _rate("Spark: stream read", ours, STREAMED_A_SECOND)]
+
+    def idle(self) -> Figure:
+        """Triggers of a stream over many queues in which there is nothing, in Spark's own measure."""
+        for number in range(IDLE_QUEUES):
+            self._client.create_queue(f"idle.{number}")
+        self._spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
+        query = (
+            self._spark.readStream.format("mq")
+            .options(url=self._url, queuePattern="idle[.].*", consumer="bench")
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(self._folder / "checkpoint-idle"))
+            .trigger(processingTime="250 milliseconds")
+            .start()
+        )
+        try:
+            while len(query.recentProgress) < IDLE_TRIGGERS:
+                query.awaitTermination(1)
+            took = [each["durationMs"]["latestOffset"] for each in query.recentProgress[2:]]
+        finally:
+            query.stop()
+        title = f"Spark: idle trigger over {IDLE_QUEUES} queues (durationMs.latestOffset)"
+        return at_most(title, median(took), IDLE_MILLISECONDS, "ms")
 
     def _stream(self, queue: str, messages: int, number: int) -> float:
         checkpoint = self._folder / f"checkpoint-{number}"

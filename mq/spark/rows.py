@@ -5,6 +5,7 @@ from __future__ import annotations
 import binascii
 import hashlib
 import json
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,11 @@ QUEUE: Final = "queue"
 """The column that names a row's queue where the option ``queue`` is not given."""
 NOT_WRITTEN: Final = ("id", QUEUE, "sequence", "timestamp", "deliveryCount")
 """Columns that a row has because it was read from a queue; the broker gives a new message its own."""
+_BINARY: Final = "=?binary?B?"
+_BINARY_END: Final = "?="
+"""Around the base64 of bytes that are not text on one line (encoded words, RFC 2047, whose charset this one is)."""
+_CARRIED: Final = re.compile(r"(?:[^\x00-\x20\x7f](?:[^\x00-\x08\x0a-\x1f\x7f]*[^\x00-\x20\x7f])?)?")
+"""Text that the broker takes as an attribute."""
 KEY_DIGEST_BYTES: Final = 12
 _NO_DIGEST: Final = bytes(KEY_DIGEST_BYTES)
 
@@ -132,7 +138,17 @@ def _content_type(said: Mapping[str, Any]) -> str:
 
 def _headers(said: Mapping[str, Any]) -> list[dict[str, Any]]:
     texts = said.get("attributes") or {}
-    return [{"key": key, "value": text.encode("utf-8", "surrogateescape")} for key, text in texts.items()]
+    return [{"key": key, "value": _header_bytes(text)} for key, text in texts.items()]
+
+
+def _header_bytes(text: str) -> bytes:
+    """The bytes of a header: those that no attribute can carry as text were written as an encoded word."""
+    if text.startswith(_BINARY) and text.endswith(_BINARY_END):
+        try:
+            return binascii.a2b_base64(text[len(_BINARY) : -len(_BINARY_END)], strict_mode=True)
+        except ValueError:
+            pass  # another program's text
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _group(said: Mapping[str, Any]) -> str | None:
@@ -336,6 +352,11 @@ def _as_member(body: bytes) -> dict[str, Any]:
 
 
 def _text(value: bytes | str | None) -> str:
+    """A header's value as an attribute: text on one line as it is, any other bytes as an encoded word."""
     if value is None:
         raise ValueError('column "headers" has a header without a value')
-    return value if isinstance(value, str) else bytes(value).decode("utf-8", "surrogateescape")
+    text = value if isinstance(value, str) else bytes(value).decode("utf-8", "surrogateescape")
+    if _CARRIED.fullmatch(text) and not text.startswith(_BINARY):
+        return text
+    data = text.encode("utf-8", "surrogateescape")
+    return f"{_BINARY}{binascii.b2a_base64(data, newline=False).decode()}{_BINARY_END}"

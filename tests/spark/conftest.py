@@ -22,6 +22,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--spark-rows", type=int, default=3000, metavar="N", help="how much of the real data Spark carries"
     )
+    parser.addoption(
+        "--spark-seconds", type=float, default=600.0, metavar="S", help="how long queues come and go under a pattern"
+    )
 
 
 def java_home() -> str:

@@ -2,8 +2,8 @@
 
     python driver.py URL QUEUE CONSUMER FOLDER MOST [MASTER]
 
-FOLDER gets ``out`` and ``checkpoint``. MOST is how many messages a micro-batch has; with ``now:`` before it the query
-ends when what was there has been read.
+QUEUE is a name, or ``like:`` and a pattern. FOLDER gets ``out`` and ``checkpoint``. MOST is how many messages a
+micro-batch has; with ``now:`` before it the query ends when what was there has been read.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ def main(url: str, queue: str, consumer: str, folder: str, most: str, master: st
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     ends = most.startswith("now:")
+    which = {"queuePattern": queue.removeprefix("like:")} if queue.startswith("like:") else {"queue": queue}
     writer = (
         spark.readStream.format("mq")
-        .options(url=url, queue=queue, consumer=consumer, maxMessagesPerTrigger=most.removeprefix("now:"))
+        .options(url=url, consumer=consumer, maxMessagesPerTrigger=most.removeprefix("now:"), **which)
         .load()
         .writeStream.format("parquet")
         .options(path=f"{folder}/out", checkpointLocation=f"{folder}/checkpoint")

@@ -44,13 +44,13 @@ def daemon(tmp_path: Path, free_port: int) -> Iterator[Daemon]:
 class Driver:
     """A query in a process of its own, with the Java and the Python processes that it starts."""
 
-    def __init__(self, daemon: Daemon, folder: Path, most: str) -> None:
+    def __init__(self, daemon: Daemon, folder: Path, most: str, queue: str = "index") -> None:
         self._commits = folder / "checkpoint" / "commits"
         command = [
             sys.executable,
             str(TREE / "tests/spark/driver.py"),
             url(daemon),
-            "index",
+            queue,
             "nightly",
             str(folder),
             most,
