@@ -181,6 +181,7 @@ class House(Daemon):
         context: that of TLS; None if the daemon speaks none.
         token: the administrator's; empty without users.
         key: the id of a user's AWS key; empty without users.
+        opened: connections of honest clients, to be closed.
     """
 
     def __init__(self, folder: Path, needs: str) -> None:
@@ -190,6 +191,7 @@ class House(Daemon):
         self.context: ssl.SSLContext | None = None
         self.token = ""
         self.key = ""
+        self.opened: list[http.client.HTTPConnection | socket.socket] = []
         self._needs = needs
         arguments = ["--amqp-port", str(self.amqp_port)]
         if needs not in ("plain", "many"):
@@ -319,6 +321,7 @@ def _live(house: House) -> Callable[[], None]:
 
 def _publish(house: House) -> Callable[[], None]:
     connection = house.connect()
+    house.opened.append(connection)
     return lambda: house.ask("POST", "/honest/messages", b"x", connection)
 
 
@@ -326,6 +329,7 @@ def _publish_amqp(house: House) -> Callable[[], None]:
     stream: socket.socket = socket.create_connection(("127.0.0.1", house.amqp_port), timeout=_PATIENCE_SECONDS)
     if house.context is not None:
         stream = house.context.wrap_socket(stream, server_hostname="127.0.0.1")
+    house.opened.append(stream)
     who = ("admin", house.token) if house.token else ("guest", "guest")
     stream.sendall(amqp_session(*who) + words(commands.Confirm.Select()))
     while b"\x00\x55\x00\x0b" not in stream.recv(_READ_BYTES):  # confirm.select-ok
@@ -390,6 +394,8 @@ def measure(house: House, name: str, connections: int, seconds: float, quiet_sec
         clients = {who: _Honest(made(house), house.loop_seconds) for who, made in HONEST.items()}
         time.sleep(seconds)
         times = {who: client.end() for who, client in clients.items()}
+        while house.opened:
+            house.opened.pop().close()
         cores = (house.processor_seconds - before) / (time.monotonic() - begin)
     finally:
         if attacker is not None:

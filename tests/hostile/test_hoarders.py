@@ -1,4 +1,5 @@
-"""Clients that make the daemon keep as much as they can: its memory stays bounded during the attack, and goes back.
+"""Clients that make the daemon keep as much as they can: its memory stays bounded, and does not grow
+with each attack.
 
 ``python -m tests.hostile --quiet 10`` prints these figures, and how long other clients wait meanwhile.
 """
@@ -18,7 +19,8 @@ from tests.hostile.hoarders import HOARDERS, Target, attack
 MOST_MEBIBYTES = 400
 """During an attack."""
 MOST_LEFT = 1.3
-"""Times the memory of before, ten seconds after the attack."""
+"""Times the memory of before, ten seconds after the attack, for a daemon that has met the attack once: what is loaded
+or laid out with its first use is no leak."""
 QUIET_SECONDS = 10.0
 SECONDS = 6.0
 SAMPLE = (
@@ -29,8 +31,6 @@ SAMPLE = (
 )
 """What each commit is tested with."""
 SAMPLE_SECONDS = 3.0
-_WARM_UP = {"plain": "openapi.json over HTTP/2 that is not read", "guarded": "unsigned bodies over SQS"}
-"""Code that is loaded when it is first used is not the attack's."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,6 @@ def house_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
         def find(needs: str) -> House:
             if needs not in houses:
                 houses[needs] = running.enter_context(House(Path(folder, needs), needs))
-                measure(houses[needs], _WARM_UP.get(needs, ""), CONNECTIONS, SECONDS, QUIET_SECONDS)
             return houses[needs]
 
         yield find
@@ -53,10 +52,10 @@ def house_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[st
 @pytest.mark.parametrize("name", HOARDERS)
 def test_memory_is_bounded_during_an_attack_and_goes_back(house_for: Callable[[str], House], name: str) -> None:
     house = house_for(HOARDERS[name].needs)
-    memory = measure(house, name, CONNECTIONS, SECONDS, QUIET_SECONDS).memory
+    first, again = [measure(house, name, CONNECTIONS, SECONDS, QUIET_SECONDS).memory for _ in range(2)]
     assert house.is_running()
-    assert memory.most <= MOST_MEBIBYTES
-    assert memory.after <= MOST_LEFT * memory.before
+    assert max(first.most, again.most) <= MOST_MEBIBYTES
+    assert again.after <= MOST_LEFT * again.before
 
 
 @pytest.mark.slow

@@ -1,0 +1,180 @@
+"""A publisher that is faster than the disk: whether all its messages arrive, and how long others' declares take.
+
+    python -m tests.hostile.fast_publisher [--count 20000] [--syncs 300] [--client pika] [--no-log]
+
+The daemon's disk syncs ``--syncs`` times a second. Without a log, as with ``--no-log`` or on a file system on which mq
+keeps none, each message takes several syncs, and the command some minutes. Each client publishes persistent messages of
+1 KiB without confirms as it is, and closes. Meanwhile another connection declares and deletes a queue each half second.
+The command's status is 1 if a message is missing, or if a declare took more than a second or failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Final, Self
+
+import pika
+
+from mq.testing.ports import HeldPort
+from tests.e2e.daemon import TREE, Daemon
+
+QUEUE: Final = "flood"
+MOST_DECLARE_SECONDS: Final = 1.0
+PATIENCE_SECONDS: Final = 300.0
+
+_AIO_PIKA: Final = """
+import asyncio, sys, time
+import aio_pika
+
+async def main(port, queue, count):
+    connection = await aio_pika.connect(f"amqp://127.0.0.1:{port}/")
+    channel = await connection.channel(publisher_confirms=False)
+    await channel.declare_queue(queue, durable=True)
+    begin = time.monotonic()
+    for _ in range(count):
+        await channel.default_exchange.publish(aio_pika.Message(b"x" * 1024, delivery_mode=2), queue)
+    published = time.monotonic()
+    await connection.close()
+    print(f"{published - begin:.1f} {time.monotonic() - published:.1f}")
+
+asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+"""
+_PIKA: Final = """
+import sys, time
+import pika
+
+port, queue, count = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", port))
+channel = connection.channel()
+channel.queue_declare(queue, durable=True)
+begin = time.monotonic()
+for _ in range(count):
+    channel.basic_publish("", queue, b"x" * 1024, pika.BasicProperties(delivery_mode=2))
+published = time.monotonic()
+connection.close()
+print(f"{published - begin:.1f} {time.monotonic() - published:.1f}")
+"""
+CLIENTS: Final = {"aio-pika": _AIO_PIKA, "pika": _PIKA}
+"""Programs: given a port, a queue and how many messages, they print seconds to publish and to close."""
+
+
+class SlowDaemon(Daemon):
+    """A daemon on a slow disk.
+
+    Args:
+        folder: for its files.
+        syncs: of the disk, a second.
+        arguments: more for its command line.
+    """
+
+    def __init__(self, folder: Path, syncs: float, *arguments: str) -> None:
+        self._port = HeldPort()
+        self.amqp_port = self._port.number
+        self._syncs = syncs
+        given = ("--amqp-port", str(self.amqp_port), "--no-native", *arguments)
+        super().__init__(folder / "root", folder / "log", *given)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def _program(self) -> list[str]:
+        return [sys.executable, "-m", "tests.hostile.slow_daemon", str(self._syncs)]
+
+    def ready(self) -> int:
+        """Messages in the queue."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{QUEUE}") as answer:
+            count: int = json.loads(answer.read())["ready"]
+        return count
+
+
+class Declares:
+    """Declares and deletes a queue again and again, each time on a new connection, in a thread.
+
+    Args:
+        port: of the AMQP server.
+
+    Attributes:
+        longest: seconds that one of them took.
+        failed: how often one failed.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.longest = 0.0
+        self.failed = 0
+        self._parameters = pika.ConnectionParameters("127.0.0.1", port, heartbeat=0)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(0.5):
+            try:
+                connection = pika.BlockingConnection(self._parameters)
+                channel = connection.channel()
+                begin = time.monotonic()
+                channel.queue_declare("stranger", durable=True)
+                declared = time.monotonic()
+                channel.queue_delete("stranger")
+                self.longest = max(self.longest, declared - begin, time.monotonic() - declared)
+                connection.close()
+            except (OSError, pika.exceptions.AMQPError):
+                self.failed += 1
+
+    def end(self) -> None:
+        """Stop after the present one."""
+        self._is_over.set()
+        self._thread.join(PATIENCE_SECONDS)
+
+
+def measure(client: str, count: int, syncs: float, *arguments: str) -> bool:
+    """Print a row for a client. Returns whether all is as it should be."""
+    with tempfile.TemporaryDirectory() as folder, SlowDaemon(Path(folder), syncs, *arguments) as daemon:
+        declares = Declares(daemon.amqp_port)
+        begin = time.monotonic()
+        command = [sys.executable, "-c", CLIENTS[client], str(daemon.amqp_port), QUEUE, str(count)]
+        done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        arrived, changed = 0, time.monotonic()
+        while arrived < count and time.monotonic() < changed + 20:  # as long as more come
+            time.sleep(0.5)
+            now = daemon.ready()
+            arrived, changed = now, (changed if now == arrived else time.monotonic())
+        took = time.monotonic() - begin
+        declares.end()
+        published, closed = done.stdout.split() if done.returncode == 0 else ("failed", "-")
+        sys.stdout.write(
+            f"{client:10} {arrived:6} of {count}  {published:>7} {closed:>7} {took:8.1f}  {declares.longest:8.2f}"
+            f" {declares.failed:7}\n"
+        )
+        sys.stdout.flush()
+        daemon.stop()
+    return arrived == count and not declares.failed and declares.longest <= MOST_DECLARE_SECONDS
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table. Returns 1 if a message is missing, or a declare took too long or failed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.hostile.fast_publisher", description=__doc__)
+    parser.add_argument("--count", type=int, default=20_000)
+    parser.add_argument("--syncs", type=float, default=300, help="of the disk, a second")
+    parser.add_argument("--client", choices=CLIENTS, help="only this one")
+    parser.add_argument("--no-log", action="store_true", help="file by file, where few messages share a sync")
+    options = parser.parse_args(arguments)
+    columns = f"{'arrived':>15}  {'publish':>7} {'close':>7} {'stored':>8}  declares: longest, failed"
+    sys.stdout.write(f"{'client':10} {columns}\n")
+    given = ("--no-log",) if options.no_log else ()
+    results = [
+        measure(client, options.count, options.syncs, *given) for client in CLIENTS if options.client in (None, client)
+    ]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
