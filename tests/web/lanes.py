@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from random import Random
 from typing import Final
 
 import pytest
@@ -133,7 +134,7 @@ async def make_worlds(
         store = MemoryStorage()
         await store.open()
         stack.push_async_callback(store.aclose)
-        broker = await stack.enter_async_context(open_broker(store, BrokerConfig(max_body=MAX_BODY)))
+        broker = await stack.enter_async_context(open_broker(store, BrokerConfig(max_body=MAX_BODY), random=Random(1)))
         await broker.create_queue("q")
         seen = OpenConnections()
         exchanges = Exchanges()

@@ -165,6 +165,7 @@ CLAIMS: Final = [
     (200, http1("GET", "/q/ranges?parts=2")),
     (200, http1("GET", "/q/consumers")),
     (200, http1("GET", "/q/consumers/c")),
+    (200, http1("GET", "/-/consumers/c?queues=q,nowhere")),
     (200, http1("POST", "/q/consumers/c")),
     (201, http1("PUT", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=3")),
     (200, http1("GET", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=1")),
