@@ -34,7 +34,7 @@ SAMPLE: Final = (
 REQUESTS: Final = {
     "browse_over_http": 30_000,
     "deliver_to_many_consumers": 25_000,
-    "delete_a_queue_of_many_consumers": 5000,
+    "delete_a_queue_of_many_consumers": 10_000,
     "fetch_and_delete_batches": 40_000,
     "list_consumers": 6000,
     "list_exchanges": 4000,
