@@ -49,7 +49,7 @@ class CliVerb(NamedTuple):
 
 VERBS: Final = {
     "serve": CliVerb("mq.cli.serve:serve_command", "Serve queues over HTTP and AMQP."),
-    "user": CliVerb("mq.cli.user:user_command", "Add, list and remove users, and make tokens."),
+    "user": CliVerb("mq.cli.user:user_command", "Add, list, limit and remove users, and make tokens."),
     "send": CliVerb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
