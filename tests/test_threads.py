@@ -127,6 +127,7 @@ def test_broker_ends_when_a_thread_of_its_store_dies(
     """Also what waits for the thread ends."""
     monkeypatch.setattr(peers, "HEARTBEAT_SECONDS", 0.05)
     config = BrokerConfig(peers=int(name == "mq-heart"))
+    before = set(threading.enumerate())  # a client that another test has left keeps its own
 
     async def serve() -> None:
         with trio.fail_after(30):
@@ -142,7 +143,7 @@ def test_broker_ends_when_a_thread_of_its_store_dies(
                 await trio.sleep_forever()
 
     assert errors_of(serve) == {threads.ThreadDied}
-    assert not [each for each in threading.enumerate() if each.name.startswith("mq-")]
+    assert not [each for each in set(threading.enumerate()) - before if each.name.startswith("mq-")]
 
 
 def test_watcher_ends_when_the_thread_of_checkpoints_dies(tmp_path: Path) -> None:

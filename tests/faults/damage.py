@@ -244,7 +244,6 @@ async def fill(broker: Broker) -> None:
     await put("write_job", "8d1f", {"state": "done", "at_ms": 1})
     await put("death", "000000000001-0123456789ab", {"entries": {}})
     await put("sqs-move", "dead", {"source": "dead"})
-    await put("sqs", "orders", {"created": 1})
     await put("cluster-queue", "orders", {"number": 7})
     await put("cluster", "a", {"coordinator": "c"})
     await put("cluster-user", "u", {})
@@ -302,7 +301,7 @@ async def _content(broker: BrokerAPI) -> dict[str, Any]:
 
 _KINDS: Final = (
     "amqp-exchange", "amqp-binding", "cluster-record", SCHEDULE, "firing", "consumer", "write_job", "death",
-    "sqs-move", "sqs", "cluster-queue", "cluster", "cluster-user", "cluster-moved", "check", "key",
+    "sqs-move", "cluster-queue", "cluster", "cluster-user", "cluster-moved", "check", "key",
 )  # fmt: skip
 
 
