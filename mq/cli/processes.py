@@ -75,26 +75,30 @@ class Command:
         """The shell's process, and its session."""
         return self._process.pid
 
-    def feed(self, chunks: Iterable[bytes], goes_on: Callable[[], bool]) -> None:
-        """Write to its standard input, as far as it reads that, and close it.
+    def feed(self, chunks: Iterable[bytes], goes_on: Callable[[], bool]) -> bool:
+        """Write to its standard input, as far as it reads that, and close it. False if `goes_on` returns False first:
+        the input stays open then, for its end would tell the command that it has all of the body.
 
         Args:
             chunks: what to write.
             goes_on: returns False to stop.
         """
         assert self._process.stdin is not None
-        with self._process.stdin as pipe, contextlib.suppress(BrokenPipeError):  # it need not read all, or anything
-            os.set_blocking(pipe.fileno(), False)
-            poll = select.poll()
-            poll.register(pipe, select.POLLOUT)
+        pipe = self._process.stdin.fileno()
+        os.set_blocking(pipe, False)
+        poll = select.poll()
+        poll.register(pipe, select.POLLOUT)
+        with contextlib.suppress(BrokenPipeError):  # it need not read all, or anything
             for chunk in chunks:
                 rest = memoryview(chunk)
-                while rest:
-                    if self._process.poll() is not None or not goes_on():
-                        return
+                while rest and self._process.poll() is None:
+                    if not goes_on():
+                        return False
                     if poll.poll(GLANCE_SECONDS * 1000):
                         with contextlib.suppress(BlockingIOError):
-                            rest = rest[os.write(pipe.fileno(), rest) :]
+                            rest = rest[os.write(pipe, rest) :]
+        self._process.stdin.close()
+        return True
 
     def wait(self, goes_on: Callable[[], bool]) -> int | None:
         """Its exit status; None if `goes_on` returns False first."""
@@ -131,6 +135,8 @@ class Command:
                 killed = killed or now
                 self.send(signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
+        assert self._process.stdin is not None
+        self._process.stdin.close()
         self._guard.watch(None)
         return None if is_told else self._process.returncode
 
@@ -202,8 +208,8 @@ class Stops:
     @contextmanager
     def released(self) -> Iterator[None]:
         """Let a signal end this part of a block that holds them."""
-        self._is_held = False
         try:
+            self._is_held = False
             self._raise()
             yield
         finally:

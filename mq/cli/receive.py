@@ -14,7 +14,7 @@ from typing import IO, Any, Final, Protocol
 import click
 
 from mq.cli.commands import EMPTY, REFUSED
-from mq.cli.processes import Command, GroupGuard, OrphanReaper, StillRuns, Stops, is_init, nothing
+from mq.cli.processes import GLANCE_SECONDS, Command, GroupGuard, OrphanReaper, StillRuns, Stops, is_init, nothing
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
@@ -26,8 +26,9 @@ from mq.client.webhook import Webhook
 FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
 """The default pause before a message comes back: one that no consumer can work on must not spin."""
-_PART_FOR_GRACE: Final = 3
-"""A command whose lease cannot be extended gets this part of the lease to end, at the most."""
+_PART_FOR_GRACE: Final = 6
+"""A command whose lease cannot be extended gets this part of the lease to end, at the most: tries to extend it have the
+others."""
 _NO_SYNC: Final = frozenset({None, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS})
 """Errors of fsync(2) on what is no plain file: a pipe, a terminal, a device."""
 
@@ -260,8 +261,8 @@ class _Runner:
             self._stops.resume = lambda: command.send(signal.SIGCONT if goes_on() else signal.SIGKILL)
             try:
                 with self._stops.released():
-                    command.feed(stream, goes_on)
-                    status = command.wait(goes_on)
+                    if command.feed(stream, goes_on):
+                        status = command.wait(goes_on)
             finally:
                 if status != 0:
                     left = lease.remaining()
@@ -276,8 +277,8 @@ class _Runner:
         processes are gone when another consumer may begin the same work."""
         if lease.lost.is_set():
             return False
-        left = lease.remaining()
-        return left > (min(self._grace, lease.seconds / _PART_FOR_GRACE) if lease.is_failing else 0)
+        reserve = GLANCE_SECONDS + min(self._grace, lease.seconds / _PART_FOR_GRACE)  # the next look is that late
+        return lease.remaining() > (reserve if lease.is_failing else 0)
 
 
 class _Poster:

@@ -113,6 +113,9 @@ class Consumers:
 def consumers(daemon: Daemon, tmp_path: Path) -> Iterator[Consumers]:
     consumers = Consumers(daemon, tmp_path)
     with ExitStack() as stack:
+        for number in (signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) == signal.SIG_IGN:  # under nohup(1): programs would inherit that
+                stack.callback(signal.signal, number, signal.signal(number, lambda *_: None))
         stack.callback(consumers.kill)
         yield consumers
 

@@ -36,8 +36,11 @@ def daemon(tmp_path: Path, free_port: int) -> Iterator[Daemon]:
 
 @pytest.fixture
 def lease(daemon: Daemon) -> float:
-    """Of each job: a second, or what outlives a start on a machine as busy as this one is now."""
-    seconds = max(1.0, 3 * started(daemon))
+    """Of each job: what outlives a start on a machine as busy as this one is now, or busier.
+
+    A command is ended while some of its lease is left, so its extension has less than half of it to succeed in.
+    """
+    seconds = max(5.0, 6 * started(daemon))
     give_out(daemon, seconds, JOBS)
     return seconds
 
@@ -68,6 +71,7 @@ def die_and_live_again(daemon: Daemon, lease: float, done: threading.Event) -> N
         daemon.start()
 
 
+@pytest.mark.timeout(300)
 def test_each_job_is_done_once(daemon: Daemon, lease: float, tmp_path: Path) -> None:
     """Two jobs by threads, two by tasks, two by `mq receive`; and one worker more, who would get what came back."""
     url, done, finished = f"http://127.0.0.1:{daemon.port}", Counter[str](), threading.Event()
@@ -95,7 +99,7 @@ def test_each_job_is_done_once(daemon: Daemon, lease: float, tmp_path: Path) -> 
     def program() -> None:
         work = f"cat >> {tmp_path}/done; echo >> {tmp_path}/done; sleep {5 * lease}"
         command = [sys.executable, "-m", "mq", "receive", "q", "--wait", "5", "--patience", "60", "--exec", work]
-        subprocess.run(command, env=os.environ | {"MQ_URL": url}, cwd=TREE, check=True, timeout=100)
+        subprocess.run(command, env=os.environ | {"MQ_URL": url}, cwd=TREE, check=True, timeout=20 * lease)
 
     with ThreadPoolExecutor(8) as pool, Client(url, retry=PATIENT) as client:
         working = [pool.submit(thread, 0), pool.submit(thread, 1), pool.submit(tasks)]

@@ -99,6 +99,7 @@ PRINTING: Final = [
     "bench --seconds 0.1 --clients 1",
     "user add NEW --users FOLDER/users.toml",
     "user aws-key me --users FOLDER/users.toml",
+    "user limit me --users FOLDER/users.toml",
     "user list --users FOLDER/users.toml",
     "user token me --users FOLDER/users.toml",
     "certificate FOLDER/NEW",
