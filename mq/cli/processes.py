@@ -138,7 +138,8 @@ class Command:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._guard.watch(None)
-        return None if is_told else self._process.returncode
+        status = self._process.poll()  # it may have ended since it was asked last
+        return None if is_told else status
 
     def send(self, number: int) -> None:
         """Send a signal to all of its processes."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mq.cli import processes
 from mq.cli.processes import Command, GroupGuard, OrphanReaper, Stops
 
 
@@ -61,6 +62,23 @@ def test_end_closes_the_input_of_a_command_that_got_nothing(commands: Commands) 
     command.end(0, lambda: True)
     del command
     gc.collect()  # a pipe that is open warns here
+
+
+def test_end_waits_for_a_shell_that_ends_between_two_looks(commands: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = commands.start("exec sleep 60")
+    look = processes._processes
+
+    def ended_first() -> dict[int, processes._Process]:
+        os.kill(command.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, command.pid, os.WEXITED | os.WNOWAIT)
+        monkeypatch.undo()
+        return look()
+
+    monkeypatch.setattr(processes, "_processes", ended_first)
+    monkeypatch.setattr(command, "send", lambda _: None)
+    command.end(0, lambda: True)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(command.pid, os.WNOHANG)
 
 
 def test_stops_holds_a_second_signal_after_one_that_was_held() -> None:
