@@ -195,9 +195,12 @@ def open_segment(calls: Calls, path: str) -> Segment:
     """
     header = _header_of(calls, path)
     segment = Segment(calls, path, header)
-    if (size := calls.file_size(segment.fd) or 0) < header.size:
+    try:
+        if (size := calls.file_size(segment.fd) or 0) < header.size:
+            raise LogDamaged(f"{path} has {size} of the {header.size} bytes that its header states")
+    except BaseException:
         close_all(calls, [segment.fd])
-        raise LogDamaged(f"{path} has {size} of the {header.size} bytes that its header states")
+        raise
     return segment
 
 
