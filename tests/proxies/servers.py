@@ -86,8 +86,9 @@ def _haproxy(folder: Path, text: str) -> list[str]:
 
 def _caddy(folder: Path, text: str) -> list[str]:
     config = folder / "Caddyfile"
-    options = "admin off\n\tauto_https disable_redirects\n\tskip_install_trust\n\tstorage file_system " + str(folder)
-    config.write_text(f"{{\n\t{options}\n}}\n{text}")
+    # On all addresses the port can be another program's, whose connection begins there.
+    options = ("admin off", "auto_https disable_redirects", "skip_install_trust", "default_bind 127.0.0.1")
+    config.write_text("\n\t".join(("{", *options, f"storage file_system {folder}")) + f"\n}}\n{text}")
     return [program("caddy"), "run", "--config", str(config), "--adapter", "caddyfile"]
 
 
