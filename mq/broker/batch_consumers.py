@@ -362,12 +362,12 @@ class BatchConsumers:
             async for entry in turns.in_turns(consumer.returning(index), turns.LIGHT // 2):
                 index.claim(entry.id, consumer)
 
-    def resume(self, nursery: trio.Nursery, queues: Mapping[str, QueueIndex]) -> None:
+    async def resume(self, nursery: trio.Nursery, queues: Mapping[str, QueueIndex]) -> None:
         """Go on with the leases of before the start, which get their grace from now on, and with their ends."""
         self._ends.start(nursery)
         for index, consumer in self._consumers.latest_first(queues):
-            for entry in consumer.behind(index):
-                self._upkeep.end_now(entry)
+            async for some in turns.slices(consumer.received_before(), turns.LIGHT // 4):
+                self._upkeep.return_claimed(consumer.behind(index, some))
             if consumer.is_held:
                 left = consumer.seconds_left(self._clock.steady_ns())
                 consumer.lease_ends = trio.current_time() + max(GRACE_SECONDS, left)
@@ -1277,13 +1277,16 @@ class BatchConsumer:
         tag, receipt = self.state.claim.tag if self.state.claim is not None else "", entry.meta.receipt
         return bool(tag) and receipt is not None and receipt.startswith(tag)
 
-    def behind(self, index: QueueIndex) -> Iterator[Entry]:
-        """Those of its messages which a crash has brought back to the lease or delay that they had before the claim."""
-        # Their move to READY was not durable, and the claim is. Each later lease of one counts as receives more.
+    def received_before(self) -> Sequence[tuple[MessageId, int]]:
+        """The messages of its claim, each with how often it was received before the claim and by it."""
         claim = self.state.claim
-        if claim is None:
-            return
-        for id, receives in zip(claim.ids, claim.returning, strict=False):
+        return () if claim is None else list(zip(claim.ids, claim.returning, strict=False))
+
+    def behind(self, index: QueueIndex, received: Sequence[tuple[MessageId, int]]) -> Iterator[Entry]:
+        """Those messages, of :meth:`received_before`, that a crash has brought back to the lease or delay which they
+        had before the claim."""
+        # Their move to READY was not durable, and the claim is. A lease that came after the claim counts once more.
+        for id, receives in received:
             entry = index.find(id) if index.claims.get(id) is self else None
             if entry is not None and entry.state is State.DELAYED and entry.meta.receives < receives:
                 yield entry

@@ -647,7 +647,7 @@ class Wiring:
         if config.sharing is Sharing.PEERS:
             nursery.start_soon(self.unacked.run)
         nursery.start_soon(self.check.run)
-        self.claims.resume(nursery, self.catalog.queues)
+        await self.claims.resume(nursery, self.catalog.queues)
         if self._core.clock.doubt:  # before anything comes: a later start is to know what came since
             await self.record_time()
         await self.upkeep.deliver_backlog()

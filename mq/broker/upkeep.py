@@ -160,8 +160,9 @@ class Upkeep(CatalogEvents):
             leased = (entry for _, entry in found if entry.meta.receipt is not None)
             await self._mover.postpone(leased, trio.current_time() + GRACE_SECONDS)
         if self.clock.doubt:
-            new = (entry for index in self._catalog.queues.values() for entry in index.new.values())
-            named = frozenset((entry.id, entry.meta.deadline_ms) for entry in chain(new, (each for _, each in found)))
+            new = (entry for index in list(self._catalog.queues.values()) for entry in list(index.new.values()))
+            waiting = turns.in_turns(chain(new, (entry for _, entry in found)), turns.LIGHT // 4)
+            named = frozenset([(entry.id, entry.meta.deadline_ms) async for entry in waiting])
             nursery.start_soon(self._count_age, named, self.clock.aged)
         nursery.start_soon(self._retry_orphans)
         nursery.start_soon(self._dead_letters.run)
@@ -185,14 +186,11 @@ class Upkeep(CatalogEvents):
             await self._mover.caught_up()
 
     def return_claimed(self, entries: Iterable[Entry]) -> None:
-        """Make READY again, received once more, what a claim held whose lease has ended; as far as the claim has them
-        still when their turn comes."""
+        """Make messages of claims READY as soon as their turn comes: those that a claim held whose lease has ended,
+        received once more, as far as the claim still has them then; and DELAYED ones, whose lease or delay had ended
+        before a crash brought them back to it."""
         for entry in entries:
             self._mover.add(entry)
-
-    def end_now(self, entry: Entry) -> None:
-        """Make a DELAYED message READY at once: its lease or delay had ended before a crash brought it back there."""
-        self._mover.add(entry)
 
     def keep_claimed(self, id: MessageId) -> None:
         """Do not make it READY, after all: its claim is renewed."""
