@@ -1,7 +1,8 @@
-"""The processes of a command, which end together, and orphans, which are reaped.
+"""A shell command's processes, which are ended together, and orphans, which are reaped.
 
-A command gets a session of its own. Its processes are those of the session, their descendants, and orphans among these
-that have left it: this process adopts them (PR_SET_CHILD_SUBREAPER).
+A command runs in a session of its own. Its processes are those of the session, their descendants, and orphans that have
+left the session: this process adopts orphans (PR_SET_CHILD_SUBREAPER), and knows the command's by a variable in their
+environment.
 """
 
 from __future__ import annotations
@@ -20,16 +21,14 @@ from types import FrameType
 from typing import Final, NamedTuple
 
 GLANCE_SECONDS: Final = 0.25
-"""How often a command that runs is looked at."""
+"""Seconds between two looks at a command that runs."""
 _POLL_SECONDS: Final = 0.02
-"""How often one that is being ended is."""
+"""Seconds between two looks at a command that is being ended."""
 _KILL_SECONDS: Final = 10.0
-"""How long a process may take to go after SIGKILL. One that waits for a broken disk does not go."""
+"""Seconds that a process may take to end after SIGKILL. One that waits for a broken disk does not end."""
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _INIT: Final = 1
 _STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
-
-
 _GUARD: Final = """
 trap '' HUP INT TERM
 while read -r group; do last=$group; done
@@ -41,22 +40,23 @@ while [ "$1" -gt 0 ] && kill -0 "-$last" 2>/dev/null; do
 done
 kill -KILL "-$last" 2>/dev/null
 """
-"""A shell that reads which process group is at work, and ends the last one when this process is gone."""
+"""The guard's script. It reads one process group a line, an empty line for none, and ends the last one when its input
+ends. Its argument is the time from SIGTERM to SIGKILL, in tenths of a second."""
 
 
 class StillRuns(Exception):
-    """Processes of a command did not end: its message must not be given back."""
+    """Some processes of a command did not end, so its message must not be given back."""
 
 
 class Command:
-    """A shell command and all that it starts.
+    """A shell command and all processes that it starts.
 
     Args:
-        text: for the shell.
-        environment: its variables.
-        mark: the name of one of them, by whose value its orphans are known.
-        orphans: reaps what the command leaves behind.
-        guard: ends it when this process is killed.
+        text: the command line, for the shell.
+        environment: the command's variables.
+        mark: name of the variable by whose value orphans of this command are known.
+        orphans: adopts and reaps the command's orphans.
+        guard: ends the command's process group when this process is killed.
     """
 
     def __init__(
@@ -65,45 +65,48 @@ class Command:
         self._mark = os.fsencode(f"{mark}={environment[mark]}")
         self._orphans = orphans
         self._guard = guard
-        self._process = orphans.beside(
+        self._process = orphans.start(
             lambda: subprocess.Popen(text, shell=True, stdin=subprocess.PIPE, env=environment, start_new_session=True)
         )
         guard.watch(self.pid)
 
     @property
     def pid(self) -> int:
-        """The shell's process, and its session."""
+        """The shell's process id, which is the id of its session and process group, too."""
         return self._process.pid
 
     def feed(self, chunks: Iterable[bytes], goes_on: Callable[[], bool]) -> bool:
-        """Write to its standard input, as far as it reads that, and close it. False if `goes_on` returns False first:
-        the input stays open then, for its end would tell the command that it has all of the body.
+        """Write a body to the command's standard input, as far as the command reads it, and close the input.
 
         Args:
-            chunks: what to write.
+            chunks: the body.
             goes_on: returns False to stop.
+
+        Returns:
+            False if `goes_on` returned False first. The input stays open then: its end would tell the command that it
+            has the whole body.
         """
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
         os.set_blocking(pipe, False)
         poll = select.poll()
         poll.register(pipe, select.POLLOUT)
-        with contextlib.suppress(BrokenPipeError):  # it need not read all, or anything
+        with contextlib.suppress(BrokenPipeError):  # a command need not read the whole body
             for chunk in chunks:
                 rest = memoryview(chunk)
                 while rest and self._process.poll() is None:
                     if not goes_on():
                         return False
                     if poll.poll(GLANCE_SECONDS * 1000):
-                        with contextlib.suppress(BlockingIOError):
+                        with contextlib.suppress(BlockingIOError):  # less room than a small chunk needs
                             rest = rest[os.write(pipe, rest) :]
         self._process.stdin.close()
         return True
 
     def wait(self, goes_on: Callable[[], bool]) -> int | None:
-        """Its exit status; None if `goes_on` returns False first."""
+        """Return the shell's exit status, or None if `goes_on` returns False first."""
         while goes_on():
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with contextlib.suppress(subprocess.TimeoutExpired):  # time for another look
                 status = self._process.wait(GLANCE_SECONDS)
                 self._orphans.reap()
                 if status == 0:
@@ -112,17 +115,20 @@ class Command:
         return None
 
     def end(self, seconds: float, hurries: Callable[[], bool]) -> int | None:
-        """End all of its processes: SIGTERM, then SIGKILL. Returns the exit status if that says how the work went: None
-        after SIGTERM, which many programs answer with 0, unless the shell ignores it.
+        """End all processes of the command with SIGTERM, and with SIGKILL those that do not end by that.
 
         Args:
-            seconds: between the two, if they take so long.
-            hurries: returns whether to send SIGKILL at once.
+            seconds: from SIGTERM to SIGKILL.
+            hurries: returns True to send SIGKILL at once.
+
+        Returns:
+            The shell's exit status if the shell ignores SIGTERM. None otherwise: many programs exit with 0 after
+            SIGTERM, which does not mean that their work is done.
 
         Raises:
             StillRuns: some process does not end.
         """
-        is_told = not _ignores(self.pid, signal.SIGTERM)
+        heeds_sigterm = not _ignores(self.pid, signal.SIGTERM)
         self.send(signal.SIGTERM)
         self.send(signal.SIGCONT)  # a process that is stopped handles no signal
         begun = time.monotonic()
@@ -138,13 +144,13 @@ class Command:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._guard.watch(None)
-        status = self._process.poll()  # it may have ended since it was asked last
-        return None if is_told else status
+        status = self._process.poll()  # the shell may have ended since the last look
+        return None if heeds_sigterm else status
 
     def send(self, number: int) -> None:
-        """Send a signal to all of its processes."""
+        """Send a signal to all processes of the command."""
         for pid in self._running():
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or changed its user
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # has ended, or runs as another user
                 os.kill(pid, number)
 
     def _running(self) -> set[int]:
@@ -193,12 +199,12 @@ class Stops:
 
     @property
     def hurries(self) -> bool:
-        """Whether more than one signal has come."""
+        """Whether more than one signal has come, so that ending must not take time."""
         return self._count > 1
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let a signal that comes in the block take effect at its end."""
+        """Defer signals: one that comes in the block takes effect at the block's end."""
         self._is_held = True
         try:
             yield
@@ -208,7 +214,7 @@ class Stops:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Let a signal end this part of a block that holds them."""
+        """Let a signal end this part of a block that defers signals."""
         try:
             self._is_held = False
             self._raise()
@@ -236,12 +242,13 @@ class Stops:
 
 
 class GroupGuard:
-    """Ends the process group of a command when this process is killed, and so cannot do it, for the length of a
-    ``with`` block.
+    """Ends a command's process group if this process is killed, for the length of a ``with`` block.
+
+    A shell does it, which notices by the end of its input that this process is gone.
 
     Args:
-        seconds: between SIGTERM and SIGKILL.
-        orphans: must not reap it.
+        seconds: from SIGTERM to SIGKILL.
+        orphans: starts the shell, and so does not reap it.
     """
 
     def __init__(self, seconds: float, orphans: OrphanReaper) -> None:
@@ -252,7 +259,7 @@ class GroupGuard:
     def __enter__(self) -> GroupGuard:
         command = ["/bin/sh", "-c", _GUARD, "mq-guard", str(round(self._seconds * 10))]
         null = subprocess.DEVNULL  # a reader of this program's output must not wait for it
-        self._process = self._orphans.beside(
+        self._process = self._orphans.start(
             lambda: subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=null, stderr=null, start_new_session=True, bufsize=0
             )
@@ -261,13 +268,13 @@ class GroupGuard:
 
     def __exit__(self, *_: object) -> None:
         assert self._process is not None
-        self._process.communicate()  # it ends with its input
+        self._process.communicate()  # the shell exits when its input ends
 
     def watch(self, group: int | None) -> None:
-        """Have a process group ended; None for none."""
+        """Set the process group to end; None for none."""
         assert self._process is not None
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was ended
+        with contextlib.suppress(BrokenPipeError):  # someone has killed the guard; the command runs without
             self._process.stdin.write(b"%s\n" % (b"" if group is None else b"%d" % group))
 
 
@@ -288,24 +295,28 @@ class OrphanReaper:
         _set_subreaper(0)
         signal.signal(signal.SIGCHLD, self._before)
 
-    def beside(self, start: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        """Start a process for which the caller waits: it is not reaped here."""
+    def start(self, popen: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
+        """Start a process for which the caller waits: :meth:`reap` leaves it alone.
+
+        Args:
+            popen: starts it.
+        """
         self._is_starting = True
         try:
-            process = start()
+            process = popen()
             self._own = {pid for pid in self._own if _is_child(pid)} | {process.pid}
         finally:
             self._is_starting = False
         return process
 
     def reap(self) -> None:
-        """Reap orphans that have ended. Call it, too, once an own process has ended."""
+        """Reap orphans that have ended. Call it also after waiting for a process of :meth:`start`: it hides others."""
         if not self._is_starting:
             reap(self._own)
 
 
 def is_init() -> bool:
-    """Whether this is the first process of a container, which gets all orphans there."""
+    """Whether this is the first process of a container, which adopts all orphans there."""
     return os.getpid() == _INIT
 
 
@@ -315,7 +326,7 @@ def reap(own: Collection[int] = ()) -> None:
     Args:
         own: children for which a caller waits. While one of those has ended and is not waited for, others may stay.
     """
-    with contextlib.suppress(ChildProcessError):
+    with contextlib.suppress(ChildProcessError):  # no children are left
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
             if ended.si_pid in own:
                 return
@@ -323,12 +334,12 @@ def reap(own: Collection[int] = ()) -> None:
 
 
 class _Process(NamedTuple):
-    """A line of the kernel's table of processes.
+    """A process as the kernel shows it in /proc.
 
     Attributes:
-        parent: its process id.
-        session: its id.
-        runs: whether it has not ended.
+        parent: the parent's process id.
+        session: the session's id.
+        runs: False for a process that has ended and was not waited for.
     """
 
     parent: int
@@ -337,11 +348,11 @@ class _Process(NamedTuple):
 
 
 def _processes() -> dict[int, _Process]:
-    """All processes that can be seen, by their ids."""
+    """All visible processes by their ids."""
     found = {}
     for folder in os.scandir("/proc"):
         if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # has ended since
                 text = Path(folder.path, "stat").read_bytes()
                 # The name, in parentheses, may have any characters in it (proc_pid_stat(5)).
                 state, parent, _, session = text[text.rindex(b")") + 2 :].split(maxsplit=4)[:4]
@@ -350,7 +361,7 @@ def _processes() -> dict[int, _Process]:
 
 
 def _is_child(pid: int) -> bool:
-    """Whether a process is a child that was not waited for."""
+    """Whether a process is a child of this one that was not waited for."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -360,7 +371,7 @@ def _is_child(pid: int) -> bool:
 
 def _ignores(pid: int, number: int) -> bool:
     """Whether a process ignores a signal."""
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # has ended
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigIgn:"):
                 return bool(int(line.split()[1], 16) >> (number - 1) & 1)
@@ -368,14 +379,14 @@ def _ignores(pid: int, number: int) -> bool:
 
 
 def _has_mark(pid: int, mark: bytes) -> bool:
-    """Whether a process was started with a variable."""
-    with contextlib.suppress(OSError):  # it has ended, or changed its user
+    """Whether a process was started with the variable `mark`, given as NAME=VALUE."""
+    with contextlib.suppress(OSError):  # has ended, or runs as another user
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 
 def _set_subreaper(is_on: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # it is a Linux call
+    with contextlib.suppress(OSError, AttributeError):  # other systems have no prctl(2): orphans go to init there
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, is_on, 0, 0, 0)
 
 

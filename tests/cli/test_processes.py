@@ -1,4 +1,4 @@
-"""The processes of a command, without a daemon."""
+"""A shell command's processes, without a daemon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Commands:
         self._guard = stack.enter_context(GroupGuard(0, self._orphans))
 
     def start(self, text: str) -> Command:
-        """Start one."""
+        """Start a shell command."""
         return Command(text, os.environ | {"MARK": "x"}, "MARK", self._orphans, self._guard)
 
 
