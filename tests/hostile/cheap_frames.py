@@ -24,8 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -269,6 +269,20 @@ class House(Daemon):
         return True
 
 
+@contextmanager
+def open_houses(folder: Path) -> Iterator[Callable[[str], House]]:
+    """Yield a function from needs to the daemon for them, which starts with the first call. All end with the block."""
+    houses: dict[str, House] = {}
+    with ExitStack() as running:
+
+        def find(needs: str) -> House:
+            if needs not in houses:
+                houses[needs] = running.enter_context(House(folder / needs, needs))
+            return houses[needs]
+
+        yield find
+
+
 # Honest clients
 
 
@@ -428,13 +442,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"{'live':>13} {'publish, HTTP':>13} {'publish, AMQP':>13}  cores  MiB before, most, {options.quiet:g} s after"
     )
     _say(f"{'p99, ms: clock (event loop)':46} {columns}")
-    with tempfile.TemporaryDirectory() as folder, ExitStack() as running:
-        houses: dict[str, House] = {}
+    with tempfile.TemporaryDirectory() as folder, open_houses(Path(folder)) as house_for:
         for name in ("", *names):
-            needs = needs_of(name)
-            if needs not in houses:
-                houses[needs] = running.enter_context(House(Path(folder, needs), needs))
-            result = measure(houses[needs], name, options.connections, options.seconds, options.quiet)
+            result = measure(house_for(needs_of(name)), name, options.connections, options.seconds, options.quiet)
             slow += max(percentile(times.clock) for times in result.times.values()) > MOST_SECONDS
             _say(_row(name or "nothing", result))
     return 1 if slow else 0

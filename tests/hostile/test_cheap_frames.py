@@ -1,15 +1,13 @@
 """Honest clients are served while others send the cheapest frames: each kind of flood, with the real daemon.
 
 The bound is on the processor time of the event loop during a round trip, as machines are busy. The promise in
-milliseconds is printed by ``python -m tests.hostile.cheap_frames``. The work of each step is counted with each commit:
+milliseconds is printed by ``python -m tests.hostile``. The work of each step is counted with each commit:
 tests/amqp/test_turns.py, tests/web/test_http2.py, tests/web/test_frames.py, tests/doors/test_readers.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -21,21 +19,6 @@ MOST_LOOP_SECONDS = 0.5
 SECONDS = 3.0
 
 pytestmark = pytest.mark.proof
-
-
-@pytest.fixture(scope="module")
-def house_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], House]]:
-    """One daemon for each kind."""
-    houses: dict[str, House] = {}
-    folder = tmp_path_factory.mktemp("floods")
-    with ExitStack() as running:
-
-        def find(needs: str) -> House:
-            if needs not in houses:
-                houses[needs] = running.enter_context(House(Path(folder, needs), needs))
-            return houses[needs]
-
-        yield find
 
 
 @pytest.mark.parametrize("name", FLOODS)

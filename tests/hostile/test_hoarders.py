@@ -6,8 +6,7 @@ with each attack.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,21 +30,6 @@ SAMPLE = (
 )
 """What each commit is tested with."""
 SAMPLE_SECONDS = 3.0
-
-
-@pytest.fixture(scope="module")
-def house_for(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], House]]:
-    """One daemon for each kind."""
-    houses: dict[str, House] = {}
-    folder = tmp_path_factory.mktemp("hoarders")
-    with ExitStack() as running:
-
-        def find(needs: str) -> House:
-            if needs not in houses:
-                houses[needs] = running.enter_context(House(Path(folder, needs), needs))
-            return houses[needs]
-
-        yield find
 
 
 @pytest.mark.proof
