@@ -51,6 +51,13 @@ async def read(broker: Broker, batch: int, epoch: int, start: int = 0, stop: int
     return found
 
 
+async def claim_first_batch(broker: Broker, **limits: int) -> int:
+    """Start consumer c, and claim its batch 1. Returns its epoch."""
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch, **limits)
+    return epoch
+
+
 async def fetch_and_close(broker: Broker, visibility: float) -> None:
     message = await broker.fetch("q", visibility=visibility)
     assert message is not None
@@ -101,8 +108,7 @@ async def test_asked_for_again_it_is_the_same_and_what_comes_meanwhile_is_not_in
 
 async def test_nobody_else_gets_what_is_claimed_until_the_lease_ends(broker: Broker, wall_clock: WallClock) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=60)
+    epoch = await claim_first_batch(broker, lease=60)
     await trio.sleep(59.9)
     assert await broker.fetch("q") is None
     await trio.sleep(0.2)
@@ -113,8 +119,7 @@ async def test_nobody_else_gets_what_is_claimed_until_the_lease_ends(broker: Bro
 
 async def test_a_claim_is_renewed_but_not_for_nothing(broker: Broker, observer: Any) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=60)
+    epoch = await claim_first_batch(broker, lease=60)
     await trio.sleep(10)
     moves = len(observer.seen)
     await broker.claims.claim("q", "c", 1, epoch, lease=60)
@@ -128,8 +133,7 @@ async def test_a_claim_is_renewed_but_not_for_nothing(broker: Broker, observer: 
 
 async def test_a_claim_whose_lease_has_ended_is_had_again_but_for_what_others_took(broker: Broker) -> None:
     bodies = await fill(broker, 4)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     taken = await broker.fetch("q")
     assert taken is not None
@@ -145,8 +149,7 @@ async def test_a_claim_whose_lease_has_ended_is_had_again_but_for_what_others_to
 async def test_an_acknowledgement_removes_what_somebody_else_has_got_meanwhile(broker: Broker) -> None:
     """Fetched, or held by a connection, since the lease ended: it is gone for all of them."""
     await fill(broker, 4)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     taken = await broker.fetch("q", visibility=60)
     [held] = await broker.hold("q", 1)
@@ -168,8 +171,7 @@ async def test_an_acknowledgement_removes_what_somebody_else_has_got_meanwhile(b
 
 async def test_an_acknowledgement_removes_what_another_claim_has_by_now(broker: Broker) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     other = (await broker.claims.start("q", "d")).epoch
     await broker.claims.claim("q", "d", 1, other, most=2)
@@ -186,8 +188,7 @@ async def test_an_acknowledgement_removes_what_has_died_meanwhile(broker: Broker
         await broker.create_queue(queue)
         await broker.change_settings(queue, {"max_receives": 1, "dead_letter_queue": target})
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, most=2, lease=1)
+    epoch = await claim_first_batch(broker, most=2, lease=1)
     await trio.sleep(2)
     assert await broker.fetch("dead", visibility=1) is not None
     await trio.sleep(2)
@@ -244,8 +245,7 @@ async def test_whatever_is_done_to_its_messages_during_an_acknowledgement(
             await broker.create_queue(queue)
         await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
         await fill(broker, 4)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch, lease=1)
+        epoch = await claim_first_batch(broker, lease=1)
         await trio.sleep(2)
         await fetch_and_close(broker, visibility=1)
         await trio.sleep(2)
@@ -276,8 +276,7 @@ async def test_a_queue_that_is_made_anew_during_an_acknowledgement(wall_clock: W
     async with open_broker(storage, clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await fill(broker, 1203)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch, lease=1)
+        epoch = await claim_first_batch(broker, lease=1)
         await trio.sleep(0.8)
         slow_down(storage, 0.3)
         async with trio.open_nursery() as nursery:
@@ -320,8 +319,7 @@ async def test_what_is_being_renewed_counts_as_leased(wall_clock: WallClock) -> 
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
         await fill(broker, 3)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch, lease=10)
+        epoch = await claim_first_batch(broker, lease=10)
         slow_down(storage, 1.0)
         await trio.sleep(5)
         async with trio.open_nursery() as nursery:
@@ -368,8 +366,7 @@ async def test_two_claims_that_want_the_same_messages_do_not_wait_for_ever(wall_
 
 async def test_a_claim_goes_if_all_of_it_was_read(broker: Broker) -> None:
     await fill(broker, 6)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch)
+    epoch = await claim_first_batch(broker)
     for start, stop, read in ((3, 4, 1), (4, 6, 3), (4, 5, 3), (0, 2, 5), (1, 3, 6)):
         with pytest.raises(Conflict, match=f"only {(await broker.claims.consumer('q', 'c')).read} of the 6 messages"):
             await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)
@@ -388,16 +385,14 @@ async def test_a_claim_goes_if_all_of_it_was_read(broker: Broker) -> None:
 @pytest.mark.parametrize(("start", "stop"), [(0, 0), (2, 1), (0, 4), (3, 4)])
 async def test_places_that_a_claim_has_not_are_not_noted(broker: Broker, start: int, stop: int) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch)
+    epoch = await claim_first_batch(broker)
     with pytest.raises(Conflict, match=f"places 0 to 3: none are {start} to {stop}"):
         await broker.claims.note_read("q", "c", 1, epoch, start, stop, 3)
 
 
 async def test_places_are_those_of_the_claim_as_it_was_read(broker: Broker) -> None:
     bodies = await fill(broker, 4)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 4)
     await trio.sleep(2)
     assert await take(broker, "q") == bodies[0].encode()  # the second one was read, and is the claim's first one now
@@ -534,8 +529,7 @@ async def test_what_was_received_too_often_is_lost_to_a_claim(broker: Broker) ->
     await broker.create_queue("dead")
     await broker.change_settings("q", {"max_receives": 1, "dead_letter_queue": "dead"})
     await fill(broker, 2)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     held = await broker.claims.claim("q", "c", 1, epoch, lease=1)
     assert held is not None
@@ -569,8 +563,7 @@ async def test_consumers_have_a_limit_and_a_list(broker: Broker, monkeypatch: py
 
 async def test_a_queue_of_the_same_name_has_other_consumers(broker: Broker) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch)
+    epoch = await claim_first_batch(broker)
     await broker.delete_queue("q")
     with pytest.raises(NoSuchQueue):
         await broker.claims.acknowledge("q", "c", 1, epoch)
@@ -598,8 +591,7 @@ async def test_over_a_restart(opened: Opener, disk_address: str) -> None:
         await broker.create_queue("r")
         await broker.claims.start("r", "other")
         bodies = await fill(broker, 5)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch, most=2)
+        epoch = await claim_first_batch(broker, most=2)
         await broker.claims.acknowledge("q", "c", 1, epoch)
         await broker.claims.claim("q", "c", 2, epoch, most=2)
     async with opened(disk_address) as broker:
@@ -628,8 +620,7 @@ async def test_claim_has_messages_that_a_crash_brought_back_to_their_lease_befor
             await fetch_and_close(broker, visibility=1)
             [leased] = await disk.storage.scan(State.DELAYED)
             await trio.sleep(4)
-            epoch = (await broker.claims.start("q", "c")).epoch
-            await broker.claims.claim("q", "c", 1, epoch)
+            epoch = await claim_first_batch(broker)
         [returned] = [entry for entry in await disk.storage.scan(State.READY, "q") if entry.id == leased.id]
         disk.inner.rename(f"/root/{disk.path(returned)}", f"/root/{disk.path(leased)}")
         async with open_broker(await disk.open(), clock_ns=wall_clock) as broker:
@@ -665,8 +656,7 @@ async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened:
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await fill(broker, 2)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch)
+        epoch = await claim_first_batch(broker)
         record = dict((await broker._storage.records(KIND))["q/c"])
         del record["checkpoint"]
         await broker._storage.put_record(KIND, "q/c", {**record, "claim": record["claim"][:3]})
@@ -703,8 +693,7 @@ async def test_an_acknowledgement_that_was_cut_off_is_finished_before_anybody_is
                 await broker.create_queue(queue)
             await broker.change_settings("q", {"dead_letter_queue": "dead"})
             await fill(broker, 3)
-            epoch = (await broker.claims.start("q", "c")).epoch
-            await broker.claims.claim("q", "c", 1, epoch, lease=1)
+            epoch = await claim_first_batch(broker, lease=1)
             await trio.sleep(4)
             await broker.change_settings("q", {"max_receives": 2})
             await fetch_and_close(broker, visibility=1)
@@ -731,8 +720,7 @@ async def test_whoever_hears_of_an_acknowledgement_gets_none_of_its_messages_any
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
         await fill(broker, 3)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch)
+        epoch = await claim_first_batch(broker)
 
         async def refuse(operations: Sequence[AnyOperation]) -> list[Outcome]:
             done = Outcome(Result.DONE)
@@ -753,8 +741,7 @@ async def test_a_start_does_not_hang_where_what_was_acknowledged_has_to_make_roo
     async with open_disk(MOUNTS["rename"]) as disk:
         async with open_broker(disk.storage) as broker:
             await fill(broker, 4)
-            epoch = (await broker.claims.start("q", "c")).epoch
-            await broker.claims.claim("q", "c", 1, epoch, most=2, lease=1)
+            epoch = await claim_first_batch(broker, most=2, lease=1)
             await trio.sleep(4)
             async with cut_off(disk):
                 await broker.claims.acknowledge("q", "c", 1, epoch)
@@ -880,8 +867,7 @@ async def test_ranges_cover_everything_once(broker: Broker) -> None:
 
 async def test_what_a_connection_holds_is_not_claimed(broker: Broker) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     [held] = await broker.hold("q", 1)
     again = await broker.claims.claim("q", "c", 1, epoch)
@@ -908,8 +894,7 @@ async def test_a_queue_that_is_one_consumers_alone_has_no_claims(broker: Broker)
 async def lose(broker: Broker, count: int) -> int:
     """A claim whose lease has ended. Returns the epoch."""
     await fill(broker, count)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(2)
     return epoch
 
@@ -936,8 +921,7 @@ async def test_claim_says_where_each_lost_message_is(broker: Broker) -> None:
 
 async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> None:
     await broker.publish_many("q", [Draft(b"0", ttl=5.0), Draft(b"1")])
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch, lease=1)
+    epoch = await claim_first_batch(broker, lease=1)
     await trio.sleep(20)
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
@@ -946,8 +930,7 @@ async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> Non
 
 async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_not_end(broker: Broker) -> None:
     await fill(broker, 3)
-    epoch = (await broker.claims.start("q", "c")).epoch
-    await broker.claims.claim("q", "c", 1, epoch)
+    epoch = await claim_first_batch(broker)
     [(_, first)] = await broker.claims.read("q", "c", 1, epoch, 0, 1)
     await first.body.aclose()
     await broker.remove("q", first.id)
@@ -1018,8 +1001,7 @@ async def test_acknowledgement_returns_in_time_and_goes_on_when_it_is_repeated(w
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
         await fill(broker, 9_203)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch)
+        epoch = await claim_first_batch(broker)
         slow_down(storage, 0.5)
         begun, left = trio.current_time(), 9_203
         while left:
@@ -1040,8 +1022,7 @@ async def test_messages_left_of_an_acknowledgement_are_removed_by_a_restart(wall
     async with open_broker(storage) as broker:
         await broker.create_queue("q")
         await fill(broker, 9_203)
-        epoch = (await broker.claims.start("q", "c")).epoch
-        await broker.claims.claim("q", "c", 1, epoch)
+        epoch = await claim_first_batch(broker)
         assert await broker.claims.acknowledge("q", "c", 1, epoch, within=0.0) > 0
     async with open_broker(storage) as broker:
         assert not everything(broker)
