@@ -7,6 +7,7 @@ is locked: other work on it waits.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, cast
@@ -29,7 +30,7 @@ class Catalog:
         date_ns: the date for transitions, nanoseconds since 1970.
 
     Attributes:
-        queues: every queue's index, by name.
+        queues: every queue's index, by name; :meth:`add_queue` and :meth:`drop_queue` change it.
         leaving: queues that were deleted here and of which messages are still being moved, by name.
         strangers: names without a queue of which messages may lie in NEW or DELAYED.
         locks: the messages that are being moved.
@@ -44,11 +45,30 @@ class Catalog:
         self.locks = MessageLocks()
         self.events = CatalogEvents()
         self.closed: Callable[[str], None] = _close
+        self._owned: Counter[str] = Counter()  # queues by owner: there may be very many to count
         self._begun: dict[MessageId, _Begun] = {}
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
         self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
         self._date_ns = date_ns
+
+    def add_queue(self, index: QueueIndex) -> None:
+        """Add a queue; nothing happens if there is one of its name."""
+        if self.queues.setdefault(index.name, index) is index and index.owner is not None:
+            self._owned[index.owner] += 1
+
+    def drop_queue(self, name: str) -> QueueIndex | None:
+        """Remove a queue, and return it; None if there is none."""
+        index = self.queues.pop(name, None)
+        if index is not None and index.owner is not None:
+            self._owned[index.owner] -= 1
+            if not self._owned[index.owner]:
+                del self._owned[index.owner]
+        return index
+
+    def owned(self, owner: str) -> int:
+        """Return how many queues were made for a user."""
+        return self._owned[owner]
 
     def begin(self, entry: Entry, *, is_leaving: bool = False, is_out: bool = False) -> None:
         """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more.

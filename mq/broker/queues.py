@@ -233,13 +233,13 @@ class Queues:
                 await self._remove(leftovers)  # only now: if a peer has made the queue, they are its messages
             if self._others_move:
                 await self._watcher.load_queues()  # a peer may have made it at the same time, before us
-            self._catalog.queues.setdefault(name, index)
+            self._catalog.add_queue(index)
             return made
 
     def _check_number(self, owner: QueueOwner) -> None:
         """Refuse one more queue of a user who has as many as the limit allows."""
         most = owner.most_queues
-        if most is not None and sum(each.owner == owner.name for each in self._catalog.queues.values()) >= most:
+        if most is not None and self._catalog.owned(owner.name) >= most:
             raise OverLimit(f"user {owner.name} has {most} queues, the limit (max_queues): delete some first")
 
     async def settled(self, name: str) -> None:

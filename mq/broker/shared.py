@@ -77,14 +77,16 @@ class StoreWatcher:
             if index is None:
                 created = int(record.get("created") or 0)
                 self._ids.observe(created)
-                self._catalog.queues[name] = QueueIndex(
-                    name,
-                    created,
-                    settings,
-                    record.get("declared"),
-                    incarnation=incarnation_of(record),
-                    purges=int(record.get("purges") or 0),
-                    owner=record.get("owner"),
+                self._catalog.add_queue(
+                    QueueIndex(
+                        name,
+                        created,
+                        settings,
+                        record.get("declared"),
+                        incarnation=incarnation_of(record),
+                        purges=int(record.get("purges") or 0),
+                        owner=record.get("owner"),
+                    )
                 )
             elif name in known:
                 index.incarnation = incarnation_of(record)  # a peer that made it at the same time may have won
@@ -94,7 +96,8 @@ class StoreWatcher:
                 elif index.settings.sqs != settings.sqs:
                     index.settings = settings
         for name in known & self._catalog.queues.keys() - records.keys():
-            index = self._catalog.queues.pop(name)
+            index = self._catalog.queues[name]
+            self._catalog.drop_queue(name)
             index.deleted = True
             self._waiters.call(index)
         self._loaded = records

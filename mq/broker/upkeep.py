@@ -290,7 +290,7 @@ class Upkeep(CatalogEvents):
             is_ours: whether this broker deleted it; then messages being moved are removed, too, where they arrive.
         """
         index.deleted = True
-        self._catalog.queues.pop(index.name, None)
+        self._catalog.drop_queue(index.name)
         self._waiters.call(index)
         self._catalog.closed(index.name)
         if is_ours:
