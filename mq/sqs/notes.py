@@ -87,11 +87,13 @@ class NoteBook:
             Conflict: a setting that cannot be kept here and now.
             StorageError: they cannot be kept now.
         """
-        self._recent.pop(queue, None)
-        await self._broker.change_settings(queue, patch)
+        try:
+            await self._broker.change_settings(queue, patch)
+        finally:
+            self.forget(queue)  # afterwards: a receive meanwhile has read the notes as they were
 
     def forget(self, queue: str) -> None:
-        """Note that a queue is deleted."""
+        """Read the notes of a queue again when they are needed next: it is changed or deleted."""
         self._recent.pop(queue, None)
 
     def _keep(self, queue: str, notes: Notes) -> None:

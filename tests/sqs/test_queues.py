@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, QueueSettings, open_broker
+from mq.broker.api import ALONE
 from mq.message import QueueName
 from mq.sqs.notes import NoteBook, Notes
 from mq.storage.memory import MemoryStorage
@@ -205,6 +206,23 @@ async def test_what_is_noted_outlives_the_broker(store: MemoryStorage) -> None:
         assert await NoteBook(broker).read("gone") == Notes()
     assert set(await store.records("queue")) == {"q", "gone"}
     assert await store.records("sqs") == {}
+
+
+async def test_change_counts_at_once_although_notes_were_read_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At a node of a cluster, which keeps for a second what it has read."""
+    await broker.create_queue("q")
+    monkeypatch.setattr(Broker, "membership", ALONE._replace(node="a"))
+    book, before = NoteBook(broker), broker.change_settings
+
+    async def change_settings(*arguments: Any) -> QueueSettings:
+        assert await book.recent("q") == Notes()
+        return await before(*arguments)
+
+    monkeypatch.setattr(broker, "change_settings", change_settings)
+    await book.change(QueueName("q"), Notes({"a": "b"}).setting())
+    assert await book.recent("q") == Notes({"a": "b"})
 
 
 async def test_two_changes_of_tags_at_a_time_are_both_made(sqs: Client, make_queue: MakeQueue) -> None:
