@@ -92,7 +92,8 @@ class Share:
     Args:
         name: whose it is, for people.
         resource: a part of this.
-        part: one so-manieth of it, or three quarters where it is None. One reservation alone may be larger.
+        part: the divisor: 4 makes it a quarter of the resource. None makes it three quarters. One reservation alone
+            may be larger.
 
     Attributes:
         name: as given.
