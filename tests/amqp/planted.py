@@ -22,17 +22,17 @@ BUGS: Final = {
         "PublishPump._store_portion", "await self._store(portion.messages, portion.has_place.set)", "_ALL_STORED"
     ),
     "a connection that ends gives nothing back": Bug(
-        "Handlers._release", "await self._broker.put_back(_held(its), most=most)", "pass"
+        "Handlers._release", "await self._broker.put_back(held, most=most)", "pass"
     ),
     "what comes back has no mark": Bug(
         "Handlers._release",
-        "self._broker.put_back(_held(its), most=most)",
-        "self._broker.put_back(_held(its), redelivered=False)",
+        "self._broker.put_back(held, most=most)",
+        "self._broker.put_back(held, redelivered=False)",
     ),
     "a nack loses the message": Bug(
         "_settle",
-        "state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)",
-        "state.broker.reject(_held(its))",
+        "state.broker.put_back(held, to_back=to_back, failed=True, most=most)",
+        "state.broker.reject(held)",
     ),
     "an acknowledgement puts back": Bug(
         "_settle",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from trio.testing import MockClock
 from mq.access import UserDirectory
 from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
+from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server import served_connection
 from mq.amqp.server.consumer_pump import ConsumerPump
@@ -577,6 +578,51 @@ async def test_a_queue_that_comes_again_before_it_is_seen_to_have_gone_is_the_ne
     assert declarations.queue_of(QueueName("q")) == again
     await client.publish("", b"x", exchange="amq.fanout", mandatory=True)
     assert (await client.hear()).name == "Basic.Return", "what was bound went"
+
+
+async def test_a_queue_that_comes_again_while_it_goes_is_the_new_one(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One with many bindings takes several turns to go."""
+    declarations = house.door.topology_store
+    again = declared.Queue("/", "q", True, arguments={"x-max-priority": 9})
+    applying = house.door.topology.applying
+
+    def opened_meanwhile(change: TopologyChange) -> Iterator[None]:
+        for number, _ in enumerate(applying(change)):
+            if number == 0 and change.lost_queues:
+                declarations.opened("q", again.record().value)
+            yield
+
+    await client.declare("q", durable=True)
+    monkeypatch.setattr(house.door.topology, "applying", opened_meanwhile)
+    declarations.closed("q")
+    await trio.sleep(1)
+    assert declarations.queue_of(QueueName("q")) == again
+
+
+async def test_channel_end_returns_messages_and_ends_consumers_if_one_queue_fails(
+    autojump_clock: MockClock, house: House, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = house.broker.put_back
+
+    async def put_back(held: Sequence[UnackedMessage], **options: Any) -> None:
+        if held[0].message.queue == "bad":
+            raise StorageFull("no room")
+        await before(held, **options)
+
+    for queue in ("bad", "good"):
+        await client.declare(queue)
+        await client.publish(queue, b"x")
+    for queue in ("bad", "good"):
+        assert await client.get(queue) is not None
+    assert (await client.consume("good")).name == "Basic.ConsumeOk"
+    monkeypatch.setattr(house.broker, "put_back", put_back)
+    await client.say(Channel.Close(200, "", 0, 0))
+    await trio.sleep(1)
+    assert house.door.topology.consumers.count(QueueName("good")) == 0
+    other = await house.connect()
+    assert await other.count("good") == 1
 
 
 async def test_exclusive_queues_end_with_their_connection(

@@ -397,14 +397,16 @@ class Handlers:
         return Done()
 
     async def _release(self, command: commands.Release) -> Result:
-        for some in turns.parts(command.deliveries, _SETTLED_TOGETHER):
+        async def put_back(queue: QueueName, held: Sequence[UnackedMessage]) -> None:
+            arguments = _arguments(self._state, queue)  # a quorum queue counts what an end of a channel returns
+            most = _most_returns(arguments) if arguments.get(QUEUE_TYPE) == QUORUM else None
+            await self._broker.put_back(held, most=most)
+
+        try:
+            await _in_parts(self._state, command.deliveries, lambda some: _for_each_queue(some, put_back))
+        finally:  # a queue that cannot take its messages now keeps no other one from the consumers to come
             with self._broker.progress.shielded():
-                for queue, its in _by_queue(some):
-                    arguments = _arguments(self._state, queue)  # a quorum queue counts what an end of a channel returns
-                    most = _most_returns(arguments) if arguments.get(QUEUE_TYPE) == QUORUM else None
-                    await self._broker.put_back(_held(its), most=most)
-        with self._broker.progress.shielded():
-            await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
+                await self._end_consumers(command.channel, [tag for tag, _ in command.consumers])
         return Done()
 
     async def _leave(self, command: commands.Leave) -> Result:
@@ -488,13 +490,26 @@ async def settle(
     Raises:
         StorageError: the store cannot do that now. What it could not do is as it was.
     """
+    await _in_parts(state, deliveries, lambda some: _settle(state, outcome, some, durable=durable))
+
+
+async def _in_parts(
+    state: AmqpState,
+    deliveries: Sequence[UnsettledDelivery],
+    do: Callable[[Sequence[UnsettledDelivery]], Awaitable[None]],
+) -> None:
+    """Do something with deliveries, part by part. What fails for one part is tried for the next.
+
+    Raises:
+        MQError: the last error.
+    """
     failed: MQError | None = None
     for some in turns.parts(deliveries, _SETTLED_TOGETHER):
         try:
             with (
                 state.broker.progress.shielded()
             ):  # each part for itself: very many take longer than a store may for one
-                await _settle(state, outcome, some, durable=durable)
+                await do(some)
         except MQError as error:
             failed = error
     if failed is not None:
@@ -504,16 +519,36 @@ async def settle(
 async def _settle(
     state: AmqpState, outcome: Settlement, deliveries: Sequence[UnsettledDelivery], *, durable: bool
 ) -> None:
+    async def put_back(queue: QueueName, held: Sequence[UnackedMessage]) -> None:
+        arguments = _arguments(state, queue)
+        to_back, most = arguments.get(REQUEUE) == "back", _most_returns(arguments)
+        await state.broker.put_back(held, to_back=to_back, failed=True, most=most)
+
+    async def reject(queue: QueueName, held: Sequence[UnackedMessage]) -> None:
+        await state.broker.reject(held)
+
     if outcome is Settlement.ACKNOWLEDGED:
         await state.broker.acknowledge(_held(deliveries), durable=durable)
-        return
+    else:
+        await _for_each_queue(deliveries, put_back if outcome is Settlement.REQUEUED else reject)
+
+
+async def _for_each_queue(
+    deliveries: Iterable[UnsettledDelivery], do: Callable[[QueueName, Sequence[UnackedMessage]], Awaitable[None]]
+) -> None:
+    """Do something with the messages of each queue. What fails for one queue is tried for the next.
+
+    Raises:
+        MQError: the last error.
+    """
+    failed: MQError | None = None
     for queue, its in _by_queue(deliveries):
-        if outcome is Settlement.REQUEUED:
-            arguments = _arguments(state, queue)
-            to_back, most = arguments.get(REQUEUE) == "back", _most_returns(arguments)
-            await state.broker.put_back(_held(its), to_back=to_back, failed=True, most=most)
-        else:
-            await state.broker.reject(_held(its))
+        try:
+            await do(queue, _held(its))
+        except MQError as error:
+            failed = error
+    if failed is not None:
+        raise failed
 
 
 def _by_queue(deliveries: Iterable[UnsettledDelivery]) -> Iterable[tuple[QueueName, list[UnsettledDelivery]]]:

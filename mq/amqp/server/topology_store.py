@@ -176,8 +176,9 @@ class TopologyStore:
         """Apply the broker's news of queues. Called before a change is planned, so that no plan sees a deleted
         queue."""
         while self._heard:
-            name, opened = self._heard.popleft()
+            name, opened = self._heard[0]  # it stays until the queue has gone, so that a new one of its name waits
             if opened is not None:
+                self._heard.popleft()
                 self._open(opened)
                 continue
             queue = self._by_key.get(name)
@@ -185,7 +186,10 @@ class TopologyStore:
             if place is not None and self._topology.has_vhost(place[0]):
                 change = self._topology.gone(*place)
                 await self._apply(change)
+                self._heard.popleft()
                 await self._forget(change)
+            else:
+                self._heard.popleft()
 
     async def _apply(self, change: TopologyChange) -> None:
         async for _ in turns.in_turns(self._topology.applying(change), turns.LIGHT):
