@@ -126,3 +126,37 @@ async def test_rate_is_one_of_all_connections_of_a_user(tmp_path: Path, autojump
         begin = trio.current_time()
         assert await first.count("q") == 1061
         assert trio.current_time() - begin <= 2  # a reload lets it go on
+
+
+async def test_rate_does_not_slow_a_connection_that_only_consumes(tmp_path: Path, autojump_clock: object) -> None:
+    async with limited(tmp_path / "users", "max_publish_rate = 10") as (house, _):
+        publisher, consumer = await house.connect(**SHOP), await house.connect(**SHOP)
+        await publisher.declare("q")
+        await publisher.publish("q", *[b"x"] * 100)
+        await trio.sleep(0.1)
+        begin = trio.current_time()
+        for _ in range(100):
+            assert await consumer.get("q", no_ack=True) is not None
+        late = await house.connect(**SHOP)
+        assert await late.count("q") == 0
+        assert trio.current_time() - begin < 1
+        await late.publish("q", b"x")
+        assert await late.count("q") == 1
+        assert trio.current_time() - begin > 5, "a new connection is no way around the limit"
+
+
+async def test_connection_that_waits_for_its_rate_ends_soon_when_it_is_closed(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with limited(tmp_path / "users", "max_publish_rate = 1") as (house, _):
+        shop = await house.connect(**SHOP)
+        await shop.declare("q")
+        await shop.publish("q", *[b"x"] * 100)
+        await trio.sleep(0.1)
+        begin = trio.current_time()
+        [connection] = [connection for _, connection in house.door.seen.all()]
+        connection.close("an operator closed the connection")
+        assert (await shop.hear()).name == "Connection.Close"
+        await shop.say(commands.Connection.CloseOk(), channel=0)
+        assert await shop.hear() is None
+        assert trio.current_time() - begin <= 2

@@ -122,6 +122,7 @@ class ServedConnection:
         self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
         self._is_acknowledgement_awaited = False
         self._most_acknowledging = LEAST_ACKNOWLEDGING
+        self._publishes = False  # has published something
         self._is_paused = False
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
@@ -238,7 +239,8 @@ class ServedConnection:
             if self._connection.state is not ConnectionState.LEFT:
                 await self._room_to_send()
                 await self._room_to_store()
-                await self._time_to_publish()
+                if self._publishes:  # one that only consumes is read on: its acknowledgements go through
+                    await self._time_to_publish()
             data: bytes | bytearray = b""
             if not has_more:
                 try:
@@ -329,7 +331,12 @@ class ServedConnection:
                     with trio.CancelScope(shield=True):  # a command that was taken is carried out
                         await self._acknowledged(0)  # it may count what they remove
                 if isinstance(command, PublishMessages):
-                    self._publish_pump.put(command.messages)
+                    try:
+                        if not self._publishes:  # a client that connects anew for each message is slowed down as well
+                            self._publishes = True
+                            await self._time_to_publish()
+                    finally:
+                        self._publish_pump.put(command.messages)
                     self._state.quotas.count_publishes(self._connection.session.user, len(command.messages))
                 else:
                     self._connection.frames_left -= COMMAND_FRAMES
@@ -344,8 +351,11 @@ class ServedConnection:
             await self._publish_pump.wait_for_room()
 
     async def _time_to_publish(self) -> None:
-        """Read nothing while the user of the client has published more than the user may, in all connections."""
-        while (seconds := self._state.quotas.pause_seconds(self._connection.session.user)) > 0:
+        """Wait while the user of the client has published more than the user may, in all connections."""
+        while self._connection.state is ConnectionState.OPEN:
+            seconds = self._state.quotas.pause_seconds(self._connection.session.user)
+            if seconds <= 0:
+                return
             self._is_paused = True
             try:
                 with trio.move_on_after(min(seconds, LONGEST_QUOTA_PAUSE_SECONDS)):
