@@ -23,13 +23,14 @@ from mq.doors.budget import MUCH_BYTES, Budget
 QUIET_SECONDS: Final = 2.0
 """How long to wait after much was freed: more follows."""
 GROWTH: Final = 1.1
-"""How many times as much memory as after the last time the process has to have, besides what clients have reserved."""
+"""Memory is returned once the process has this many times the memory that it had after the last return. Memory that
+clients have reserved does not count."""
 LARGEST_PART: Final = 0.05
-"""The part of the time that collecting garbage may take, at the most: the event loop stands meanwhile."""
+"""The largest share of the time that collecting garbage may take: it blocks the event loop."""
 CALM_SECONDS: Final = 1.0
-"""How long the event loop is watched before garbage is collected."""
+"""Seconds over which the event loop's load is measured before garbage is collected."""
 CALM_SHARE: Final = 0.3
-"""The part of a core that the event loop uses at most while it is calm."""
+"""The largest share of a core that a calm event loop uses."""
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 MMAP_BYTES: Final = 512 * 1024

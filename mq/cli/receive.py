@@ -27,8 +27,8 @@ FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
 """The default pause before a message comes back: one that no consumer can work on must not spin."""
 _PART_FOR_GRACE: Final = 6
-"""A command whose lease cannot be extended gets this part of the lease to end, at the most: tries to extend it have the
-others."""
+"""A command whose lease cannot be extended gets at most a sixth of the lease to end. The other five parts are for tries
+to extend it."""
 _NO_SYNC: Final = frozenset({None, errno.EBADF, errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EROFS})
 """Errors of fsync(2) on what is no plain file: a pipe, a terminal, a device."""
 

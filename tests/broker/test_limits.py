@@ -321,7 +321,7 @@ async def test_a_queue_is_never_seen_over_its_limits_while_messages_are_dropped(
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_what_comes_back_drops_what_is_over_the_limit(wall_clock: WallClock, store: str) -> None:
+async def test_requeued_messages_over_the_limit_are_dropped(wall_clock: WallClock, store: str) -> None:
     async with open_broker(STORES[store](), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", {"max_messages": 10, "overflow": DROP_HEAD})

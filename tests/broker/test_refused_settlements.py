@@ -137,7 +137,7 @@ async def test_acknowledgement_that_is_cut_off_leaves_nothing_held(autojump_cloc
 
 
 @pytest.mark.parametrize("no_ack", [False, True])
-async def test_another_connection_gets_it_as_redelivered(autojump_clock: MockClock, no_ack: bool) -> None:
+async def test_other_connection_gets_refused_settlement_as_redelivered(autojump_clock: MockClock, no_ack: bool) -> None:
     store = Refusing()
     async with open_house(store) as house:
         publisher, consumer = await house.connect(), await house.connect()
