@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from itertools import starmap
 from typing import Any, Final
 
 from mq import turns
@@ -22,12 +23,14 @@ from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import KEY, SWITCH
-from mq.web.replies import OFFERED, SHORTEST_SLICE, MessagePage, age_of, all_queues
+from mq.web.replies import OFFERED, QUEUE_BYTES, SHORTEST_SLICE, MessagePage, age_of, all_queues
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000
 """Messages of one answer at the most."""
 MOST_PARTS: Final = 10_000
+_POSITION_BYTES: Final = 256
+"""What the position of a consumer takes in memory."""
 
 
 def _parse_names(value: Any) -> frozenset[str]:
@@ -67,15 +70,21 @@ async def consumer(context: RequestContext) -> Reply:
 
 async def positions(context: RequestContext) -> Reply:
     """How far a consumer is in each queue, and what waits there: one request for all."""
+    async with context.overview.listing:
+        return await _positions(context)
+
+
+async def _positions(context: RequestContext) -> Reply:
     name, names = check_value("consumer", context.id, QUEUE), context.query["queues"]
     with JsonAnswer(context.memory) as answer:
-        statuses = [each for each in await all_queues(context, answer) if context.may(Right.CONSUME, each.name)]
-        found = []
+        statuses = await all_queues(context, answer)
+        found: list[tuple[QueueStatus, ConsumerPosition]] = []
         async for status in turns.in_turns(statuses, turns.LIGHT // 2):
-            if names is None or status.name in names:
+            if (names is None or status.name in names) and context.may(Right.CONSUME, status.name):
                 with suppress(NoSuchQueue):  # it was deleted just now
-                    found.append(_with_counts(status, await context.broker.claims.consumer(status.name, name)))
-        await answer.write({"queues": iter(found)})
+                    found.append((status, await context.broker.claims.consumer(status.name, name)))
+        answer.cover(QUEUE_BYTES * len(statuses) + _POSITION_BYTES * len(found))
+        await answer.write({"queues": starmap(_with_counts, found)})
         return answer.reply(NOT_CACHED)
 
 
