@@ -38,7 +38,8 @@ _HEADERS: Final = {"user-agent": "mq-spark", "accept-encoding": "identity"}
 
 
 class _IdleConnections:
-    """One open connection for each daemon and user, while no request uses it."""
+    """One open connection for each daemon, TLS files and limit of time, while no request uses it. Each request names
+    its user, so users share it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
