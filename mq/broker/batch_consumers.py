@@ -919,6 +919,7 @@ class ClaimedMessages:
         Raises:
             ReceiptMismatch: a lease has ended.
             NoSuchMessage: one has vanished from the store.
+            NoSuchQueue: the queue is being deleted, or was.
         """
         while True:
             entries = await self.entries_of(index, consumer, ids)
@@ -927,6 +928,8 @@ class ClaimedMessages:
             if len(found) == len(entries):
                 return [(sequence_of(entry), _message(entry, each)) for entry, each in found]
             await close([_message(entry, each) for entry, each in found])
+            if index.is_going or index.deleted:  # its messages go with it: none has vanished, and none comes again
+                raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
             if all(self._stands(entry) for entry in entries):
                 vanished = [entry for entry, each in zip(entries, stored, strict=True) if each is None]
                 for entry in vanished:  # taken away by hand: the next renewal does without it

@@ -26,7 +26,7 @@ from mq.errors import (
 )
 from mq.lifecycle import State
 from mq.message import Message
-from mq.storage.interface import QUEUE, AnyOperation, Move, Operation, Outcome, Put, Result, Storage
+from mq.storage.interface import QUEUE, AnyOperation, Entry, Move, Operation, Outcome, Put, Result, Storage, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -815,6 +815,51 @@ async def test_a_message_that_is_gone_keeps_no_other_from_a_claim(wall_clock: Wa
         assert held is not None
         assert (held.messages, held.lost) == (2, 1)
         assert await read(broker, 1, epoch) == [bodies[0], bodies[2]]
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_a_read_of_a_claim_ends_when_its_queue_is_deleted_meanwhile(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    """The store has none of its messages any more, and the index of a deleted queue still has all."""
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    looks = 0
+    whole = broker._storage.read
+
+    async def read_late(entries: Sequence[Entry]) -> list[Stored | None]:
+        nonlocal looks
+        looks += 1
+        assert looks == 1, "it looks again for messages of a queue that is deleted"
+        await broker.delete_queue("q")
+        if again:
+            await broker.create_queue("q")
+        return await whole(entries)
+
+    monkeypatch.setattr(broker._storage, "read", read_late)
+    with pytest.raises(NoSuchQueue):
+        await broker.claims.read("q", "c", 1, epoch, 0, 3)
+
+
+async def test_a_read_of_a_claim_takes_no_message_for_vanished_while_its_queue_is_deleted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(broker, 3)
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    whole = broker._storage.drop_record
+
+    async def drop_and_read(kind: str, key: str) -> bool:
+        dropped = await whole(kind, key)
+        if kind == QUEUE:
+            for _ in range(2):  # by two tasks, of which neither finds the other's traces
+                with pytest.raises(NoSuchQueue):
+                    await broker.claims.read("q", "c", 1, epoch, 0, 3)
+        return dropped
+
+    monkeypatch.setattr(broker._storage, "drop_record", drop_and_read)
+    await broker.delete_queue("q")
 
 
 async def test_a_call_waits_for_the_record_of_one_that_was_cancelled(wall_clock: WallClock) -> None:
