@@ -129,8 +129,7 @@ class Command:
             StillRuns: some process does not end.
         """
         heeds_sigterm = not _ignores(self.pid, signal.SIGTERM)
-        self.send(signal.SIGTERM)
-        self.send(signal.SIGCONT)  # a process that is stopped handles no signal
+        self._end_with(signal.SIGTERM)
         begun = time.monotonic()
         killed: float | None = None
         while self._running():
@@ -139,7 +138,7 @@ class Command:
                 raise StillRuns(f"processes {', '.join(map(str, sorted(self._running())))} do not end")
             if hurries() or now - begun >= seconds:
                 killed = killed or now
-                self.send(signal.SIGKILL)
+                self._end_with(signal.SIGKILL)
             time.sleep(_POLL_SECONDS)
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -152,6 +151,13 @@ class Command:
         for pid in self._running():
             with contextlib.suppress(ProcessLookupError, PermissionError):  # has ended, or runs as another user
                 os.kill(pid, number)
+
+    def _end_with(self, number: int) -> None:
+        # All are stopped first: a shell that sees its foreground program end, before it gets the signal itself, goes on
+        # with its next program.
+        self.send(signal.SIGSTOP)
+        self.send(number)
+        self.send(signal.SIGCONT)
 
     def _running(self) -> set[int]:
         self._process.poll()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,6 +41,24 @@ def test_a_command_does_not_take_a_part_of_a_body_for_all_of_it(commands: Comman
     later = iter([True] * 4 + [False])
     assert command.wait(lambda: next(later)) is None, "it waits for the rest"
     assert command.end(0, lambda: True) is None
+    assert not (tmp_path / "whole").exists()
+
+
+def test_a_shell_does_not_go_on_when_its_program_is_ended_before_itself(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = commands.start(f"cat > {tmp_path}/body; touch {tmp_path}/whole")
+    while not (tmp_path / "body").exists():
+        time.sleep(0.01)
+    running, kill = command._running, os.kill
+
+    def kill_slowly(pid: int, number: int) -> None:
+        kill(pid, number)
+        time.sleep(0.05)  # the shell would have time for its next program
+
+    monkeypatch.setattr(command, "_running", lambda: sorted(running(), reverse=True))  # the shell comes last
+    monkeypatch.setattr(os, "kill", kill_slowly)
+    command.end(60, lambda: False)
     assert not (tmp_path / "whole").exists()
 
 
