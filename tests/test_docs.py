@@ -20,7 +20,7 @@ from tests.documents import blocks, headings, links
 from tests.sentences import digest, pieces
 
 TREE = Path(__file__).resolve().parent.parent
-SEEDS = TREE / "docs" / "seeds.md"
+SEEDS = TREE / "docs" / "dev" / "specifications.md"
 PAGES = sorted([*TREE.glob("*.md"), *(TREE / "docs").rglob("*.md"), *(TREE / "plugins").glob("*/README.md")])
 SEED_ROW = re.compile(
     r"^\| (?P<seed>[\w-]+) (?P<number>\d+) \| `(?P<digest>\w{12})` \| (?P<words>.+) \| (?P<kept>.+?) \|$", re.MULTILINE
@@ -124,7 +124,7 @@ def test_contributors_are_sent_to_files_that_exist() -> None:
 
 def test_every_dependency_has_its_reason() -> None:
     names = dependencies()
-    reasons = set(re.findall(r"^\| `([\w-]+)` \|", (TREE / "docs" / "decisions.md").read_text(), re.MULTILINE))
+    reasons = set(re.findall(r"^\| `([\w-]+)` \|", (TREE / "docs" / "dev" / "decisions.md").read_text(), re.MULTILINE))
     assert names <= reasons, names - reasons
 
 
@@ -216,7 +216,7 @@ def fields_of(name: str) -> list[str]:
     return list(dict.fromkeys(each.attr for each in sorted(stored, key=lambda each: (each.lineno, each.col_offset))))
 
 
-DATA_ROWS = re.findall(r"^\| `(mq[\w.]+)` \| (.*?) \|", (TREE / "docs" / "data.md").read_text(), re.MULTILINE)
+DATA_ROWS = re.findall(r"^\| `(mq[\w.]+)` \| (.*?) \|", (TREE / "docs" / "dev" / "data.md").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(("name", "told"), DATA_ROWS)
@@ -244,4 +244,4 @@ def test_the_page_of_limits_is_read() -> None:
 
 
 def test_the_page_of_the_house_is_short() -> None:
-    assert len((TREE / "docs" / "architecture.md").read_text().splitlines()) <= 150
+    assert len((TREE / "docs" / "dev" / "architecture.md").read_text().splitlines()) <= 150

@@ -1,4 +1,4 @@
-"""What the seeds say of folders and files, looked at with nothing of mq's: only pathlib. docs/seeds.md names these."""
+"""The folders and files that the specifications describe, read by pathlib alone (docs/dev/specifications.md)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 TREE: Final = Path(__file__).resolve().parent.parent
-SECTIONS: Final = ["mq", "Tutorial", "How-to", "Reference", "Explanation", "How mq is made"]
+SECTIONS: Final = ["mq", "Tutorial", "How-to", "Reference", "Explanation", "Maintainers"]
 LOADS: Final = {"script": "src", "img": "src", "iframe": "src", "source": "src", "link": "href", "video": "src"}
 """Element -> the attribute that names what a browser loads for it."""
 

@@ -1,4 +1,4 @@
-"""What this mq has that makes it faster and is not everywhere: compiled modules (docs/compiled.md) and mq-native."""
+"""Which optional accelerators this mq has: compiled modules (docs/dev/compiled.md) and mq-native."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class _Run:
     def _crash(self) -> None:
         """End a life: the power fails, or just the process ends."""
         unsure = self.faults.seen["sync error"] and self.plan.medium is not Medium.ORDERED
-        if self.random.random() < 0.8 or unsure:  # without a journal, docs/on-disk.md asks for a remount
+        if self.random.random() < 0.8 or unsure:  # without a journal, docs/dev/storage-formats.md asks for a remount
             self.disk.crash()
             self.boots, self.booted = self.boots + 1, self.elapsed
         else:
@@ -473,7 +473,7 @@ class _Run:
                 await trio.sleep(self.random.uniform(0, 20))
                 self.faults.active = {}
                 self._note("trouble ends")
-            elif self.brokers == 1 and self.random.random() < 0.3:  # peers need clocks that agree: docs/on-disk.md
+            elif self.brokers == 1 and self.random.random() < 0.3:  # peers need clocks that agree
                 self.ahead_seconds -= self.random.choice((0.5, 60.0, 86400.0))
                 self._note("the clock is set back")
 

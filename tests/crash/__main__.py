@@ -1,4 +1,4 @@
-"""``make powercut``: the whole matrix. Prints it, and writes docs/trust/powercut.md when all of it was run."""
+"""``make powercut``: the whole matrix. Prints it, and writes docs/dev/powercut.md when all of it was run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.crash.mutants import MUTANTS
 from tests.crash.page import matrix, page
 from tests.crash.rig import FILE_SYSTEMS, missing
 
-PAGE: Final = TREE / "docs" / "trust" / "powercut.md"
+PAGE: Final = TREE / "docs" / "dev" / "powercut.md"
 
 
 @click.command()

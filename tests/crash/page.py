@@ -54,7 +54,7 @@ barriers (workload: everything).
 | btrfs | rename | one syncfs for several files, else a sync of each file and folder: names have no order |
 | ext4-nojournal | link, sync, unlink, sync | the sync of the file before it has a name, then of each folder by itself |
 
-[on-disk.md](../on-disk.md#file-systems) has the whole table, and what is assumed of file systems that are not here.
+[Storage formats](storage-formats.md#file-systems) has the whole table, and what is assumed of other file systems.
 
 ## Where mq does not promise it
 

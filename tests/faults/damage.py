@@ -1,7 +1,7 @@
 """The damage matrix: each kind of file under a root, damaged in each way, and what a start makes of it.
 
-The kinds are the lines of the list in docs/on-disk.md, so a kind that is added there is in the matrix; and a file that
-is under the root and not in the list is an error.
+The kinds are the lines of the list in docs/dev/storage-formats.md, so a kind that is added there is in the matrix. A
+file that is under the root and not in the list is an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import Health
 from mq.storage.options import StorageOptions
 
-LIST: Final = Path(__file__).parents[2] / "docs" / "on-disk.md"
+LIST: Final = Path(__file__).parents[2] / "docs" / "dev" / "storage-formats.md"
 LOGGED: Final = Mount("ext4", persistent=True, atomic_rename=True, ordered=True, syncfs=True, logged=True)
 """Whatever the tests' file system is: no power is cut."""
 ATTRIBUTES: Final = {"content_type": "text/plain"}

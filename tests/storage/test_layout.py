@@ -185,7 +185,7 @@ def test_nothing_makes_the_parser_stumble(name: str) -> None:
         assert found is None or name.endswith(leaf_name(found.id, found.meta))
 
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "on-disk.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "dev" / "storage-formats.md"
 
 
 def test_page_shows_names_that_mq_reads() -> None:

@@ -1,4 +1,4 @@
-"""VSQS on disk, sentence by sentence, looked at with nothing but os and pathlib. docs/seeds.md names these."""
+"""VSQS on disk, sentence by sentence, read by os and pathlib alone (docs/dev/specifications.md)."""
 
 from __future__ import annotations
 

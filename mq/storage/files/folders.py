@@ -1,7 +1,7 @@
 """The four folders of a root: what is in them, and how it is read. Synchronous; no threads, no waiting.
 
 Changing them is :mod:`mq.storage.files.batch`'s, repairing them :mod:`mq.storage.files.recovery`'s. The protocol, and
-every state that a crash can leave, is in docs/on-disk.md.
+every state that a crash can leave, is in docs/dev/storage-formats.md.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Paths are below the root, keys are percent-encoded.
 
 Operations on messages with small bodies, each by itself, are nearly every batch. What the log says of them and what
 their file calls need is worked out in one pass, with nothing made in between (:class:`Plain`): each message of every
-client pays for it (docs/profiles.md).
+client pays for it.
 """
 
 from __future__ import annotations
