@@ -19,6 +19,8 @@ from mq.storage.interface import Entry
 READY: Final = "ready"
 LEASED: Final = "leased"
 DELAYED: Final = "delayed"
+CONNECTION: Final = "connection"
+CONSUMER: Final = "consumer"
 
 
 class Seen(NamedTuple):
@@ -30,12 +32,14 @@ class Seen(NamedTuple):
         sequence: its place in its queue; None in answers without sequences.
         at_ms: when it can be fetched again: its delay, or the lease that holds it, ends then (milliseconds since 1970).
             None where it is ready, or held without a lease.
+        held_by: who holds it without a lease: ``connection`` until that has ended, ``consumer`` in a batch; else None.
     """
 
     message: Message
     state: str
     sequence: int | None = None
     at_ms: int | None = None
+    held_by: str | None = None
 
 
 class Browsed(NamedTuple):
@@ -116,10 +120,10 @@ class Peek:
             if found is not None:
                 properties, body = found
                 state = LEASED if index.is_out(id) else READY if place is State.READY else state_of(entry)
-                receives = meta.receives + (id in index.claimed)  # which its name does not say yet
+                receives = meta.receives + index.is_out(id)  # a delivery that its name does not count yet
                 message = Message(queue, id, body, properties, receives, meta.receipt or "", history(entry))
                 at_ms = None if place is State.READY else self._due_ms(entry)
-                seen.append(Seen(message, state, sequence, at_ms))
+                seen.append(Seen(message, state, sequence, at_ms, _holder(index, id)))
         return seen
 
     def _due_ms(self, entry: Entry) -> int | None:
@@ -169,6 +173,10 @@ class SequenceBrowser:
         parts = min(parts, count)
         bounds = sorted({sequences[(part + 1) * count // parts - 1] for part in range(parts)})
         return Ranges(count, self._ids.new().time, bounds)
+
+
+def _holder(index: QueueIndex, id: MessageId) -> str | None:
+    return CONNECTION if id in index.held else CONSUMER if id in index.claimed else None
 
 
 def state_of(entry: Entry) -> str:

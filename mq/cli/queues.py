@@ -12,7 +12,7 @@ from mq.cli.terminal import say_json, say_table
 from mq.client import Queue, QueueSettings
 
 _STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
-_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "STORE", "")
+_HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "CONSUMERS", "STORE", "")
 
 
 @click.command("queues")
@@ -146,7 +146,8 @@ def _row(queue: Queue) -> tuple[str, ...]:
     paused = shown_pauses(
         delivery=bool(queue.settings.get("paused")), publishing=bool(queue.settings.get("publish_paused"))
     )
-    return queue.name, str(queue.ready), str(queue.leased), str(queue.delayed), oldest, queue.store, paused
+    counts = str(queue.ready), str(queue.leased), str(queue.delayed)
+    return queue.name, *counts, oldest, str(queue.consumers), queue.store, paused
 
 
 def shown_pauses(*, delivery: bool, publishing: bool) -> str:
@@ -174,6 +175,7 @@ def _document(queue: Queue) -> dict[str, Any]:
         "name": queue.name,
         **counts,
         "oldest_seconds": queue.oldest_seconds,
+        "consumers": queue.consumers,
         "store": queue.store,
         **queue.settings,
     }

@@ -20,7 +20,7 @@ JSON_LINES: Final = "application/x-ndjson"
 ATTRIBUTE: Final = "x-message-attribute-"
 TRACE_NAMES: Final = ("traceparent", "tracestate")
 """Attributes with the trace that a message belongs to (W3C Trace Context)."""
-_COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds", "store"})
+_COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds", "consumers", "store"})
 
 
 def seconds(name: str, value: float) -> str:
@@ -230,6 +230,7 @@ def queue_of(value: object) -> Queue:
         oldest_seconds=None if oldest is None else float(oldest),
         settings={name: setting for name, setting in value.items() if name not in _COUNTS},
         store=str(value.get("store") or "disk"),
+        consumers=int(value.get("consumers") or 0),
     )
 
 

@@ -201,6 +201,7 @@ class Queue:
         oldest_seconds: the age of the oldest message; None when there is none.
         settings: the settings that the daemon told, by name.
         store: where the queue lives: ``disk``, ``memory``, or in a cluster ``node`` and ``cluster``.
+        consumers: how many the daemon has: over AMQP, and requests that wait for messages.
     """
 
     name: str
@@ -210,3 +211,4 @@ class Queue:
     oldest_seconds: float | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     store: str = "disk"
+    consumers: int = 0

@@ -11,7 +11,7 @@ import secrets
 import socket as sockets
 import struct
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Protocol
 
@@ -191,9 +191,15 @@ class OpenConnection(Protocol):
 
 class OpenConnections:
     """The open connections of all doors, each under an id. Ids of two processes differ: an operator with the id from
-    one daemon cannot close a connection of the next daemon at that port."""
+    one daemon cannot close a connection of the next daemon at that port.
+
+    Attributes:
+        waiting: HTTP requests that wait for messages now, by queue.
+    """
 
     def __init__(self) -> None:
+        self.waiting: Counter[str] = Counter()
+        self._consumers: list[Callable[..., int]] = [self.waiting.__getitem__]
         self._by_id: dict[str, OpenConnection] = {}
         self._prefix = secrets.token_hex(3)
         self._numbers = itertools.count(1)
@@ -211,6 +217,14 @@ class OpenConnections:
     def all(self) -> list[tuple[str, OpenConnection]]:
         """The connections that are open now, with their ids, the oldest first."""
         return list(self._by_id.items())
+
+    def count_consumers_by(self, count: Callable[..., int]) -> None:
+        """Add what `count` says of a queue to :meth:`consumers` from now on."""
+        self._consumers.append(count)
+
+    def consumers(self, queue: str) -> int:
+        """How many consume from a queue now: consumers over AMQP, and requests that wait for messages."""
+        return sum(count(queue) for count in self._consumers)
 
     def by_door(self) -> Counter[str]:
         """How many are open at each door that has some."""

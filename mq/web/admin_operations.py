@@ -61,7 +61,8 @@ async def queues(context: RequestContext) -> Reply:
 async def _queues(context: RequestContext) -> Reply:
     with JsonAnswer(context.memory) as answer:
         statuses = await all_queues(context, answer)
-        await answer.write({"queues": map(shown_queue, statuses)})
+        consumers = context.connections.consumers
+        await answer.write({"queues": (shown_queue(status, consumers(status.name)) for status in statuses)})
         return answer.reply()
 
 

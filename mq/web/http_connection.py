@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import select
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -369,9 +370,9 @@ class HttpConnection:
 
     door = "http"
 
-    __slots__ = ("_began", "_peer", "_stream", "_waits", "login", "memory", "scope", "user")
+    __slots__ = ("_began", "_peer", "_stream", "_waiting", "_waits", "login", "memory", "scope", "user")
 
-    def __init__(self, stream: WatchedStream, peer: Peer, budget: Budget) -> None:
+    def __init__(self, stream: WatchedStream, peer: Peer, budget: Budget, waiting: Counter[str]) -> None:
         self.user: str | None = None
         self.login: ConnectionLogin | None = None
         self.memory = budget.client(str(peer), partial(self.close, "it reads slowly, and others want the memory"))
@@ -379,6 +380,7 @@ class HttpConnection:
         self._peer = peer
         self.scope = trio.CancelScope()
         self._began = trio.current_time()
+        self._waiting = waiting
         self._waits: dict[object, tuple[str, float]] = {}
 
     def log_in(self, user: str) -> None:
@@ -392,10 +394,15 @@ class HttpConnection:
         """A block in which one of its requests waits for messages of a queue."""
         token = object()
         self._waits[token] = (queue, trio.current_time())
+        self._waiting[queue] += 1
         try:
             yield
         finally:
             del self._waits[token]
+            if self._waiting[queue] == 1:
+                del self._waiting[queue]
+            else:
+                self._waiting[queue] -= 1
 
     def status(self) -> ConnectionStatus:
         """What there is to see of it now."""

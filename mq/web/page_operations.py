@@ -78,6 +78,8 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         shown["group"] = group
     if seen.at_ms is not None:
         shown["at_ms"] = seen.at_ms
+    if seen.held_by is not None:
+        shown["held_by"] = seen.held_by
     try:
         beginning = await _beginning(message.body)
     except CorruptMessage as error:
@@ -141,6 +143,7 @@ def _feed(context: RequestContext) -> EventFeed:
     """The list of queues. Users with the same patterns, who ask for the same part of it, share one."""
     user, query, metrics = context.request.user, context.query, context.metrics
     wanted, start, most = query["filter"], query["skip"], query["max"]
+    consumers = context.connections.consumers
 
     async def look() -> View:
         mine = await context.overview.visible(user)
@@ -149,7 +152,7 @@ def _feed(context: RequestContext) -> EventFeed:
         if query["sort"] != "name" or query["reverse"]:
             await turns.spend(frames=len(matching) // 8)
             matching = list(matching)
-            sort_queues(matching, query["sort"], metrics)
+            sort_queues(matching, query["sort"], metrics, consumers)
         if query["reverse"]:
             matching.reverse()
         shown = matching[start : start + most]
@@ -161,7 +164,10 @@ def _feed(context: RequestContext) -> EventFeed:
             "delayed": mine.delayed,
             "dead": mine.dead,
             "names": [status.name for status in shown],
-            "rows": {status.name: _row(status, metrics) async for status in turns.in_turns(shown, turns.FRAME)},
+            "rows": {
+                status.name: {**_row(status, metrics), "consumers": consumers(status.name)}
+                async for status in turns.in_turns(shown, turns.FRAME)
+            },
             "lines": {status.name: _line(status, metrics) async for status in turns.in_turns(shown, turns.FRAME)},
         }
 
@@ -189,7 +195,13 @@ def _queue_feed(context: RequestContext) -> EventFeed:
         if not await context.broker.has_queue(queue):
             raise unseen
         status = await context.broker.status(queue)
-        return {"name": queue, "settings": status.settings.values()} | _counts(status)
+        return {
+            "name": queue,
+            "settings": status.settings.values(),
+            "consumers": context.connections.consumers(queue),
+            "takes_dead_letters": await context.overview.takes_dead_letters(queue),
+            **_counts(status),
+        }
 
     return context.overview.feeds.feed((ONE_QUEUE, queue), look)
 
@@ -250,7 +262,9 @@ async def dead_letters(context: RequestContext) -> Reply:
     left = context.query["max"]
     queues = context.overview.dead_letter_queues(await context.overview.queues())
     found = turns.in_turns(queues, turns.LIGHT)
-    mine = [status async for status in found if context.may(Right.CONSUME, status.name)][:MOST_DEAD_LETTER_QUEUES]
+    mine = [status async for status in found if context.may(Right.CONSUME, status.name)]
+    mine.sort(key=lambda status: status.ready == 0)  # if they are too many to show, the empty ones are left out
+    del mine[MOST_DEAD_LETTER_QUEUES:]
     with JsonAnswer(context.memory) as answer:
 
         async def rows() -> AsyncGenerator[Members]:

@@ -35,7 +35,12 @@ async def create_queue(context: RequestContext) -> Reply:
 
 async def get_queue(context: RequestContext) -> Reply:
     """Is the queue there, and what is in it?"""
-    return document(200, shown_queue(await context.broker.status(context.queue)))
+    return await _shown(context)
+
+
+async def _shown(context: RequestContext) -> Reply:
+    status = await context.broker.status(context.queue)
+    return document(200, shown_queue(status, context.connections.consumers(status.name)))
 
 
 async def change_queue(context: RequestContext) -> Reply:
@@ -43,7 +48,7 @@ async def change_queue(context: RequestContext) -> Reply:
     patch = await read_object(context.request)
     check_shared(patch)
     await context.broker.change_settings(context.queue, patch)
-    return document(200, shown_queue(await context.broker.status(context.queue)))
+    return await _shown(context)
 
 
 async def delete_queue(context: RequestContext) -> Reply:
@@ -100,11 +105,16 @@ async def _write_rates(context: RequestContext, everyone: Sequence[QueueStatus],
     query, metrics = context.query, context.metrics
     metrics.catch_up()
     matching = [status for status in everyone if query["filter"] in status.name.lower()]
-    sort_queues(matching, query["sort"], metrics)
+    consumers = context.connections.consumers
+    sort_queues(matching, query["sort"], metrics, consumers)
     dead_letter_queues = {status.settings.dead_letter_queue for status in everyone}
     start = query["skip"]
     rows = (
-        _row(status, metrics, takes_dead_letters=status.name in dead_letter_queues, has_history=bool(query["history"]))
+        {
+            **_row(status, metrics, has_history=bool(query["history"])),
+            "consumers": consumers(status.name),
+            "takes_dead_letters": status.name in dead_letter_queues,
+        }
         for status in matching[start : start + query["max"]]
     )
     uptime = metrics.uptime
@@ -126,7 +136,7 @@ async def queue_rates(context: RequestContext) -> Reply:
     context.metrics.catch_up()
     ring, uptime = context.metrics.ring(context.queue), context.metrics.uptime
     shown = {
-        **shown_queue(status),
+        **shown_queue(status, context.connections.consumers(status.name)),
         "per_second": _per_second(ring, uptime),
         "slots": {"seconds": SLOT_SECONDS, **_counts(ring, Ring.slots, SLOTS)},
         "minutes": {"seconds": 60, **_counts(ring, Ring.minutes, MINUTES), "messages": _history(ring, status)},
@@ -135,17 +145,18 @@ async def queue_rates(context: RequestContext) -> Reply:
     return document(200, shown, NOT_CACHED)
 
 
-SORTS: Final = ("name", *_DEPTHS, "oldest", *_FLOWS)
+SORTS: Final = ("name", *_DEPTHS, "oldest", "consumers", *_FLOWS)
 """By what queues may be sorted: what a reader looks for comes first."""
 
 
-def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics) -> None:
+def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics, consumers: Callable[[str], int]) -> None:
     """The most first, and of equals by name, as they came.
 
     Args:
         statuses: of the queues, by name.
         by: one of :data:`SORTS`.
         metrics: has caught up.
+        consumers: counts those of a queue.
     """
     if by in _FLOWS:
         flow = _FLOWS[by]
@@ -158,11 +169,13 @@ def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics) -> None:
     elif by == "oldest":
         newest = max((status.oldest_ns or 0 for status in statuses), default=0) + 1
         statuses.sort(key=lambda status: newest if status.oldest_ns is None else status.oldest_ns)
+    elif by == "consumers":
+        statuses.sort(key=lambda status: consumers(status.name), reverse=True)
     elif by in _DEPTHS:
         statuses.sort(key=lambda status: getattr(status, by), reverse=True)
 
 
-def _row(status: QueueStatus, metrics: Metrics, *, takes_dead_letters: bool, has_history: bool) -> dict[str, Any]:
+def _row(status: QueueStatus, metrics: Metrics, *, has_history: bool) -> dict[str, Any]:
     ring = metrics.ring(status.name)
     row: dict[str, Any] = {
         "name": status.name,
@@ -172,7 +185,6 @@ def _row(status: QueueStatus, metrics: Metrics, *, takes_dead_letters: bool, has
         "paused": status.settings.paused,
         "publish_paused": status.settings.publish_paused,
         "dead_letter_queue": status.settings.dead_letter_queue,
-        "takes_dead_letters": takes_dead_letters,
         "per_second": _per_second(ring, metrics.uptime),
     }
     return {**row, "messages": _history(ring, status)} if has_history else row

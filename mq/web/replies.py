@@ -90,8 +90,13 @@ async def without_body(reply: Reply) -> Reply:
     return reply._replace(body=b"")
 
 
-def shown_queue(status: QueueStatus) -> dict[str, Any]:
-    """What a queue is and holds, by its JSON names."""
+def shown_queue(status: QueueStatus, consumers: int) -> dict[str, Any]:
+    """What a queue is and holds, by its JSON names.
+
+    Args:
+        status: of the queue.
+        consumers: how many it has at this daemon.
+    """
     return {
         "name": status.name,
         **status.settings.values(),
@@ -99,6 +104,7 @@ def shown_queue(status: QueueStatus) -> dict[str, Any]:
         "leased": status.leased,
         "delayed": status.delayed,
         "oldest_seconds": age_of(status),
+        "consumers": consumers,
         "store": status.store,
     }
 
@@ -201,7 +207,7 @@ class MessagePage:
             StorageError: they cannot be read; so are they.
         """
         before: int | None = None
-        for position, (message, state, sequence, at_ms) in enumerate(seen):
+        for position, (message, state, sequence, at_ms, _) in enumerate(seen):
             size, beside = message.body.size, _beside(message)
             self._left -= size
             self._left_beside -= beside

@@ -76,6 +76,7 @@ _QUEUE: Final = (
     {"name": QUEUE.schema, "store": _STORE}
     | {name: or_null(schema) if _DEFAULTS[name] is None else schema for name, schema in _KINDS.items()}
     | _IN_QUEUE
+    | {"consumers": COUNT}
 )
 _BODY: Final = {"body": TEXT, "base64": {"type": "string", "contentEncoding": "base64"}}
 _ONE_BODY: Final = {"oneOf": [{"required": ["body"]}, {"required": ["base64"]}]}
@@ -159,6 +160,7 @@ _RATES_OF_QUEUES: Final = record(
                     "publish_paused": {"type": "boolean"},
                     "dead_letter_queue": or_null(QUEUE.schema),
                     "takes_dead_letters": {"type": "boolean"},
+                    "consumers": COUNT,
                     "per_second": _PER_SECOND,
                 },
                 {"messages": _BY_MINUTE},
@@ -416,6 +418,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "damage": TEXT,
             "group": GROUP.schema,
             "at_ms": COUNT,
+            "held_by": {"type": "string", "enum": ["connection", "consumer"]},
             "content_encoding": TEXT,
         },
     ),

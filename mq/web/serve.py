@@ -229,7 +229,7 @@ class _HttpConnections:
             await self._serve(peer, WatchedStream(tls, peer.address, self._patience))
 
     async def _serve(self, peer: Peer, watched: WatchedStream) -> None:
-        connection = HttpConnection(watched, peer, self._budget)
+        connection = HttpConnection(watched, peer, self._budget, self._seen.waiting)
         CONNECTION.set(connection)  # of this task, and of those that serve its requests
         SOURCE.set(object())
         with self._seen.entry(connection) as id, connection.scope:

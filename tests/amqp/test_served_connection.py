@@ -289,6 +289,21 @@ async def test_prefetch_is_the_most_that_is_unsettled(autojump_clock: MockClock,
     assert (await client.delivery())[2] == b"3"
 
 
+async def test_consumers_of_a_queue_are_counted_until_they_end(
+    autojump_clock: MockClock, house: House, client: Client
+) -> None:
+    other = await house.connect()
+    await client.declare()
+    for each, tag in ((client, "one"), (client, "two"), (other, "three")):
+        await each.consume(tag=tag)
+    assert house.door.seen.consumers("q") == 3
+    await client.call(Basic.Cancel(consumer_tag="one"))
+    assert house.door.seen.consumers("q") == 2
+    await other.close()
+    await trio.sleep(10)
+    assert (house.door.seen.consumers("q"), house.door.seen.consumers("another")) == (1, 0)
+
+
 async def test_an_acknowledged_message_is_gone(autojump_clock: MockClock, house: House, client: Client) -> None:
     await client.declare()
     await client.publish("q", b"0")

@@ -109,6 +109,8 @@ async def test_what_waits_or_is_leased_tells_when_it_can_be_fetched_again(broker
     await broker.publish("q", b"also ready")
     await wait_all_tasks_blocked()
     seen = [each for state in ("ready", "leased", "delayed") for each in await broker.peek("q", state=state)]
+    holders = {each.message.id: (each.held_by, each.message.receives) for each in seen if each.state == "leased"}
+    assert holders == {leased: (None, 1), ready: ("connection", 1)}
     after = {each.message.id: None if each.at_ms is None else each.at_ms - START_NS // 10**6 for each in seen}
     assert after.pop(leased) == (20 + MARGIN_SECONDS) * 1000
     assert after.pop(waiting) == 50_000

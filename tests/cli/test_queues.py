@@ -24,10 +24,10 @@ def test_listing(client: Client, mq: Mq) -> None:
     client.fetch("q")
     rows = {row[0]: row for row in (line.split("\t") for line in mq("queues").lines)}
     assert rows["a"][1:4] == ["0", "0", "0"]
-    assert rows["a"][5:7] == ["disk", "paused"]
+    assert rows["a"][5:8] == ["0", "disk", "paused"]
     assert rows["q"][1:5] == ["1", "1", "0", "0s"]
     found = {line["name"]: line for line in mq("queues", "--json").json}
-    assert (found["q"]["ready"], found["q"]["leased"]) == (1, 1)
+    assert (found["q"]["ready"], found["q"]["leased"], found["q"]["consumers"]) == (1, 1, 0)
 
 
 def test_making_setting_showing_and_deleting(client: Client, mq: Mq) -> None:

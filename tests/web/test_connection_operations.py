@@ -80,9 +80,20 @@ async def test_who_is_connected_and_who_waits(server: Server, broker: Broker) ->
         assert (consumer["queue"], consumer["connection"], consumer["user"]) == ("q", first["id"], "alice")
         assert (consumer["prefetch"], consumer["unacknowledged"], consumer["tag"]) == (None, 0, None)
         assert consumer["idle_seconds"] < 60
+        assert await consumers_of_q(asks) == {1}
         await broker.publish("q", b"x")
         assert (await answer(waits))[0] == 200
         assert (await asked(asks, "GET", "/-/consumers"))[1]["consumers"] == []
+        assert await consumers_of_q(asks) == {0}
+
+
+async def consumers_of_q(asks: trio.SocketStream) -> set[int]:
+    """The number of q's consumers, wherever HTTP tells it."""
+    one = (await asked(asks, "GET", "/q"))[1]
+    [listed] = (await asked(asks, "GET", "/-/queues"))[1]["queues"]
+    [rated] = (await asked(asks, "GET", "/-/rates?sort=consumers"))[1]["queues"]
+    history = (await asked(asks, "GET", "/q/rates"))[1]
+    return {each["consumers"] for each in (one, listed, rated, history)}
 
 
 async def test_what_has_ended_is_not_there(server: Server, broker: Broker, seen: OpenConnections) -> None:

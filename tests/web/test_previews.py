@@ -13,6 +13,7 @@ from mq.access import Right, User
 from mq.broker import Broker, Draft
 from mq.broker.peek import Seen
 from mq.message import DamagedBody, Message, MessageIds, Properties
+from mq.web import page_operations
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.page_operations import PREVIEW_BYTES, previews_of
@@ -75,6 +76,45 @@ async def test_until_when_a_message_waits_or_is_leased(endpoints: Endpoints, bro
     assert "at_ms" not in ready
     assert 600_000 < leased["at_ms"] - before <= 660_000
     assert waiting["at_ms"] == before + 10**10
+
+
+async def test_preview_names_the_holder_of_a_message_leased_without_a_time(
+    endpoints: Endpoints, broker: Broker
+) -> None:
+    await broker.create_queue("q")
+    await broker.publish_many("q", [Draft(b"to a connection"), Draft(b"in a batch")])
+    [held] = await broker.hold("q")
+    epoch = (await broker.claims.start("q", "c")).epoch
+    await broker.claims.claim("q", "c", 1, epoch)
+    shown = (await asked(endpoints, "/q/preview", "state=leased"))["messages"]
+    found = {each["text"]: (each["held_by"], each["receives"], "at_ms" in each) for each in shown}
+    assert found == {"to a connection": ("connection", 1, False), "in a batch": ("consumer", 1, False)}
+    await broker.put_back([held])
+
+
+async def test_view_of_a_queue_says_whether_it_takes_dead_letters(endpoints: Endpoints, broker: Broker) -> None:
+    for queue in ("a", "a.dead"):
+        await broker.create_queue(queue)
+    await broker.change_settings("a", {"dead_letter_queue": "a.dead"})
+    for queue, takes in (("a", False), ("a.dead", True)):
+        query = f"view=queue&queue={queue}".encode()
+        reply = await endpoints.handle(Request("GET", b"/-/events", query, {}, stream(), None))
+        assert isinstance(reply.body, bytes)
+        view = json.loads(reply.body.removeprefix(b"data: "))
+        assert (view["takes_dead_letters"], view["consumers"]) == (takes, 0)
+
+
+async def test_full_dead_letter_queues_come_before_empty_ones(
+    endpoints: Endpoints, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(page_operations, "MOST_DEAD_LETTER_QUEUES", 1)
+    for queue in ("a", "a.dead", "b", "b.dead"):
+        await broker.create_queue(queue)
+    for queue in ("a", "b"):
+        await broker.change_settings(queue, {"dead_letter_queue": f"{queue}.dead"})
+    await broker.publish("b.dead", b"x")
+    found = (await asked(endpoints, "/-/dead-letters"))["queues"]
+    assert [(each["queue"], each["ready"]) for each in found] == [("b.dead", 1)]
 
 
 async def test_dead_letters_of_all_queues(endpoints: Endpoints, broker: Broker) -> None:

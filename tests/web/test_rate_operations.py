@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, BrokerConfig, open_broker
+from mq.doors.open_connections import OpenConnections
 from mq.observers.metrics import Metrics
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
@@ -24,9 +25,9 @@ async def get(endpoints: Endpoints, path: str, query: str = "") -> Any:
 
 
 async def test_a_view_in_one_request(store: MemoryStorage) -> None:
-    metrics = Metrics()
+    metrics, seen = Metrics(), OpenConnections()
     async with open_broker(store, BrokerConfig(), observers=[metrics]) as broker:
-        endpoints = Endpoints(broker, MAX_BODY, metrics)
+        endpoints = Endpoints(broker, MAX_BODY, metrics, connections=seen)
         for name in ("dead", "emails", "mail", "quiet"):
             await broker.create_queue(name)
         await broker.change_settings("mail", {"dead_letter_queue": "dead", "max_receives": 1, "paused": True})
@@ -51,6 +52,9 @@ async def test_a_view_in_one_request(store: MemoryStorage) -> None:
         assert (found["there"], found["matching"], found["ready"]) == (4, 2, 2)
         [row] = found["queues"]
         assert (row["name"], row["messages"][-2:]) == ("mail", [0, 2])
+        seen.count_consumers_by({"quiet": 2, "mail": 1, "dead": 0, "emails": 0}.__getitem__)
+        consumed = await get(endpoints, "/-/rates", "sort=consumers")
+        assert [(row["name"], row["consumers"]) for row in consumed["queues"][:2]] == [("quiet", 2), ("mail", 1)]
         oldest = await get(endpoints, "/-/rates", "sort=oldest")
         assert oldest["queues"][0]["name"] == "mail"
 

@@ -80,6 +80,7 @@ class AmqpState:
         store = broker.declarations
         self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
         self.topology_store = TopologyStore(broker, self.topology, self._lost)
+        self.seen.count_consumers_by(self.topology.consumers.count)
         self.copies = Copies(broker, self.topology, self.topology_store.queue_of)
         self.dead_letters = DeadLetterRouter(
             self.copies, self.topology, self.topology_store.queue_of, broker.clock.date_ns
