@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -26,7 +26,7 @@ _ACCEPT: Final = (("accept", COLUMNS),)
 
 _ID_BYTES: Final = 36
 _LONGEST_NAMES: Final = 4000
-"""Characters of a request's target that names of queues may take; longer ones are not everywhere let through."""
+"""Characters of a request's target that queue names may take; proxies refuse longer targets."""
 _INSTANT: Final = pa.timestamp("us", "UTC")
 _TICKS_AT_1970: Final = MessageId.time_ns(0) // 100
 """What has to be added to the ticks of ids to count from 1970 on."""
@@ -128,17 +128,29 @@ def consumer(queue: str, name: str) -> Call[Mapping[str, Any]]:
     return Call(method="GET", target=_target(queue, "consumers", name), read=Answer.members)
 
 
-def positions(name: str, queues: Sequence[str] | None) -> Call[list[Mapping[str, Any]]]:
+def positions(name: str, queues: Sequence[str] | None) -> Iterator[Call[list[Mapping[str, Any]]]]:
     """How far a consumer is in these queues, and what waits there; None for every queue. One that does not exist is
-    left out."""
-    named = None if queues is None else ",".join(queues)
-    if named is not None and len(named) > _LONGEST_NAMES:
-        named = None  # the caller picks its own
+    left out. One call, or several if the names are too long for one."""
+    yield from (_positions(name, some) for some in ([None] if queues is None else _lists(queues)))
+
+
+def _positions(name: str, queues: str | None) -> Call[list[Mapping[str, Any]]]:
     return Call(
         method="GET",
-        target=_target("-", "consumers", name, queues=named),
+        target=_target("-", "consumers", name, queues=queues),
         read=lambda answer: list(answer.members()["queues"]),
     )
+
+
+def _lists(names: Sequence[str]) -> Iterator[str]:
+    """The names with commas, in texts of at most _LONGEST_NAMES characters."""
+    text = ""
+    for name in names:
+        if text and len(text) + len(name) >= _LONGEST_NAMES:
+            yield text
+            text = ""
+        text += f",{name}" if text else name
+    yield text
 
 
 def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool, within: float) -> Call[Mapping[str, Any]]:

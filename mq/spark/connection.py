@@ -14,7 +14,7 @@ import select
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -148,15 +148,19 @@ class DaemonConnection:
         """
         return list(self._options.queues) if not self._options.queue_pattern else sorted(self.positions("_"))
 
-    def positions(self, consumer: str) -> dict[str, Mapping[str, Any]]:
-        """How far a consumer is in each queue that the options name, or whose name their pattern fits, and what waits
-        there. A queue that does not exist is left out. One request, for however many queues.
+    def positions(self, consumer: str, queues: Sequence[str] | None = None) -> dict[str, Mapping[str, Any]]:
+        """How far a consumer is in some queues, and what waits there. A queue that does not exist is left out. One
+        request, for however many queues; several if their names are too long for one.
+
+        Args:
+            consumer: its name.
+            queues: the queues; None for those that the options name, or whose name their pattern fits.
 
         Raises:
             SparkSourceError: as :meth:`run`.
         """
-        named = self._options.queues
-        found = self.run(calls.positions(consumer, named or None))
+        named = queues or self._options.queues
+        found = [each for call in calls.positions(consumer, named or None) for each in self.run(call)]
         fits = named.__contains__ if named else re.compile(self._options.queue_pattern).fullmatch
         return {str(each["queue"]): each for each in found if fits(each["queue"])}
 

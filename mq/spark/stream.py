@@ -209,8 +209,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not left:
             return
         with DaemonConnection(self._options) as connection:
-            named = connection.run(calls.positions(self._options.consumer, left))
-        found = {str(each["queue"]): each for each in named}
+            found = connection.positions(self._options.consumer, left)
         for queue in left:
             if queue in found and not _is_another(found[queue], before[queue]):
                 with suppress(QueueGone):

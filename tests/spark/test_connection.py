@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -19,6 +20,7 @@ import trustme
 
 from mq.client import Access, Client
 from mq.client.calls import Answer, Call
+from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import SparkSourceError
 from mq.spark.options import Options
@@ -203,6 +205,16 @@ def test_an_idle_trigger_over_many_queues_is_one_request_on_one_connection(
     assert unsettled(client, with_options(options, queue=names[7])) == 0
     assert wire.connections <= 1
     reader.stop()
+
+
+def test_positions_in_queues_with_long_names_take_several_requests() -> None:
+    names = [f"{number:03}{'n' * 97}" for number in range(90)]
+    targets = [call.target for call in calls.positions("c", names)]
+    assert max(map(len, targets)) < 4200
+    asked = [unquote(target.partition("?queues=")[2]).split(",") for target in targets]
+    assert [name for some in asked for name in some] == names
+    assert len(targets) == 3
+    assert [call.target for call in calls.positions("c", None)] == ["/-/consumers/c"]
 
 
 def test_a_connection_that_the_daemon_has_closed_is_not_used_again(

@@ -10,7 +10,9 @@ from unittest.mock import ANY
 import pytest
 
 from mq.access import Right, User
-from mq.broker import Broker
+from mq.broker import Broker, ConsumerPosition, QueueStatus
+from mq.broker.index import QueueIndex
+from mq.broker.queues import Queues
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream
@@ -76,6 +78,28 @@ async def test_one_request_tells_how_far_a_consumer_is_in_all_queues(endpoints: 
     assert list(await positions(endpoints, "queues=r,nowhere,q")) == ["q", "r"]
     status, _ = await call(endpoints, "GET /-/consumers/-")
     assert status == 400
+
+
+async def test_positions_in_named_queues_cost_no_work_for_others(
+    endpoints: Endpoints, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        await broker.create_queue(f"other.{number}")
+    looked_at: list[str] = []
+    status, consumer = Queues.status, broker.claims.consumer
+
+    def counted_status(self: Queues, index: QueueIndex) -> QueueStatus:
+        looked_at.append(index.name)
+        return status(self, index)
+
+    async def counted_consumer(queue: str, name: str) -> ConsumerPosition:
+        looked_at.append(queue)
+        return await consumer(queue, name)
+
+    monkeypatch.setattr(Queues, "status", counted_status)
+    monkeypatch.setattr(broker.claims, "consumer", counted_consumer)
+    assert list(await positions(endpoints, "queues=q,nowhere")) == ["q"]
+    assert looked_at == ["q", "q"]
 
 
 async def test_a_user_is_told_of_the_queues_that_they_may_consume(endpoints: Endpoints, broker: Broker) -> None:
