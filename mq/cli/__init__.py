@@ -11,7 +11,7 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``streams``: standard output that is full or closed. ``terminal``: what all of them print, with control characters
   escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
-  ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, logging,
+  ``schedules``, ``archive`` (export, import), ``top``, ``cluster``, ``daemon`` (connections, consumers, logging,
   clock), ``bench``.
 * ``processes``: those of a command that ``receive`` runs, and orphans.
 * ``user``: the users file. ``certificate``: one for TLS. ``doctor``: checks a root,
@@ -67,8 +67,9 @@ VERBS: Final = {
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
     "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
     "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check, drain and replace its nodes."),
-    "connections": CliVerb(
-        "mq.cli.daemon:connections_command", "Show who is connected and who consumes, or close a connection."
+    "connections": CliVerb("mq.cli.daemon:connections_command", "Show who is connected, or close a connection."),
+    "consumers": CliVerb(
+        "mq.cli.daemon:consumers_command", "Show who consumes, of all queues or of each QUEUE, or forget a consumer."
     ),
     "logging": CliVerb(
         "mq.cli.daemon:logging_command", "Show how much a daemon logs, or change it until the daemon ends."

@@ -1,48 +1,86 @@
-"""Verbs for operators of a daemon: ``connections`` (to see and to close), ``logging`` (to see and to change),
-``clock`` (to see, and to end a doubt)."""
+"""Commands for operators of a daemon: ``connections`` (to see and to close), ``consumers`` (to see and to forget),
+``logging`` (to see and to change), ``clock`` (to see, and to end a doubt)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from mq.cli.remote import Remote, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
+from mq.client import Client, NotFound
 from mq.log_lines import LEVELS
 
 _HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
 _CONSUMERS: Final = (
-    *("CONNECTION", "QUEUE", "DOOR", "USER", "TAG", "PREFETCH", "UNACKED", "DELIVERED"),
+    *("KIND", "NAME", "QUEUE", "USER", "CONNECTION", "PREFETCH", "UNACKED", "DELIVERED"),
     *("OUT/S", "OPEN", "IDLE"),
 )
+_SPARK: Final = "spark"
+"""The kind of consumers that take batches: queries of Spark, and other programs that make claims."""
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @click.command("connections")
-@click.option("--consumers", is_flag=True, help="Show who consumes instead, and which requests wait for messages.")
 @click.option("--close", metavar="ID", help="Close this connection.")
 @json_option
 @remote
-def connections_command(remote: Remote, consumers: bool, close: str | None, as_json: bool) -> None:
-    """Show who is connected and who consumes, or close a connection.
+def connections_command(remote: Remote, close: str | None, as_json: bool) -> None:
+    """Show who is connected, or close a connection.
 
-    Of a cluster it is the node at the address that is asked.
+    Of a cluster it is the node at the address that is asked. mq consumers shows who consumes.
     """
     with remote.client() as client:
         if close is not None:
             client.close_connection(close)
             return
-        pages = _pages(client.consumers if consumers else client.connections)
-        found = [each for page in pages for each in page.get("consumers" if consumers else "connections", ())]
+        found = [each for page in _pages(client.connections) for each in page["connections"]]
     if as_json:
         for each in found:
             say_json(each)
-    elif consumers:
-        say_table(_CONSUMERS, map(_consumer_row, found))
     else:
         say_table(_HEADER, map(_row, found))
+
+
+@click.command("consumers")
+@click.argument("queues", metavar="[QUEUE]...", nargs=-1)
+@click.option("--forget", metavar="NAME", help="Forget this Spark consumer, and give back what it has claimed.")
+@json_option
+@remote
+def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | None, as_json: bool) -> None:
+    """Show who consumes, of all queues or of each QUEUE, or forget a consumer.
+
+    Kinds: amqp consumers, http requests that wait for messages, and spark queries, which take batches. Only the last
+    stay when their program ends: forget those that will not come back.
+    """
+    with remote.client() as client:
+        batches = [each for each in client.batch_consumers() if not queues or each["queue"] in queues]
+        if forget is not None:
+            _forget(client, [each for each in batches if each["consumer"] == forget], forget)
+            return
+        connected = [each for page in _pages(client.consumers) for each in page["consumers"]]
+    found = [{"kind": each["door"], **each} for each in connected if not queues or each["queue"] in queues]
+    found += [{"kind": _SPARK, **each} for each in batches]
+    if as_json:
+        for each in found:
+            say_json(each)
+    else:
+        say_table(_CONSUMERS, map(_consumer_row, found))
+
+
+def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Forget a consumer of batches in each of its queues.
+
+    Raises:
+        NotFound: it has none.
+    """
+    if not found:
+        raise NotFound(404, f"no Spark consumer is named {name!a:.60}: mq consumers lists them")
+    for each in found:
+        client.forget_consumer(each["queue"], name)
+        say(f"forgotten in {each['queue']}, where it had acknowledged {each['acknowledged']} batches", err=True)
 
 
 def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -69,7 +107,9 @@ def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _consumer_row(found: Mapping[str, Any]) -> tuple[str, ...]:
-    names = ("connection", "queue", "door", "user", "tag", "prefetch", "unacknowledged", "delivered")
+    if found["kind"] == _SPARK:  # it has no connection between its requests
+        return (_SPARK, found["consumer"], found["queue"], *("-",) * 3, str(found["messages"]), *("-",) * 4)
+    names = ("kind", "tag", "queue", "user", "connection", "prefetch", "unacknowledged", "delivered")
     seconds = (_seconds(found[name]) for name in ("open_seconds", "idle_seconds"))
     return (*(_said(found[name]) for name in names), f"{found['delivered_per_second']:.2f}", *seconds)
 

@@ -522,6 +522,23 @@ class AsyncClient:
         :meth:`connections`."""
         return await self._run(requests.consumers(after))
 
+    async def batch_consumers(self) -> list[Mapping[str, Any]]:
+        """The consumers that take batches, as queries of Spark do, in every queue that the user may consume: each with
+        ``queue``, the queue's counts, and how far the consumer is."""
+        return await self._run(requests.batch_consumers())
+
+    async def forget_consumer(self, queue: str, name: str) -> None:
+        """Forget a consumer of batches, and give back the messages that it has claimed.
+
+        Args:
+            queue: the queue's name.
+            name: the consumer's. A name without a consumer changes nothing.
+
+        Raises:
+            NotFound: the queue does not exist.
+        """
+        await self._run(requests.forget_consumer(queue, name))
+
     async def close_connection(self, id: str) -> None:
         """End a connection.
 

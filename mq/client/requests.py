@@ -296,6 +296,18 @@ def consumers(after: str | None = None) -> Call[Mapping[str, Any]]:
     return Call(method="GET", target=_target("-", "consumers", **_behind(after)), read=Answer.members)
 
 
+def batch_consumers() -> Call[list[Mapping[str, Any]]]:
+    """The consumers of batches in all queues."""
+    return Call(
+        method="GET", target=_target("-", "batch-consumers"), read=lambda answer: list(answer.members()["consumers"])
+    )
+
+
+def forget_consumer(queue: str, name: str) -> Call[None]:
+    """Forget a consumer of batches."""
+    return Call(method="DELETE", target=_target(queue, "consumers", name), read=nothing)
+
+
 def close_connection(id: str) -> Call[None]:
     """End a connection."""
     return Call(method="DELETE", target=_target("-", "connections", id), read=nothing, gone=_earlier(None, 404))

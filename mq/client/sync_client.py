@@ -518,6 +518,23 @@ class Client:
         :meth:`connections`."""
         return self._run(requests.consumers(after))
 
+    def batch_consumers(self) -> list[Mapping[str, Any]]:
+        """The consumers that take batches, as queries of Spark do, in every queue that the user may consume: each with
+        ``queue``, the queue's counts, and how far the consumer is."""
+        return self._run(requests.batch_consumers())
+
+    def forget_consumer(self, queue: str, name: str) -> None:
+        """Forget a consumer of batches, and give back the messages that it has claimed.
+
+        Args:
+            queue: the queue's name.
+            name: the consumer's. A name without a consumer changes nothing.
+
+        Raises:
+            NotFound: the queue does not exist.
+        """
+        self._run(requests.forget_consumer(queue, name))
+
     def close_connection(self, id: str) -> None:
         """End a connection.
 

@@ -68,6 +68,21 @@ async def consumer(context: RequestContext) -> Reply:
     return document(200, (await context.broker.claims.consumer(QueueName(context.queue), context.id))._asdict())
 
 
+async def batch_consumers(context: RequestContext) -> Reply:
+    """The consumers of batches, in every queue that the user may consume."""
+    async with context.overview.listing:
+        found: list[tuple[QueueStatus, ConsumerPosition]] = []
+        with JsonAnswer(context.memory) as answer:
+            statuses = await all_queues(context, answer)
+            async for status in turns.in_turns(statuses, turns.LIGHT // 2):
+                if context.may(Right.CONSUME, status.name):
+                    with suppress(NoSuchQueue):
+                        found += [(status, each) for each in await context.broker.claims.consumers(status.name)]
+                        answer.cover(QUEUE_BYTES * len(statuses) + _POSITION_BYTES * len(found))
+            await answer.write({"consumers": starmap(_with_counts, found)})
+            return answer.reply(NOT_CACHED)
+
+
 async def positions(context: RequestContext) -> Reply:
     """How far a consumer is in each queue, and what waits there: one request for all."""
     names = context.query["queues"]
@@ -285,6 +300,19 @@ _LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "s
 _CLAIM: Final = as_json(reference("Claim"))
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
+    Operation(
+        "GET",
+        "/-/batch-consumers",
+        KNOWN,
+        batch_consumers,
+        "shows all consumers that take batches, in every queue that the user may consume",
+        {
+            200: Success(
+                "by name of the queue, then of the consumer",
+                as_json(record({"consumers": {"type": "array", "items": reference("ConsumerInQueue")}})),
+            )
+        },
+    ),
     Operation(
         "GET",
         "/-/consumers/CONSUMER",

@@ -109,6 +109,14 @@ CASES = {
         lambda c: c.connections("a-1"), "GET", "/-/connections?after=a-1", lambda: document({"open": 1}), {"open": 1}
     ),
     "consumers": Case(lambda c: c.consumers(), "GET", "/-/consumers", lambda: document({"open": 1}), {"open": 1}),
+    "batch consumers": Case(
+        lambda c: c.batch_consumers(),
+        "GET",
+        "/-/batch-consumers",
+        lambda: document({"consumers": [{"a": 1}]}),
+        [{"a": 1}],
+    ),
+    "forget": Case(lambda c: c.forget_consumer("q", "c"), "DELETE", "/q/consumers/c", lambda: empty(200), None),
     "close": Case(lambda c: c.close_connection("a-1"), "DELETE", "/-/connections/a-1", lambda: empty(200), None),
     "ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: document({"ready": True}), True),
     "not ready": Case(lambda c: c.ready(), "GET", "/-/ready", lambda: refused(503), False),

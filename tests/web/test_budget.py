@@ -229,7 +229,7 @@ async def test_a_long_message_is_written_in_pieces_as_in_one(broker: Broker, bod
         assert (line["state"], line["attributes"]) == ("ready", {"a": "b"})
 
 
-@pytest.mark.parametrize("path", [b"/-/queues", b"/-/stats", b"/-/rates", b"/-/consumers/c"])
+@pytest.mark.parametrize("path", [b"/-/queues", b"/-/stats", b"/-/rates", b"/-/consumers/c", b"/-/batch-consumers"])
 async def test_lists_of_all_queues_are_made_one_at_a_time(
     broker: Broker, endpoints: Endpoints, budget: Budget, path: bytes
 ) -> None:

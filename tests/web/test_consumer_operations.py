@@ -109,6 +109,23 @@ async def test_a_user_is_told_of_the_queues_that_they_may_consume(endpoints: End
     assert await positions(endpoints, "queues=q", user) == {}
 
 
+async def test_batch_consumers_are_those_of_the_queues_that_a_user_may_consume(
+    endpoints: Endpoints, broker: Broker
+) -> None:
+    await broker.create_queue("r")
+    for queue, consumer in (("r", "c"), ("q", "d"), ("q", "c")):
+        await call(endpoints, f"POST /{queue}/consumers/{consumer}")
+
+    async def listed(user: User | None) -> list[tuple[str, str]]:
+        request = Request("GET", b"/-/batch-consumers", b"", {}, stream(), 0, user=user)
+        reply = await endpoints.handle(request)
+        assert isinstance(reply.body, bytes)
+        return [(each["queue"], each["consumer"]) for each in json.loads(reply.body)["consumers"]]
+
+    assert await listed(None) == [("q", "c"), ("q", "d"), ("r", "c")]
+    assert await listed(User("anna", {Right.CONSUME: ("r",)})) == [("r", "c")]
+
+
 async def test_a_queue_that_is_made_again_has_another_incarnation(endpoints: Endpoints, broker: Broker) -> None:
     before = (await positions(endpoints))["q"]
     await broker.delete_queue("q")
