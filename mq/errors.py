@@ -163,11 +163,6 @@ class ServiceLost(NotServed, StorageUnsure):
     """The node that served the highly available queues lost them, or went out of reach, before it answered."""
 
 
-class MasterTooOld(NotServed):
-    """The node that serves the highly available queues is of an earlier mq, which does not know what was asked.
-    Nothing was changed; it can be done once all nodes are upgraded."""
-
-
 class OverBudget(MQError):
     """Other requests have what this one takes of something that clients share. Nothing was changed; try again."""
 

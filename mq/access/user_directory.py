@@ -90,7 +90,7 @@ class UserDirectory:
         for name, table in tables.items():
             try:
                 accounts.append(shared_account(name, table))
-            except InvalidSetting as error:  # a later release may know more of it
+            except InvalidSetting as error:  # a neighbour of another version may know more of it
                 logger.warning("a user does not count here: %s", error)
         for name in sorted(self._own.names & {account.user.name for account in accounts}):
             logger.warning("user %s of the cluster does not count here: %s has one of that name", name, self.path)

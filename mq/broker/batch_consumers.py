@@ -11,9 +11,6 @@ claim, and each renewal, is one durable record. A lease that ends by itself is e
 often each message was received by then; then each becomes READY with that number. An acknowledgement is durable before
 the messages are removed: all of them go, or none, wherever they are by then. A consumer that asks again gets the
 messages that are left, and the number of lost ones.
-
-A claim of an earlier version has no deadline in its record: its messages are leased by their names, whose receipts
-begin with its tag, until that ends or the claim is renewed.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from mq.broker.consuming import Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
 from mq.broker.index import QueueIndex, incarnation_of, sequence_of
-from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.broker.settings import QUEUE, VISIBILITY, check_value, count
 from mq.broker.upkeep import Upkeep
@@ -56,7 +52,7 @@ from mq.errors import (
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
 from mq.storage.interface import QUEUE as QUEUE_RECORD
-from mq.storage.interface import Entry, Move, Outcome, Put, Result, Stored, damages_of
+from mq.storage.interface import Entry, Outcome, Put, Result, Stored, damages_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -340,7 +336,6 @@ class BatchConsumers:
         self._secure_keys = core.secure_keys
         self._ids = core.ids
         self._others_move = core.config.others_move
-        self._random = core.random
 
     async def load(self, queues: Mapping[str, QueueIndex]) -> None:
         """Load the consumers' records, and have their claims hold their messages. Called before anything is handed out.
@@ -601,10 +596,8 @@ class BatchConsumers:
                 self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
             if not await self._claimed.returned(index, consumer):
                 raise StorageFull(f"not all that consumer {name} has claimed can be given back now. Try again later")
-            by_name = await self._claimed.leased(index, consumer)
             await self._consumers.drop(index, consumer)
             consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
-            await self._claimed.requeue(by_name)
 
     # Implementation
 
@@ -715,9 +708,8 @@ class BatchConsumers:
         chosen = await self._claimed.choose(index, consumer, most, most_bytes, up_to)
         if not chosen:
             return None
-        tag = f"{self._random.getrandbits(40):010x}"
         ids = tuple(entry.id for entry in chosen)
-        claim = Claim(batch, tag, ids, returning=tuple(await _in_slices(_once_more, chosen)))
+        claim = Claim(batch, ids, returning=tuple(await _in_slices(_once_more, chosen)))
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
@@ -742,7 +734,6 @@ class BatchConsumers:
                 renewed = renewed._replace(ended=claim.ended or claim.deadline_ms is None)
             if not is_fresh or renewed.ids != claim.ids:
                 await self._lease(index, consumer, renewed, taken, seconds)
-                await self._claimed.rest(index, there)
         else:
             renewed = claim
         places = await _in_slices(_sequences, there)
@@ -785,7 +776,6 @@ class ClaimedMessages:
     def __init__(self, core: Core, upkeep: Upkeep, dead_letters: DeadLetters, remover: Remover) -> None:
         self._storage = core.storage
         self._catalog = core.catalog
-        self._jobs = core.jobs
         self._upkeep = upkeep
         self._dead_letters = dead_letters
         self._remover = remover
@@ -859,9 +849,7 @@ class ClaimedMessages:
         without locked ones."""
 
         def held(ids: Sequence[MessageId]) -> list[Entry]:
-            found = [index.find(id) for id in ids if index.claims.get(id) is consumer]
-            entries = [entry for entry in found if entry is not None]
-            return [entry for entry in entries if entry.id in index.claimed or consumer.has_by_name(entry)]
+            return [index.claimed[id] for id in ids if id in index.claimed and index.claims.get(id) is consumer]
 
         return await _in_slices(held, wanted)
 
@@ -896,12 +884,6 @@ class ClaimedMessages:
             self._upkeep.return_claimed([index.claimed[id] for id in held if id in index.claimed])
 
         self._upkeep.in_turns(ids, let_go)
-
-    async def rest(self, index: QueueIndex, entries: Sequence[Entry]) -> None:
-        """Bring messages to READY that a claim of an earlier version has leased by name: they are in the record now,
-        which counts them as received."""
-        entries = [entry for entry in entries if entry.state is State.DELAYED]
-        await self.requeue(entries, counted=False)
 
     async def returned(self, index: QueueIndex, consumer: BatchConsumer) -> bool:
         """Wait for what the claim holds no more. Whether all of it was returned."""
@@ -987,26 +969,6 @@ class ClaimedMessages:
             await future.get()
         return stop
 
-    async def requeue(self, entries: Sequence[Entry], *, counted: bool = True) -> None:
-        """Make messages READY that still are leased as `entries` say; not `counted`: as if this lease had not been.
-
-        Raises:
-            MQError: not all of them are READY.
-        """
-        for start in range(0, len(entries), LONGEST_SLICE):
-            jobs = []
-            for entry in entries[start : start + LONGEST_SLICE]:
-                await self._catalog.locks.wait(entry.id)
-                if self._stands(entry):
-                    self._catalog.begin(entry)
-                    meta = entry.meta.at_rest()
-                    if not counted:
-                        meta = meta._replace(receives=max(0, meta.receives - 1))
-                    move = Move(entry, State.READY, meta)
-                    jobs.append(MoveJob(self._catalog, move, Kind.REQUEUE, "give back a message of the claim"))
-                    self._jobs.put(jobs[-1:])
-            await _all([job.future for job in jobs])
-
     # Implementation
 
     def _first(
@@ -1044,14 +1006,11 @@ class ClaimedMessages:
         return entries[:count], left if count == len(entries) else 0
 
     def _is_to_be_had(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> bool:
-        """Whether the claim may have a message again: it is READY, not dead and not held; or it is leased by this
-        claim's tag."""
+        """Whether the claim may have a message again: it is READY, not dead and not held."""
         entry = index.find(id)
         if entry is None or id in index.held or index.claims.get(id, consumer) is not consumer:
             return False
-        if entry.state is State.READY:
-            return id in index.claimed or not self._upkeep.is_dead(index, entry)
-        return consumer.has_by_name(entry)
+        return entry.state is State.READY and (id in index.claimed or not self._upkeep.is_dead(index, entry))
 
     async def _held(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> Entry:
         if id in self._catalog.locks:
@@ -1125,11 +1084,9 @@ class Claim(NamedTuple):
 
     Attributes:
         batch: its number.
-        tag: 10 hexadecimal digits, with which the receipts of leases by name begin that an earlier version gives.
         ids: its messages, in order.
         read: the places noted as read: ranges, each of its first place and the one after its last, sorted and apart.
-        deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended, or is
-            an earlier version's.
+        deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended.
         stamp: when its lease was given, in UUID ticks: later than that of every lease given before.
         returning: for each of its messages how often it has been received when it is READY again; 0 for one that was
             gone by then. It counts from the end of the lease on. Before, it only keeps the room that the end needs: a
@@ -1139,7 +1096,6 @@ class Claim(NamedTuple):
     """
 
     batch: int
-    tag: str
     ids: tuple[MessageId, ...]
     read: tuple[tuple[int, int], ...] = ()
     deadline_ms: int | None = None
@@ -1270,15 +1226,8 @@ class BatchConsumer:
         return min(max(left, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
 
     def has(self, index: QueueIndex, entry: Entry) -> bool:
-        """Whether the consumer's claim has the message: its lease holds it, or one of an earlier version."""
-        if entry.state is State.READY:
-            return self.is_held and index.claims.get(entry.id) is self
-        return self.has_by_name(entry)
-
-    def has_by_name(self, entry: Entry) -> bool:
-        """Whether the message is leased under the claim's tag, as an earlier version leases."""
-        tag, receipt = self.state.claim.tag if self.state.claim is not None else "", entry.meta.receipt
-        return bool(tag) and receipt is not None and receipt.startswith(tag)
+        """Whether the lease of the consumer's claim holds the message."""
+        return entry.state is State.READY and self.is_held and index.claims.get(entry.id) is self
 
     def received_before(self) -> Sequence[tuple[MessageId, int]]:
         """The messages of its claim, each with how often it was received before the claim and by it."""
@@ -1481,52 +1430,32 @@ def _record(consumer: BatchConsumer, state: ConsumerRecord) -> dict[str, Any]:
     if state.claim is None:
         return record
     claim = state.claim
-    batch, tag, _, *lease, lost, ended = claim
-    kept = [batch, tag, list(claim.planned), *lease]
-    if lost:
-        kept += [_merged((place, place + 1) for place, _ in lost), ended]  # few numbers, for a record may be too long
-    return {**record, "claim": kept}
+    batch, _, *lease, lost, ended = claim
+    # Ranges of places are few numbers: a record may be too long.
+    places = _merged((place, place + 1) for place, _ in lost)
+    return {**record, "claim": [batch, list(claim.planned), *lease, places, ended]}
 
 
 def _state(record: Mapping[str, Any]) -> ConsumerRecord:
-    return ConsumerRecord(
-        record["epoch"], record["acknowledged"], _claim(record.get("claim")), record.get("checkpoint", "")
-    )
+    return ConsumerRecord(record["epoch"], record["acknowledged"], _claim(record.get("claim")), record["checkpoint"])
 
 
 def _claim(kept: Sequence[Any] | None) -> Claim | None:
     if kept is None:
         return None
-    batch, tag, ids, *more = kept  # records of earlier releases do not say what was read, or have no lease
-    claim = Claim(batch, tag, tuple(map(MessageId, ids)))
-    if more:
-        claim = claim._replace(read=tuple((start, stop) for start, stop in more[0]))
-    if len(more) > 1:
-        _, deadline_ms, stamp, returning, *lost = more
-        claim = claim._replace(deadline_ms=deadline_ms, stamp=stamp, returning=tuple(returning))
-        if lost:
-            places, ended = {place for start, stop in lost[0] for place in range(start, stop)}, lost[1]
-            there = tuple(id for place, id in enumerate(claim.ids) if place not in places)
-            gone = tuple((place, claim.ids[place]) for place in sorted(places))
-            claim = claim._replace(ids=there, lost=gone, ended=ended)
-    return claim
-
-
-async def _all(futures: Sequence[Future[Any]]) -> None:
-    """Wait until all are answered. A message that was gone is no error.
-
-    Raises:
-        MQError: the last of those with which they failed.
-    """
-    failed: MQError | None = None
-    for future in futures:
-        try:
-            with suppress(NoSuchMessage):
-                await future.get()
-        except MQError as error:
-            failed = error
-    if failed is not None:
-        raise failed
+    batch, planned, read, deadline_ms, stamp, returning, lost, ended = kept
+    ids = tuple(map(MessageId, planned))
+    places = {place for start, stop in lost for place in range(start, stop)}
+    return Claim(
+        batch,
+        tuple(id for place, id in enumerate(ids) if place not in places),
+        tuple((start, stop) for start, stop in read),
+        deadline_ms,
+        stamp,
+        tuple(returning),
+        tuple((place, ids[place]) for place in sorted(places)),
+        ended,
+    )
 
 
 async def _in_slices(some_of: Callable[[Sequence[T]], Iterable[R]], items: Sequence[T]) -> list[R]:
@@ -1547,8 +1476,8 @@ def _once_more(entries: Iterable[Entry | None]) -> tuple[int, ...]:
 
 
 def _message(entry: Entry, found: Stored) -> Message:
-    receives = entry.meta.receives + (entry.state is State.READY)  # the claim's own is not in its name
-    return Message(entry.queue, entry.id, found.body, found.properties, receives, entry.meta.receipt or "")
+    # The claim's own receive is in its record alone, not in the message's name.
+    return Message(entry.queue, entry.id, found.body, found.properties, entry.meta.receives + 1, "")
 
 
 def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:

@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, sequence_of
-from mq.lifecycle import State
 from mq.storage.interface import ColumnStorage, Entry, MessageColumns, reads_columns
 
 LONGEST_COLUMNS: Final = 2000
@@ -119,9 +118,7 @@ class ColumnReader:
         index = await self._look_up(queue)
         most = max(0, min(stop - start, most, LONGEST_COLUMNS))
         entries = await self._claims.leased(index, name, batch, epoch, start, start + most, of)
-        # An earlier version moved what it claimed.
-        moved = next((place for place, entry in enumerate(entries) if entry.state is not State.READY), len(entries))
-        columns = await self._storage.read_columns(queue, entries[:moved], base, most_bytes)
+        columns = await self._storage.read_columns(queue, entries, base, most_bytes)
         if columns is None:
             return None
         count = columns.length

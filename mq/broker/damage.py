@@ -59,11 +59,11 @@ async def _incarnation_of(storage: Storage, queue: str) -> int:
     With it they stay in effect.
     """
     consumers = await storage.records(batch_consumers.KIND)
-    found = [record.get("incarnation") for key, record in consumers.items() if key.startswith(f"{queue}/")]
+    found = [record["incarnation"] for key, record in consumers.items() if key.startswith(f"{queue}/")]
     for segment in (await storage.records(keys.KIND)).values():
         of_queue = (kept for key, kept in segment.get("entries", {}).items() if key.startswith(f"{queue}/"))
-        found += [kept[_INCARNATION] for kept in of_queue if len(kept) > _INCARNATION]
-    return max((each for each in found if isinstance(each, int)), default=0)
+        found += [kept[_INCARNATION] for kept in of_queue]
+    return max(found, default=0)
 
 
 def _queues_of(damage: Damage, known: Iterable[str]) -> set[str]:

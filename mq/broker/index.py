@@ -702,8 +702,8 @@ def _was_handed_out(entry: Entry) -> bool:
 
 
 def incarnation_of(record: Mapping[str, Any]) -> int:
-    """The incarnation of a queue, from its record; records of earlier releases have only when it was made."""
-    return int(record.get("incarnation", record.get("created")) or 0)
+    """The incarnation of a queue, from its record or from another record that names it; 0 if the record is damaged."""
+    return int(record.get("incarnation") or 0)
 
 
 def priority_of(entry: Entry) -> int:

@@ -85,7 +85,7 @@ class Keys:
         """Load the keys, and decide those that a crash left unsure. Call it once the catalog knows all messages."""
         await self.ledger.load()
         for name, record in self._codec.take_doubtful().items():
-            if self.ledger.get(name) is None or not (record.is_sure or self._is_there(record)):
+            if self.ledger.get(name) is None or not self._is_there(record):
                 self.ledger.forget(name)
             else:
                 self._mark_sure(name, record, record.message)
@@ -237,7 +237,7 @@ class _KeyCodec:
         self._doubtful: dict[str, KeyRecord] = {}
 
     def take_doubtful(self) -> dict[str, KeyRecord]:
-        """The keys among those loaded that are to be decided, or to be kept in today's form."""
+        """The keys among those loaded that are still to be decided."""
         doubtful, self._doubtful = self._doubtful, {}
         return doubtful
 
@@ -277,13 +277,13 @@ class _KeyCodec:
         """The key of a queue that is there; None for another one. Its window begins when it was noted, and not
         later than now."""
         # So a store whose record of the clock is lost keeps a key for no longer than one window from now.
-        id, time_ms, mark, *incarnation = kept
+        id, time_ms, mark, incarnation = kept
         index = self._catalog.queues.get(_queue(key))
-        if index is None or (incarnation and incarnation[0] != index.incarnation):
+        if index is None or incarnation != index.incarnation:
             return None
         since = trio.current_time() - max(0.0, self._clock.steady_ns() / 1e9 - time_ms / 1e3)
         record = KeyRecord(_bytes_of(MessageId(id)), since, index, mark == _SURE, kept)
-        if not record.is_sure or not incarnation:  # an earlier release kept no incarnation
+        if not record.is_sure:
             self._doubtful[key] = record
         else:
             self._doubtful.pop(key, None)  # a later segment has it

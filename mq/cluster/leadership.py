@@ -30,15 +30,6 @@ logger = logging.getLogger("mq.cluster")
 
 ENDED: Final = "the node that served the highly available queues does so no more: try again"
 LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
-UNKNOWN: Final = "is nothing that can be asked of"
-"""What is said of a verb that is not known here, after its name. Neighbours of other releases know the refusal by it,
-so the words stay."""
-
-HOLD_BY_PRIORITY: Final = "hold_by_priority"
-"""Under a name of its own: a master that knew no priorities refuses that, and ended where `hold` had one argument more
-than it knew."""
-EXCLUDE_IN_TURN: Final = "exclude_in_turn"
-"""Waits until no other consumer has the queue alone."""
 _VERB_OF: Final = {
     "publish": "publish_many",
     "declare": "declarations.create",
@@ -138,9 +129,7 @@ class Leadership:
             "delete_queue": self._delete_queue,
             "ready": self._ready,
             "hold": self._hold,
-            HOLD_BY_PRIORITY: self._hold,
             "exclude": self._exclude,
-            EXCLUDE_IN_TURN: self._exclude_in_turn,
             "end_exclusion": self._end_exclusion,
             "acknowledge": self._acknowledge,
             "put_back": self._put_back,
@@ -215,7 +204,7 @@ class Leadership:
         if method in self._own:
             return await _asked(method, self._own[method], holder, *args, **named)
         if method not in VERBS or method in _ASKED_OTHERWISE:
-            raise _unknown(method)
+            raise CallerError(f"{method} cannot be asked of a master")
         target: Any = self.broker
         for name in method.split("."):
             target = getattr(target, name)
@@ -338,7 +327,7 @@ class Leadership:
         queue: str,
         settings: Mapping[str, Any],
         declared: Mapping[str, Any] | None,
-        owner: Sequence[Any] | None = None,
+        owner: Sequence[Any] | None,
     ) -> bool:
         with made_for(None if owner is None else QueueOwner(*owner)):
             return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
@@ -356,7 +345,7 @@ class Leadership:
         return self.broker.declarations.ready(queue)
 
     async def _hold(
-        self, holder: Holder, queue: str, most: int, wait: float, exclusion: int | None, priority: int = 0
+        self, holder: Holder, queue: str, most: int, wait: float, exclusion: int | None, priority: int
     ) -> list[Handed]:
         alone = holder.exclusions.get(exclusion) if exclusion is not None else None
         if alone is None:
@@ -375,15 +364,10 @@ class Leadership:
             handed.append(Handed(number, each.message, each.redelivered))
         return handed
 
-    async def _exclude(self, holder: Holder, queue: str) -> int:
-        if self._waiting[queue]:
+    async def _exclude(self, holder: Holder, queue: str, in_turn: bool) -> int:
+        if self._waiting[queue] and not in_turn:
             raise QueueHeld(f"queue {queue} has other consumers. Try again when they have gone")
-        return self._held_alone(holder, await self.broker.exclude(queue))
-
-    async def _exclude_in_turn(self, holder: Holder, queue: str) -> int:
-        return self._held_alone(holder, await self.broker.exclude(queue, in_turn=True))
-
-    def _held_alone(self, holder: Holder, exclusion: Exclusion) -> int:
+        exclusion = await self.broker.exclude(queue, in_turn=in_turn)
         number = holder.number()
         holder.exclusions[number] = exclusion
         return number
@@ -411,15 +395,11 @@ class Leadership:
 
 
 def _asked(method: str, target: Callable[..., Awaitable[Any]], *args: Any, **named: Any) -> Awaitable[Any]:
-    """Call it. Nothing of it has run when Python refuses arguments that only a later release knows."""
+    """Call it. A neighbour that gives it other arguments is refused, before anything of it has run."""
     try:
         return target(*args, **named)
     except TypeError as error:
-        raise _unknown(method) from error
-
-
-def _unknown(method: str) -> CallerError:
-    return CallerError(f"{method} {UNKNOWN} a master")
+        raise CallerError(f"{method} cannot be asked of a master with these arguments") from error
 
 
 async def _pass_over(pieces: AsyncIterable[bytes]) -> None:

@@ -54,12 +54,8 @@ class Waiting(NamedTuple):
 BodyOf = Callable[[int, int], Body]
 """The body that waits at the other end, by its number and its size."""
 
-# Their names of earlier releases, so that nodes of two releases understand each other.
-_NAMES_ON_LINKS: Final[Mapping[type, str]] = {ClaimedBatch: "Batch", ConsumerPosition: "Standing"}
-_LATER: Final[Mapping[type, int]] = {Seen: 3}
-"""How many fields of a value releases before this one know: they pass over those that stand beside them by name."""
 _VALUES: Final[Mapping[str, Any]] = {
-    _NAMES_ON_LINKS.get(kind, kind.__name__): kind
+    kind.__name__: kind
     for kind in (
         ClaimedBatch,
         Browsed,
@@ -161,32 +157,12 @@ def _plain(value: Any, blobs: _Blobs) -> Any:
     if isinstance(value, QueueSettings):
         return {_KIND: "settings", "v": value.kept()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _plain_fields(value, blobs)
+        return {_KIND: type(value).__name__, "v": [_plain(each, blobs) for each in value]}
     if isinstance(value, Mapping):
         return {_KIND: "map", "v": {str(name): _plain(each, blobs) for name, each in value.items()}}
     if isinstance(value, Sequence):
         return [_plain(each, blobs) for each in value]
     raise TypeError(f"a {type(value).__name__} cannot go over a link")
-
-
-def _plain_fields(value: Any, blobs: _Blobs) -> Any:
-    said, known = _said(value), _LATER.get(type(value), len(value))
-    plain: dict[str, Any] = {
-        _KIND: _NAMES_ON_LINKS.get(type(value), type(value).__name__),
-        "v": [_plain(each, blobs) for each in value[: min(said, known)]],
-    }
-    if said > known:
-        plain["later"] = {value._fields[at]: _plain(value[at], blobs) for at in range(known, said)}
-    return plain
-
-
-def _said(value: Any) -> int:
-    """How many fields of a named tuple have to be written. Unused last ones are left out, so that a release without
-    them understands the others."""
-    names, defaults, count = value._fields, value._field_defaults, len(value)
-    while count and names[count - 1] in defaults and value[count - 1] == defaults[names[count - 1]]:
-        count -= 1
-    return count
 
 
 class _Reader:
@@ -218,8 +194,7 @@ class _Reader:
             return {name: self.value(each) for name, each in held.items()}
         if kind == Handed.__name__:
             return Handed(*self.value(held))
-        later = {name: self.value(each) for name, each in plain.get("later", {}).items()}
-        return _VALUES[kind](*self.value(held), **later)
+        return _VALUES[kind](*self.value(held))
 
 
 def messages_in(value: Any) -> Iterator[Message]:

@@ -24,7 +24,7 @@ from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties as AmqpProperties
 from mq.broker import Browsed, Draft, Exclusion, Published, Seen, UnackedMessage
 from mq.broker.bodies import close
-from mq.cluster.leadership import EXCLUDE_IN_TURN, Holder, Leadership
+from mq.cluster.leadership import Holder, Leadership
 from mq.cluster.link_codec import Handed, Malformed, Waiting, decode, encode, messages_in
 from mq.cluster.pieces import WHOLE_BYTES, OpenBodies
 from mq.errors import BatchTooLarge, CallerError, CorruptMessage, MQError, NoSuchQueue, NotServed
@@ -37,7 +37,7 @@ logger = logging.getLogger("mq.cluster")
 REQUESTS: Final = "mq.cluster.requests"
 REPLIES: Final = "mq.cluster.replies."
 """The prefix of the queues of replies; something unique follows."""
-VERSION: Final = 4
+VERSION: Final = 5
 """Of the links' protocol. Nodes with different versions of it do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""
@@ -58,7 +58,6 @@ class LinkSession(Exclusion):
         node: the neighbour's name; empty before it has said hello.
         scopes: of its requests, by their numbers.
         is_open: whether it is still connected.
-        takes_pieces: whether the neighbour reads large bodies in pieces. Releases before this one do not.
     """
 
     def __init__(self, replies: str, ended: Callable[[LinkSession], None]) -> None:
@@ -69,7 +68,6 @@ class LinkSession(Exclusion):
         self._ended = ended
         self._outgoing: deque[UnackedMessage] = deque()
         self._news = trio.Event()
-        self.takes_pieces = False
         self._holders: list[tuple[Leadership, Holder]] = []
 
     def end(self) -> None:
@@ -228,14 +226,14 @@ class LinkSessions:
         return Published(_NOBODY)
 
     def _greet(self, session: LinkSession, correlation: str, args: Sequence[Any]) -> Published | MQError:
-        secret, node, version, takes_pieces = (*args, None, None, None, None)[:4]
+        secret, node, version = (*args, None, None, None)[:3]
         if version != VERSION:
             session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning("node %s was refused: it has another password than this cluster", node)
             session.send(correlation, CallerError(f"node {self._node} has another password: use the same on all nodes"))
         else:
-            session.node, session.takes_pieces = str(node), bool(takes_pieces)
+            session.node = str(node)
             session.send(correlation, self._node)
             if self.leadership is not None:
                 session.send("", ("serves", self.leadership.number))
@@ -262,7 +260,7 @@ class LinkSessions:
             raise NotServed(NO_MASTER)
         holder = session.holder(leadership)
         value = await leadership.perform(holder, method, args, named)
-        reply = _Reply(holder.bodies if session.takes_pieces else None)
+        reply = _Reply(holder.bodies)
         try:
             rest = reply.excess(value)
             if rest:
@@ -296,10 +294,10 @@ class _Reply:
     """Makes what can be sent of an answer: with every body in memory, but for large ones that are read in pieces.
 
     Args:
-        bodies: of the link that asks; None where it reads none in pieces.
+        bodies: of the link that asks.
     """
 
-    def __init__(self, bodies: OpenBodies | None) -> None:
+    def __init__(self, bodies: OpenBodies) -> None:
         self._bodies = bodies
         self._opened: list[Waiting] = []
 
@@ -318,15 +316,10 @@ class _Reply:
         return value
 
     async def _sendable_body(self, message: Message) -> Any:
-        if self._bodies is None or not self._is_open(message):
+        if not _is_open(message):
             return await _read(message)
         self._opened.append(self._bodies.add(message.body))
         return self._opened[-1]
-
-    def _is_open(self, message: Message) -> bool:
-        """Whether its body is read in pieces."""
-        is_large = message.body.size > WHOLE_BYTES and not isinstance(message.body, DamagedBody)
-        return self._bodies is not None and is_large
 
     def excess(self, value: Any) -> list[Any]:
         """The last messages of a list, which are too much for one reply. A single longer one is not too much.
@@ -336,7 +329,7 @@ class _Reply:
         """
         left = LARGEST_REPLY
         for position, each in enumerate(value if isinstance(value, list) else ()):
-            left -= sum(message.body.size for message in messages_in(each) if not self._is_open(message))
+            left -= sum(message.body.size for message in messages_in(each) if not _is_open(message))
             if left < 0 and position:
                 if isinstance(each, Seen):
                     raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
@@ -345,14 +338,18 @@ class _Reply:
 
     async def close(self) -> None:
         """Close what was opened: the answer is not sent."""
-        if self._bodies is not None:
-            for body in self._opened:
-                await self._bodies.close(body.number)
+        for body in self._opened:
+            await self._bodies.close(body.number)
+
+
+def _is_open(message: Message) -> bool:
+    """Whether its body is read in pieces."""
+    return message.body.size > WHOLE_BYTES and not isinstance(message.body, DamagedBody)
 
 
 async def _undo(leadership: Leadership, holder: Holder, method: str, value: Any) -> None:
     """Take back what a method gave in vain: an exclusion, or messages."""
-    if method in ("exclude", EXCLUDE_IN_TURN):
+    if method == "exclude":
         holder.end_exclusion(value)
     handed = [each for each in value if isinstance(each, Handed)] if isinstance(value, list) else []
     leased = [each for each in value if isinstance(each, Message)] if isinstance(value, list) else []

@@ -24,11 +24,10 @@ from mq.client.amqp.protocol import Arrived
 from mq.client.errors import ClientError
 from mq.cluster.config import ClusterConfig, Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.leadership import UNKNOWN
 from mq.cluster.link_codec import BodyOf, Handed, Malformed, decode, encode, messages_in
 from mq.cluster.link_sessions import REPLIES, REQUESTS, VERSION
 from mq.cluster.pieces import RemoteBody
-from mq.errors import CallerError, MasterTooOld, MQError, NotServed, ServiceLost
+from mq.errors import MQError, NotServed, ServiceLost
 from mq.message import BytesBody, Message
 
 logger = logging.getLogger("mq.cluster")
@@ -122,7 +121,7 @@ class PeerLeader:
         finally:
             self._answers.pop(correlation, None)
         if isinstance(answer.value, MQError):
-            raise _meant(method, args, answer.value)
+            raise answer.value
         return answer.value
 
     def end_exclusion(self, number: int) -> None:
@@ -258,7 +257,7 @@ class PeerLink:
             exchange.body_of = lambda number, size: RemoteBody(line, number, size)
             await exchange.begin(replies)
             try:
-                self.node = await line.call("hello", [config.password, config.node, VERSION, True], {})
+                self.node = await line.call("hello", [config.password, config.node, VERSION], {})
                 self._tell(f"linked to node {self.node} at {self.neighbor}")
                 self.is_up, self._took, self._asked = True, 0.0, None
                 async with trio.open_nursery() as nursery:
@@ -294,17 +293,6 @@ class PeerLink:
         if news != self._was_told:
             self._was_told = news
             logger.info(news)
-
-
-def _meant(method: str, args: Sequence[Any], error: MQError) -> MQError:
-    """The error that an answer is: a neighbour that does not know a verb is of an earlier release."""
-    verb = args[0] if method == "ask_guest" else method
-    if type(error) is not CallerError or not str(error).startswith(f"{verb} {UNKNOWN} "):
-        return error
-    return MasterTooOld(
-        f"the node that serves the highly available queues is of an earlier mq, which does not know {verb}: "
-        "try again once all nodes are upgraded"
-    )
 
 
 class MovedNeighbors:

@@ -19,25 +19,15 @@ from mq.broker.bodies import close
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
-from mq.cluster.leadership import EXCLUDE_IN_TURN, HOLD_BY_PRIORITY
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
 from mq.cluster.spool import GatheredBody, SpooledBody, pieces_of
-from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed
+from mq.errors import MQError, NoSuchQueue, NotServed
 from mq.lifecycle import OWNER, State
 from mq.message import BytesBody, Message, MessageId, MessageIds
 from mq.storage.interface import Entry
 
 _NO_BODY: Final = BytesBody(b"")
-_NO_PIECES: Final = (
-    "the node that serves the highly available queues is of an earlier mq, which takes no message of more than "
-    f"{WHOLE_BYTES} bytes from this one: try again once all nodes are upgraded"
-)
-
-_NO_PRIORITIES: Final = (
-    "the node that serves the highly available queues is of an earlier mq, which knows no priorities of consumers: "
-    "try again once all nodes are upgraded, or without x-priority"
-)
 
 
 class RemoteUnacked(UnackedMessage):
@@ -122,8 +112,6 @@ class LeaderClient:
             leader = await self.directory.serving(deadline)
             try:
                 return await leader.call(method, args, named)
-            except MasterTooOld:  # it stays so for longer than a client waits
-                raise
             except NotServed:
                 is_again = True
                 if trio.current_time() >= deadline:
@@ -214,10 +202,6 @@ class RemoteBroker(Forwarding):
                     if is_large
                     else leader.call("publish", [queue, numbered, is_again], {})
                 )
-            except MasterTooOld:
-                if not is_large or any(isinstance(draft.body, SpooledBody) for draft in numbered):
-                    raise MasterTooOld(_NO_PIECES) from None
-                is_large = False  # as nodes of its release pass what they have in memory
             except NotServed:
                 if is_large and not is_again:  # it may have taken longer than that until the link broke
                     deadline = trio.current_time() + PATIENCE_SECONDS
@@ -230,7 +214,7 @@ class RemoteBroker(Forwarding):
 
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body."""
-        data = body.data if isinstance(body, GatheredBody) else body  # this every release knows
+        data = body.data if isinstance(body, GatheredBody) else body
         found: MessageId | None = await (
             self._leader_client.again("contains", queue, data)
             if isinstance(data, bytes)
@@ -267,17 +251,14 @@ class RemoteBroker(Forwarding):
             if exclusion.leader is not leader:
                 raise NotServed(f"the queue {queue} is not this consumer's alone any more: its master has changed")
             alone = exclusion.number
-        handed: list[Handed] = await (
-            _hold_by_priority(leader, [queue, most, wait, alone, precedence.priority])
-            if precedence is not None and precedence.priority
-            else leader.call("hold", [queue, most, wait, alone], {})
-        )
+        priority = 0 if precedence is None else precedence.priority
+        handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone, priority], {})
         return [RemoteUnacked.of(each, leader) for each in handed]
 
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give a queue to one consumer alone. One that waits for its turn waits for a master, too."""
         leader = await self._directory.serving(trio.current_time() + (math.inf if in_turn else PATIENCE_SECONDS))
-        return RemoteExclusion(leader, int(await leader.call(EXCLUDE_IN_TURN if in_turn else "exclude", [queue], {})))
+        return RemoteExclusion(leader, int(await leader.call("exclude", [queue, in_turn], {})))
 
     async def acknowledge(self, held: Sequence[RemoteUnacked], *, durable: bool) -> None:
         """Remove held messages. Those that an earlier leader handed out are held no more, and come again."""
@@ -348,14 +329,6 @@ class RemoteBroker(Forwarding):
         except NotServed:
             if must_know:
                 raise
-
-
-async def _hold_by_priority(leader: Leader, args: Sequence[Any]) -> list[Handed]:
-    try:
-        handed: list[Handed] = await leader.call(HOLD_BY_PRIORITY, args, {})
-    except MasterTooOld:
-        raise MasterTooOld(_NO_PRIORITIES) from None
-    return handed
 
 
 def _goes_in_pieces(draft: Draft) -> bool:

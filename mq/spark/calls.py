@@ -153,7 +153,7 @@ def _lists(names: Sequence[str]) -> Iterator[str]:
     yield text
 
 
-def start(queue: str, name: str, checkpoint: str | None, *, take_over: bool, within: float) -> Call[Mapping[str, Any]]:
+def start(queue: str, name: str, checkpoint: str, *, take_over: bool, within: float) -> Call[Mapping[str, Any]]:
     """Begin an epoch. A repeated request begins another, which does no harm: the first is not used.
 
     The answer comes after about `within` seconds though acknowledged messages are left to be removed, and counts them.
@@ -194,11 +194,12 @@ def read_claim(
 
 
 def note_read(
-    queue: str, name: str, batch: int, epoch: int, start: int, stop: int, *, of: int, checkpoint: str | None
+    queue: str, name: str, batch: int, epoch: int, start: int, stop: int, *, of: int, checkpoint: str
 ) -> Call[None]:
     """Note a part of a claim as read."""
-    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "of": of, "checkpoint": checkpoint}
-    return Call(method="POST", target=_target(queue, "consumers", name, "claim", **where), read=nothing)
+    places: dict[str, str | int] = {"from": start, "to": stop, "of": of}
+    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, **places, checkpoint=checkpoint)
+    return Call(method="POST", target=target, read=nothing)
 
 
 def acknowledge(queue: str, name: str, batch: int, epoch: int, within: float) -> Call[int]:

@@ -51,7 +51,7 @@ class Slice(InputPartition):
         start: the first place.
         stop: the place after the last.
         of: how many messages the claim had when this was planned.
-        checkpoint: the query's; None where it has offsets of before checkpoints had names.
+        checkpoint: the query's name of it.
         incarnation: the queue's.
     """
 
@@ -61,7 +61,7 @@ class Slice(InputPartition):
     start: int
     stop: int
     of: int
-    checkpoint: str | None
+    checkpoint: str
     incarnation: int
 
 
@@ -113,7 +113,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         one is another each time. One request asks how things are in all queues, and a queue without messages needs no
         other.
         """
-        before, checkpoint = self._places(start), start.get("checkpoint")
+        before, checkpoint = self._places(start), start["checkpoint"]
         found = {queue: each for queue, each in self._positions().items() if self._is_wanted(queue, each)}
         self._leave_others(before, found.keys(), checkpoint)
         after: dict[str, Mapping[str, Any]] = {}
@@ -141,9 +141,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Slices of the claims that `end` names. A claim whose lease has ended is made again."""
-        before, checkpoint = self._places(start), end.get("checkpoint")
+        before, checkpoint = self._places(start), end["checkpoint"]
         planned = {queue: place for queue, place in self._places(end).items() if place != before.get(queue)}
-        parts = -(-int(end.get("partitions", self._options.num_partitions)) // max(1, len(planned)))
+        parts = -(-int(end["partitions"]) // max(1, len(planned)))
         return [slice for queue, place in planned.items() for slice in self._slices(queue, place, checkpoint, parts)]
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -201,9 +201,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return True
         return queue in self._up_to and self._up_to[queue][0] == position["incarnation"]
 
-    def _leave_others(
-        self, before: Mapping[str, Mapping[str, Any]], queues: Collection[str], checkpoint: str | None
-    ) -> None:
+    def _leave_others(self, before: Mapping[str, Mapping[str, Any]], queues: Collection[str], checkpoint: str) -> None:
         """Acknowledge what was read of queues that this query reads no more, if they still exist."""
         left = [queue for queue in before if queue not in queues]
         if not left:
@@ -231,7 +229,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         again: Mapping[str, int],
         limit: ReadLimit,
         after: dict[str, Mapping[str, Any]],
-        checkpoint: str | None,
+        checkpoint: str,
     ) -> None:
         """Claim messages of the queues that have any, and note their new places in `after`."""
         active = [queue for queue in queues if self._known[queue].may_have_messages]
@@ -254,7 +252,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if left_bytes is not None and share_bytes is not None:
                 left_bytes = max(1, left_bytes - share_bytes)
 
-    def _slices(self, queue: str, place: Mapping[str, Any], checkpoint: str | None, parts: int) -> list[Slice]:
+    def _slices(self, queue: str, place: Mapping[str, Any], checkpoint: str, parts: int) -> list[Slice]:
         """The planned batch of a queue. Its messages are lost if the queue has gone since."""
         try:
             if queue not in self._known:
@@ -280,17 +278,18 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claims.position = position
         return claims
 
-    def _offset(self, checkpoint: str | None, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def _offset(self, checkpoint: str, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         options = self._options
         offset: dict[str, Any] = {
             "consumer": options.consumer,
+            "checkpoint": checkpoint,
             "partitions": options.num_partitions,  # sinks count on the same ones when a batch is run again
         }
         if list(places) == list(options.queues) and len(places) == 1:
             offset |= {"queue": options.queue, **places[options.queue]}
         else:
             offset["queues"] = {queue: dict(place) for queue, place in places.items()}
-        return offset | ({"checkpoint": checkpoint} if checkpoint else {})
+        return offset
 
     def _places(self, offset: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """For each queue the number of its batch, and how many rows that has."""
@@ -301,14 +300,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         if "queues" in offset:
             return dict(offset["queues"])
-        queue = offset.get("queue") or self._options.queue  # offsets of earlier releases are those of one queue
-        if not queue or "," in queue:
-            raise SparkSourceError(
-                f'the checkpoint does not say of which queue it is: run the query once more with the option "queue" '
-                f"as it was, before it reads {self._options.asked_for}"
-            )
         names = ("batch", "rows", "incarnation", "again")
-        return {queue: {name: offset[name] for name in names if name in offset}}
+        return {offset["queue"]: {name: offset[name] for name in names if name in offset}}
 
 
 def _begin(position: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,7 +311,7 @@ def _begin(position: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_another(position: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     """Whether the queue of `position` is not the one of `place`, but was made after that was deleted."""
-    return bool(place.get("incarnation", position["incarnation"]) != position["incarnation"])
+    return bool(place["incarnation"] != position["incarnation"])
 
 
 def _rotated(queues: list[str], before: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -385,7 +378,7 @@ class QueueClaims:
         is_open = self.position["batch"] is not None and int(self.position["batch"]) > self._acknowledged
         return is_open or int(self.position.get("ready", 1)) > 0
 
-    def settle(self, place: Mapping[str, Any], checkpoint: str | None) -> int:
+    def settle(self, place: Mapping[str, Any], checkpoint: str) -> int:
         """Acknowledge the batch of `place`. Returns how often it has to be run again: 0 where it was acknowledged.
 
         Raises:
@@ -404,7 +397,7 @@ class QueueClaims:
 
     def claim(
         self,
-        checkpoint: str | None,
+        checkpoint: str,
         most: int | None = None,
         most_bytes: int | None = None,
         up_to: int | None = None,
@@ -428,7 +421,7 @@ class QueueClaims:
             self._keeper.keep(options.queue, batch, self._epoch)
         return held
 
-    def slices(self, place: Mapping[str, Any], checkpoint: str | None, parts: int) -> list[Slice]:
+    def slices(self, place: Mapping[str, Any], checkpoint: str, parts: int) -> list[Slice]:
         """The batch of `place`, in at most `parts` slices. If its lease has ended, it is claimed again."""
         batch, planned = int(place["batch"]), int(place["rows"])
         if not planned:
@@ -500,7 +493,7 @@ class QueueClaims:
         """Seconds after which the daemon answers that it is not done: well before the request is given up."""
         return self._options.timeout_seconds / 4
 
-    def _start(self, checkpoint: str | None) -> None:
+    def _start(self, checkpoint: str) -> None:
         """Begin this query's epoch, before the first request that changes something."""
         if self._epoch:
             return
@@ -523,7 +516,7 @@ class QueueClaims:
             self._remove(self._acknowledged)
 
     def _check_checkpoint(
-        self, position: Mapping[str, Any], checkpoint: str | None, error: SparkSourceError | None = None
+        self, position: Mapping[str, Any], checkpoint: str, error: SparkSourceError | None = None
     ) -> None:
         options = self._options
         if options.take_over or position["checkpoint"] in (None, checkpoint):

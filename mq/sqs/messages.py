@@ -332,8 +332,7 @@ def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
 
 def _group(message: Message, names: QueueNames) -> str | None:
     """The message group, whichever door it came through."""
-    attributes = message.properties.attributes
-    group = attributes.get("group") or _ours(message).get("group")  # the latter of earlier versions
+    group = message.properties.attributes.get("group")
     return group if isinstance(group, str) and _TOKEN.fullmatch(group) else None
 
 

@@ -931,12 +931,6 @@ async def test_a_quorum_queue_needs_a_cluster(autojump_clock: MockClock, house: 
     assert (refused.name, refused.reply_code) == ("Channel.Close", 406)
     assert "in no cluster" in refused.reply_text
     assert not await house.broker.has_queue("q")
-    await client.open_channel(2)
-    await house.broker.declarations.create(
-        QueueName("old"), {}, declared.Queue("/", "old", True, arguments=arguments).record().value, is_transient=False
-    )
-    refused = await client.call(Queue.Declare(queue="old", durable=True, arguments=arguments), 2)
-    assert "in no cluster" in refused.reply_text, "not even where an older mq took it for a classic one"
 
 
 async def test_a_mandatory_message_comes_back_from_a_queue_that_is_deleted_meanwhile(

@@ -18,7 +18,7 @@ from mq.broker.settings import QueueSettings
 from mq.errors import MQError, NotLeased, QueueFull, ReceiptMismatch, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import MessageIds
-from mq.storage.interface import FRESH, Entry, Meta, Move, Outcome, Put, Result, Storage, Unlink
+from mq.storage.interface import FRESH, Entry, Move, Outcome, Put, Result, Storage, Unlink
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import START_NS, Legal, Opener, WallClock
 from tests.broker.test_claims import fill, read, slow_down
@@ -209,7 +209,7 @@ async def test_what_ends_a_lease_is_in_the_record_before_a_message_moves(wall_cl
         assert await broker.fetch("q") is None  # nor is one handed out before
         await trio.sleep(3)
         assert [type(each) for each in done] == [Put, Move, Move]
-        [_, _, _, _, deadline_ms, _, returning] = done[0].value["claim"]
+        [_, _, _, deadline_ms, _, returning, _, _] = done[0].value["claim"]
         assert (deadline_ms, returning) == (None, (1, 1))
 
 
@@ -541,75 +541,6 @@ async def check_after(disk: Disk, wall_clock: WallClock, ends: int) -> None:
         assert set(found) <= {ends + 1, ends + 2}
         if ends:
             assert (standing.batch, standing.messages) == (1, 3)
-
-
-# Claims of earlier versions
-
-
-async def lease_by_name(storage: Storage, seconds: float) -> None:
-    """Make of a claim what an earlier version would have made: leases by name, and a record that knows of none."""
-    record = dict((await storage.records(KIND))["q/c"])
-    record["claim"] = record["claim"][:4]
-    await storage.put_record(KIND, "q/c", record)
-    deadline_ms = START_NS // 1_000_000 + round((trio.current_time() + seconds) * 1000)
-    for number, id in enumerate(record["claim"][2]):
-        entry = Entry("q", id, State.READY)
-        meta = Meta(deadline_ms, 1, f"{record['claim'][1]}{number:06x}")
-        [outcome] = await storage.commit([Move(entry, State.DELAYED, meta)])
-        assert outcome.result is Result.DONE
-
-
-@pytest.fixture
-async def earlier(disk_address: str, opened: Opener) -> int:
-    """The epoch of a consumer whose claim of two messages an earlier version has leased for 100 seconds."""
-    async with opened(disk_address) as broker:
-        await broker.create_queue("q")
-        await fill(broker, 2)
-        epoch = await claim(broker)
-        storage = broker._storage
-        await lease_by_name(storage, 100)
-    return epoch
-
-
-async def test_a_claim_of_an_earlier_version_is_read_until_its_leases_end(
-    disk_address: str, opened: Opener, earlier: int
-) -> None:
-    async with opened(disk_address) as broker:
-        assert (await broker.status("q"))[2:5] == (0, 2, 0)
-        assert len(await read(broker, 1, earlier)) == 2
-        await trio.sleep(101)
-        with pytest.raises(ReceiptMismatch):
-            await read(broker, 1, earlier)
-        assert await receives(broker) == [2, 2]
-
-
-async def test_a_claim_of_an_earlier_version_is_renewed_in_its_record(
-    disk_address: str, opened: Opener, earlier: int
-) -> None:
-    async with opened(disk_address) as broker:
-        held = await broker.claims.claim("q", "c", 1, earlier, lease=200)
-        assert held is not None
-        assert (held.messages, held.lost) == (2, 0)
-        assert {entry.meta for entry in await broker._storage.scan(State.READY, "q")} == {FRESH}
-        await trio.sleep(150)
-        [(_, message), (_, other)] = await broker.claims.read("q", "c", 1, earlier, 0, 2)
-        assert message.receives == other.receives == 1
-        await message.body.aclose()
-        await other.body.aclose()
-        await trio.sleep(51)
-        assert await receives(broker) == [2, 2]
-
-
-async def test_a_claim_of_an_earlier_version_is_acknowledged(disk_address: str, opened: Opener, earlier: int) -> None:
-    async with opened(disk_address) as broker:
-        await broker.claims.acknowledge("q", "c", 1, earlier)
-        assert (await broker.status("q"))[2:5] == (0, 0, 0)
-
-
-async def test_a_claim_of_an_earlier_version_is_given_back(disk_address: str, opened: Opener, earlier: int) -> None:
-    async with opened(disk_address) as broker:
-        await broker.claims.forget("q", "c")
-        assert await receives(broker) == [2, 2]
 
 
 # The index

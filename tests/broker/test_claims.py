@@ -652,19 +652,6 @@ async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart
         assert (await broker.status("q"))[2:5] == (0, 0, 0)
 
 
-async def test_a_record_of_before_has_no_checkpoint_and_nothing_was_read(opened: Opener, disk_address: str) -> None:
-    async with opened(disk_address) as broker:
-        await broker.create_queue("q")
-        await fill(broker, 2)
-        epoch = await claim_first_batch(broker)
-        record = dict((await broker._storage.records(KIND))["q/c"])
-        del record["checkpoint"]
-        await broker._storage.put_record(KIND, "q/c", {**record, "claim": record["claim"][:3]})
-    async with opened(disk_address) as broker:
-        assert (await broker.claims.consumer("q", "c"))[1:7] == (epoch, 0, 1, 2, 0, None)
-        await broker.claims.acknowledge("q", "c", 1, epoch)
-
-
 @asynccontextmanager
 async def cut_off(disk: Disk) -> AsyncIterator[None]:
     """The next record is the last thing that the disk takes."""

@@ -17,7 +17,7 @@ from mq.broker import Draft
 from mq.client.amqp.errors import ConsumeEnded
 from mq.cluster import cluster_broker, spool
 from mq.cluster.grace_storage import GRACE_SECONDS
-from mq.cluster.leadership import Holder, Leadership
+from mq.cluster.leadership import Holder
 from mq.cluster.link_codec import Coming, encode
 from mq.cluster.link_sessions import VERSION, LinkSessions
 from mq.cluster.pieces import WHOLE_BYTES, Arrivals, OpenBodies, PiecewiseBody
@@ -457,62 +457,6 @@ async def test_a_queue_that_became_local_meanwhile_gets_it_too(
         assert await all_in(c) == [BODY]
 
 
-async def test_a_neighbor_of_an_earlier_release_gets_it_whole(autojump_clock: MockClock, holders: list[Holder]) -> None:
-    """Its hello does not say that it takes pieces."""
-    async with three_nodes() as cluster:
-        a, c = cluster.hosts["a"], cluster.hosts["c"]
-        await a.http("PUT", "/q?store=cluster")
-        assert (await a.http("POST", "/q/messages", BODY)).status == 201
-        for session in a.node.sessions._sessions.values():
-            session.takes_pieces = False
-        reply = await c.http("GET", "/q/messages")
-        assert not any(len(holder.bodies) for holder in holders)
-        assert await body_of(reply) == BODY
-
-
-@pytest.fixture
-def earlier_master(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masters that know nothing of pieces, and say so as those of the release before do."""
-    real = Leadership._call
-
-    async def call(self: Leadership, holder: Holder, method: str, *args: Any) -> Any:
-        if method in ("publish_in_pieces", "piece", "contains_digest"):
-            raise CallerError(f"{method} is nothing that can be asked of a master")
-        return await real(self, holder, method, *args)
-
-    monkeypatch.setattr(Leadership, "_call", call)
-
-
-@pytest.mark.usefixtures("earlier_master")
-async def test_a_master_of_an_earlier_release_gets_whole_what_is_in_memory(autojump_clock: MockClock) -> None:
-    async with three_nodes() as cluster:
-        a, c = cluster.hosts["a"], cluster.hosts["c"]
-        await a.http("PUT", "/q?store=cluster")
-        async with c.amqp() as producer:
-            await producer.publish("q", BODY)
-        assert await all_in(c) == [BODY]
-
-
-@pytest.mark.usefixtures("earlier_master")
-async def test_a_master_of_an_earlier_release_costs_503_that_says_why(autojump_clock: MockClock) -> None:
-    """Over HTTP, where a long body is in a file: at once, and nothing is stored. Short ones pass."""
-    async with three_nodes() as cluster:
-        a, c = cluster.hosts["a"], cluster.hosts["c"]
-        await a.http("PUT", "/q?store=cluster")
-        assert (await a.http("PATCH", "/q", b'{"unique": true}', content_type="application/json")).status == 200
-        began = trio.current_time()
-        for path in ("/q/messages", "/q/contains"):
-            reply = await c.http("POST", path, BODY)
-            assert reply.status == 503
-            assert "retry-after" in dict(reply.headers)
-            assert b"is of an earlier mq, which " in bytes(reply.body)
-            assert b"try again once all nodes are upgraded" in bytes(reply.body)
-        assert trio.current_time() - began < 1
-        assert (await c.http("POST", "/q/messages", b"short")).status == 201
-        assert (await c.http("POST", "/q/contains", b"short")).status == 200
-        assert await all_in(c) == [b"short"]
-
-
 async def test_a_request_is_cancelled_before_it_has_begun() -> None:
     """As where both come with one read of the socket: a piece would wait for ever for what takes it."""
 
@@ -531,7 +475,7 @@ async def test_a_request_is_cancelled_before_it_has_begun() -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(sessions.run)
         session = sessions.open("mq.cluster.replies.1")
-        sessions.receive([draft_of("hello", ["secret", "b", VERSION, True])])
+        sessions.receive([draft_of("hello", ["secret", "b", VERSION])])
         sessions.begin(cast(Any, Patient()))
         request = draft_of("piece", [1, b"1"])
         sessions.receive([request, draft_of("cancel", [str(("piece", [1, b"1"]))])])

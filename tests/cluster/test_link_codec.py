@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,25 +35,6 @@ def test_anything_plain(value: object) -> None:
 )
 def test_values_of_the_broker(value: object) -> None:
     assert decode(encode(value)) == value
-
-
-def test_what_is_not_used_is_not_said() -> None:
-    """So a node of a release whose drafts have fewer fields takes those that need no more."""
-    assert encode(Draft(b"body")).count(b"null") == 0
-    assert encode(Draft(b"body", group="a")) != encode(Draft(b"body"))
-    assert decode(encode(Draft(b"body", group="a"))) == Draft(b"body", group="a")
-
-
-def test_what_a_release_does_not_know_of_a_message_stands_beside_the_rest() -> None:
-    """So a node of an earlier release, which ends a link that says more than it knows, passes over it."""
-    message = Message("q", ID, BytesBody(b"x"), Properties(1, 7), 0, "")
-    seen = decode(encode(Seen(message, "delayed", at_ms=5)))
-    assert (seen.state, seen.sequence, seen.at_ms) == ("delayed", None, 5)
-    seen = decode(encode(Seen(message, "ready", 7, 5)))
-    assert (seen.sequence, seen.at_ms) == (7, 5)
-    head = encode(Seen(message, "delayed", at_ms=5))
-    plain, _ = json.loads(head[4 : 4 + int.from_bytes(head[:4])])
-    assert (len(plain["v"]), plain["later"]) == (3, {"at_ms": 5})
 
 
 async def test_messages() -> None:

@@ -21,10 +21,9 @@ from mq.client.amqp.errors import ConsumeEnded
 from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
-from mq.cluster.leadership import Holder, Leadership
+from mq.cluster.leadership import Holder
 from mq.cluster.node import SILENT_LEASES
 from mq.cluster.peer_link import MovedNeighbors, PeerLink
-from mq.errors import CallerError
 from mq.lifecycle import State
 from mq.message import QueueName
 from mq.storage.interface import Move
@@ -103,20 +102,7 @@ async def test_over_amqp_too(autojump_clock: MockClock) -> None:
             assert await consumer.get("q") is None
 
 
-@pytest.mark.parametrize("is_earlier", [False, True], ids=["this release", "an earlier one"])
-async def test_a_consumer_with_a_priority(
-    is_earlier: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A master that knows no priorities costs it its channel, which says why; others are served as ever."""
-    real = Leadership._call
-
-    async def call(self: Leadership, holder: Holder, method: str, *args: Any) -> Any:
-        assert method != "hold" or (len(args[0]), args[1]) == (4, {}), "a master that knows no more ends of it"
-        if is_earlier and method == "hold_by_priority":
-            raise CallerError(f"{method} is nothing that can be asked of a master")
-        return await real(self, holder, method, *args)
-
-    monkeypatch.setattr(Leadership, "_call", call)
+async def test_a_consumer_with_a_priority_is_served_first(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         await cluster.hosts["a"].http("PUT", "/q?store=cluster")
         client = await Client(cluster.hosts["c"].accept()).open()
@@ -126,15 +112,10 @@ async def test_a_consumer_with_a_priority(
         await client.say(commands.Basic.Qos(prefetch_count=1), channel=1)
         await client.say(commands.Basic.Consume(queue="q", consumer_tag="high", arguments={"x-priority": 5}))
         assert [(await client.hear()).name for _ in range(2)] == ["Basic.QosOk", "Basic.ConsumeOk"]
-        if is_earlier:
-            closed = await client.hear()
-            assert (closed.name, closed.reply_code, closed.class_id) == ("Channel.Close", 406, 60)
-            assert "earlier mq, which knows no priorities of consumers: try again" in closed.reply_text
-            await client.say(commands.Channel.CloseOk())
         await trio.sleep(1)
         assert (await cluster.hosts["b"].http("POST", "/q/messages", b"x")).status == 201
         channel, delivered = await client.hear_of()
-        assert (channel, delivered.name) == (2 if is_earlier else 1, "Basic.Deliver")
+        assert (channel, delivered.name) == (1, "Basic.Deliver")
 
 
 async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClock) -> None:

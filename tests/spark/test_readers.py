@@ -551,9 +551,6 @@ def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Opti
     start, end = end, reader.latestOffset(end, LIMIT)
     assert unsettled(client, other) == 0
     assert rows(reader, reader.partitions(start, end)) == [b"2"]
-    old = {"consumer": "c", "batch": 1, "rows": 1}  # of an earlier release
-    with pytest.raises(SparkSourceError, match="does not say of which queue it is"):
-        stream(with_options(options, queue=f"{other.queue},{options.queue}")).latestOffset(old, LIMIT)
 
 
 def test_a_batch_may_have_more_than_ten_thousand_messages(client: Client, options: Options) -> None:

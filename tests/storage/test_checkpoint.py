@@ -10,7 +10,6 @@ import pytest
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
-from mq.storage.files.payload import encode
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.testing.faults import DiskFault, PowerCut
 from tests.storage.disks import new_id
@@ -188,13 +187,3 @@ async def test_an_empty_batch_leaves_no_record() -> None:
         assert await disk.commit() == []
         assert [each.result for each in await disk.storage.commit([Group(())])] == [Result.DONE]
         assert disk.pending() == 0
-
-
-async def test_a_root_with_an_empty_batch_in_its_log_is_opened() -> None:
-    """Versions before wrote one down, and refused the root after a kill."""
-    async with begun() as disk:
-        entry = await disk.bring(State.READY, b"body")
-        with disk.log.lock:
-            disk.log.record(encode([]), flushes=True)
-        await disk.cut()
-        assert await disk.everything() == {entry}

@@ -162,7 +162,7 @@ class DeadLetterRouter:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
         if exchange is None:
             return []
-        key, shown, hidden = publication.routing_key, _shown_keys(publication.properties), publication.hidden_keys
+        key, shown, hidden = publication.routing_key, publication.properties.copied_to()[0], publication.hidden_keys
         keys = [key, *shown]
         if DEAD_LETTER_ROUTING_KEY in queue.arguments:  # it stands for all of them
             key, shown, hidden = queue.arguments[DEAD_LETTER_ROUTING_KEY], (), ()
@@ -197,14 +197,6 @@ async def _close(body: Body) -> None:
 @lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
 def _parsed(raw: bytes) -> BasicProperties:
     return BasicProperties(raw)
-
-
-def _shown_keys(properties: BasicProperties) -> tuple[str, ...]:
-    """The keys of its ``CC``; none where earlier releases took what makes no sense."""
-    try:
-        return properties.copied_to()[0]
-    except Refusal:
-        return ()
 
 
 def deaths_of(properties: BasicProperties) -> list[Mapping[str, Any]]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Final
 
 import trio
 from pamqp import commands as methods
-from pamqp.base import Frame
 from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
 from mq.amqp.model.names import DEFAULT_VHOST
-from mq.amqp.protocol.commands import ChannelKey, Credit, PublishedMessage, PublishMessages
+from mq.amqp.protocol.commands import Credit, PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, Connection, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
@@ -30,7 +29,7 @@ from mq.doors.connections import FewLines, Peer
 from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
-from mq.errors import MasterTooOld, MQError, NoSuchQueue, NotServed, QueueHeld
+from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
 from mq.turns import FRAME, parts
 
 logger = logging.getLogger("mq.amqp")
@@ -490,14 +489,10 @@ class ServedConnection:
         for key, count in Counter(message.channel for message in messages).items():
             what = "1 message is" if count == 1 else f"{count} messages are"
             refusals[key] = Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}")
-        self._lose(refusals, methods.Basic.Publish())
-
-    def _lose(self, refusals: Mapping[ChannelKey, Refusal], method: Frame) -> None:
-        """Close channels, as far as they are open, for what came of an earlier method of their clients."""
         for key, refusal in refusals.items():
             channel = self._connection.channel(key)
             if channel is not None:
-                channel.lose(refusal, method)
+                channel.lose(refusal, methods.Basic.Publish())
         if self._nursery is not None:
             self._nursery.start_soon(self._work_again)
 
@@ -555,9 +550,6 @@ class ServedConnection:
             await consumer.run()
         except (NoSuchQueue, QueueHeld):
             pass  # the queue was deleted: the client is told of that
-        except MasterTooOld as error:  # it stays so: a consumer that is told to begin anew would do so for ever
-            self._lose({consumer.channel: refusal_of(error)}, methods.Basic.Consume())
-            self._flush()
         except NotServed:
             self._state.failed_over([consumer.queue.key])
         except MQError as error:

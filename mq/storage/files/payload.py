@@ -177,8 +177,6 @@ def decode(payload: bytes) -> list[Saying]:
         return payload[at - size : at]
 
     found: list[Saying] = []
-    if not length:  # an empty batch, as versions before this one wrote it down
-        return found
     for line in payload[_TEXT_LENGTH.size : at].decode().split("\n"):
         match line.split("\t"):
             case ["w", path, size, crc, attributes]:

@@ -93,9 +93,9 @@ def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
 def load_native() -> Native | None:
     """The package mq-native, where it is installed: a batch's system calls in one go, without Python's lock.
 
-    It is compiled for one machine and need not be there. One that is older than this mq is left alone.
+    It is compiled for one machine and need not be there.
     """
-    return mq_native if hasattr(mq_native, "do_steps_telling") else None
+    return mq_native
 
 
 class FolderStorage:
@@ -524,15 +524,11 @@ class FolderStorage:
 
     def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
         """The new value of an existing queue: of two brokers that make one at once, the first has made it."""
-        # A queue without a record was made by hand, at an unknown time. In a record from before there were
-        # incarnations, the instant stands for that, too.
+        # A queue without a record was made by hand, at an unknown time.
         before = self._root_open.records.get(QUEUE, key)
         if before is None and any((QUEUE, key) == damage[:2] for damage in self._root_open.folders.health.damages):
             return value  # its record is lost
-        before = before or {}
-        created = before.get("created", 0)
-        made = {"created": created, "incarnation": before.get("incarnation", created)}
-        return {**value, **{what: made[what] for what in made.keys() & value.keys()}}
+        return {**value, **{what: (before or {}).get(what, 0) for what in {"created", "incarnation"} & value.keys()}}
 
     def _forget_names(self) -> None:
         """Make sure that no old name of a file can lead to a folder that is made next."""

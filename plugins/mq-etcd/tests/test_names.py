@@ -98,7 +98,6 @@ async def test_a_name_is_the_stores_or_reserved(names: NameRegistry, store: Stor
 async def test_a_queue_that_is_there_is_changed_whatever_is_reserved(
     names: NameRegistry, store: Storage, client: Client, prefix: str
 ) -> None:
-    """As where an older mq let a node have a queue of the same name."""
     await store.put_record(QUEUE, "q", {"created": 1})
     await client.put(f"{prefix.rstrip('/')}-reserved/q/b", b"")
     assert not await store.put_record(QUEUE, "q", {"created": 1, "settings": {}})

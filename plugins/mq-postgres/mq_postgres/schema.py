@@ -18,28 +18,8 @@ from psycopg import sql
 from mq.errors import StorageUnusable
 
 VERSION: Final = 1
-"""Of the tables. A store of a later one is refused."""
+"""Of the tables. A store of another one is refused."""
 OLDEST_SERVER: Final = 150000
-
-_ADDED: Final = (
-    # Records as they were before the last change of them, which may have to be undone.
-    """CREATE TABLE replaced (
-        change bigint NOT NULL, kind text COLLATE "C" NOT NULL, digest bytea NOT NULL, key bytea NOT NULL, value text,
-        PRIMARY KEY (change, kind, digest))""",
-    """
-    CREATE FUNCTION refuse_groups(held bigint, grouped integer[]) RETURNS TABLE (number integer, why text)
-    LANGUAGE plpgsql AS $$
-    DECLARE refused text;
-    BEGIN
-        SELECT string_agg(r.n || ' ' || r.result, ',' ORDER BY r.n) INTO refused
-        FROM refusal r WHERE r.change = held AND r.n = ANY (grouped);
-        IF refused IS NOT NULL THEN
-            RAISE EXCEPTION 'a group is refused' USING ERRCODE = 'MQ003', DETAIL = refused;
-        END IF;
-    END $$
-    """,
-)
-"""To tables of this version, by a later release of mq-postgres: an earlier one goes on with them."""
 
 _TABLES: Final = (
     """CREATE TABLE version (one boolean PRIMARY KEY DEFAULT true CHECK (one), number integer NOT NULL)""",
@@ -91,7 +71,22 @@ _TABLES: Final = (
         DELETE FROM refusal WHERE refusal.change < begin_change.change;
     END $$
     """,
-    *_ADDED,
+    # Records as they were before the last change of them, which may have to be undone.
+    """CREATE TABLE replaced (
+        change bigint NOT NULL, kind text COLLATE "C" NOT NULL, digest bytea NOT NULL, key bytea NOT NULL, value text,
+        PRIMARY KEY (change, kind, digest))""",
+    """
+    CREATE FUNCTION refuse_groups(held bigint, grouped integer[]) RETURNS TABLE (number integer, why text)
+    LANGUAGE plpgsql AS $$
+    DECLARE refused text;
+    BEGIN
+        SELECT string_agg(r.n || ' ' || r.result, ',' ORDER BY r.n) INTO refused
+        FROM refusal r WHERE r.change = held AND r.n = ANY (grouped);
+        IF refused IS NOT NULL THEN
+            RAISE EXCEPTION 'a group is refused' USING ERRCODE = 'MQ003', DETAIL = refused;
+        END IF;
+    END $$
+    """,
     "INSERT INTO fence (epoch) VALUES (0)",
     "INSERT INTO lane (number, landed) VALUES (0, 0)",
     "INSERT INTO lease (holder, session, until) VALUES ('', '', '-infinity')",
@@ -144,10 +139,6 @@ def make_ready(connection: psycopg.Connection[Any], schema: str) -> None:
         if not _exists(connection, "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'version'", schema):
             connection.execute(";\n".join(_TABLES), prepare=False)
             connection.execute("INSERT INTO version (number) VALUES (%s)", (VERSION,))
-        elif not _exists(
-            connection, "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'replaced'", schema
-        ):
-            connection.execute(";\n".join(_ADDED), prepare=False)
     _check_tables(connection, schema)
 
 

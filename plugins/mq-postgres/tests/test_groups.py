@@ -53,16 +53,3 @@ async def test_a_group_with_a_body_that_was_given_up_is_not_done(storage: Storag
     [outcome] = await commit(storage, [Group((Write("orders", id, body), Put("ledger", "a", {})))])
     assert outcome.result is Result.GONE
     assert await storage.records("ledger") == {}
-
-
-async def test_a_store_of_an_earlier_release_takes_groups(place) -> None:
-    async with place.make() as storage:
-        await storage.put_record("ledger", "old", {"n": 1})
-    with place.server.admin() as admin:
-        admin.execute(f"DROP TABLE {place.schema}.replaced; DROP FUNCTION {place.schema}.refuse_groups".encode())
-    async with place.reopen() as storage:
-        absent = Write("nowhere", IDS.new(), b"", state=State.READY)
-        groups = [Group((Put("ledger", "old", {"n": 2}), absent)), Group((Put("ledger", "new", {}), Put("a", "b", {})))]
-        results = [outcome.result for outcome in await commit(storage, groups)]
-        assert results == [Result.NO_QUEUE, Result.DONE]
-        assert await storage.records("ledger") == {"old": {"n": 1}, "new": {}}
