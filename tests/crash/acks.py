@@ -6,6 +6,8 @@ A consumer acknowledges each message as it comes, until its server is killed. Pe
 from __future__ import annotations
 
 import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -52,28 +54,13 @@ async def kill_a_round(server: Server, prefetch: int, messages: int) -> Round:
         prefetch: the consumer's.
         messages: to publish.
     """
-    publisher = await _dial(server)
-    await publisher.declare("acks", durable=True)
-    await publisher.call(commands.Confirm.Select())
-    await publisher.publish("acks", *[b"%d" % number for number in range(messages)], delivery_mode=2)
-    stored = 0
-    while stored < messages:
-        stored = max(stored, getattr(await publisher.hear(), "delivery_tag", 0))
-    consumer = await _dial(server)
-    await consumer.call(commands.Basic.Qos(prefetch_count=prefetch))
-    await consumer.consume("acks")
-    acknowledged: dict[bytes, float] = {}
-    while len(acknowledged) < messages // 2:
-        method, _, body = await consumer.delivery()
-        await consumer.say(commands.Basic.Ack(method.delivery_tag))
-        acknowledged[body] = trio.current_time()
-    killed = trio.current_time()
-    server.kill()
+    await _publish(server, messages)
+    async with _connection(server) as consumer:
+        acknowledged = await _acknowledge(consumer, prefetch, messages // 2)
+        killed = trio.current_time()
+        server.kill()
     server.start()
-    again = await _dial(server)
-    left: dict[bytes, bool] = {}
-    while (got := await again.get("acks", no_ack=True)) is not None:
-        left[got[2]] = got[0].redelivered
+    left = await _drain(server)
     doubled = [body for body in acknowledged if body in left]
     return Round(
         len(acknowledged),
@@ -84,8 +71,41 @@ async def kill_a_round(server: Server, prefetch: int, messages: int) -> Round:
     )
 
 
-async def _dial(server: Server) -> Client:
-    return await Client(await trio.open_tcp_stream("127.0.0.1", server.port)).open()
+async def _publish(server: Server, messages: int) -> None:
+    async with _connection(server) as publisher:
+        await publisher.declare("acks", durable=True)
+        await publisher.call(commands.Confirm.Select())
+        await publisher.publish("acks", *[b"%d" % number for number in range(messages)], delivery_mode=2)
+        confirmed = 0
+        while confirmed < messages:
+            confirmed = max(confirmed, getattr(await publisher.hear(), "delivery_tag", 0))
+
+
+async def _acknowledge(consumer: Client, prefetch: int, messages: int) -> dict[bytes, float]:
+    """Consume and acknowledge messages; when each one was acknowledged, by its body."""
+    await consumer.call(commands.Basic.Qos(prefetch_count=prefetch))
+    await consumer.consume("acks")
+    acknowledged: dict[bytes, float] = {}
+    while len(acknowledged) < messages:
+        method, _, body = await consumer.delivery()
+        await consumer.say(commands.Basic.Ack(method.delivery_tag))
+        acknowledged[body] = trio.current_time()
+    return acknowledged
+
+
+async def _drain(server: Server) -> dict[bytes, bool]:
+    """Get all messages that are left; whether each is marked as redelivered, by its body."""
+    left: dict[bytes, bool] = {}
+    async with _connection(server) as client:
+        while (got := await client.get("acks", no_ack=True)) is not None:
+            left[got[2]] = got[0].redelivered
+    return left
+
+
+@asynccontextmanager
+async def _connection(server: Server) -> AsyncIterator[Client]:
+    async with await trio.open_tcp_stream("127.0.0.1", server.port) as stream:
+        yield await Client(stream).open()
 
 
 @click.command()
