@@ -182,6 +182,7 @@ class History:
         now = self._now()
         if id in self._requeued_by_hand:
             self._held_until.pop(id, None)
+            self._leased_until[id] = now  # the client of this lease may not have been told of it yet
         if now < self._held_until.get(id, now):
             self._violate(f"P6: {id} is requeued {self._held_until[id] - now:.3f} s before its lease ends")
 
