@@ -34,7 +34,7 @@ By itself:
 * :mod:`.http`: the daemon to one client beside it. :mod:`.idle`: how often it wakes up with nothing to do.
 * :mod:`.sqs`: the daemon's processor time for what SQS asks, beside the same over mq's own HTTP.
 * :mod:`.journal`, :mod:`.claims`, :mod:`.spark`: the lifecycle journal, batch consumers, and queues in Spark.
-* :mod:`.etcd`, :mod:`.memcached`, :mod:`.postgres`: the stores of the plugins.
+* :mod:`.etcd`, :mod:`.postgres`: the stores of the plugins.
 * :mod:`.vsqs`: the brokerless queue beside the others in :mod:`.peers`, at the same durability.
 * :mod:`.machine`, :mod:`.figures`: where it ran, what came out, and how it is printed.
 """

@@ -29,7 +29,6 @@ from benchmarks import (
     idle,
     journal,
     many,
-    memcached,
     postgres,
     sqs,
     suite,
@@ -64,10 +63,6 @@ def _http(folder: str, options: argparse.Namespace) -> list[Figure]:
 
 def _vsqs(folder: str, options: argparse.Namespace) -> list[Figure]:
     return vsqs.measure(folder, options.rounds, min(options.messages, 1000), min(options.backlog, vsqs.LONG))
-
-
-def _memcached(folder: str, options: argparse.Namespace) -> list[Figure]:
-    return memcached.measure(options.rounds, options.messages)
 
 
 def _etcd(folder: str, options: argparse.Namespace) -> list[Figure]:
@@ -118,7 +113,6 @@ BENCHMARKS: Final[dict[str, Benchmark]] = {
     "many": _many,
     "http": _http,
     "vsqs": _vsqs,
-    "memcached": _memcached,
     "etcd": _etcd,
     "postgres": _postgres,
     "spark": _spark,

@@ -125,7 +125,6 @@ def test_from_the_tree_the_client_comes_from_the_tree(tmp_path: Path, monkeypatc
     assert wanted["mq-client"] == f"@ {(TREE / 'mq-client').as_uri()}/."
     for extra, plugin in {
         "cluster": "etcd",
-        "memcached": "memcached",
         "native": "native",
         "postgres": "postgres",
     }.items():

@@ -142,15 +142,12 @@ def test_one_file_takes_mq_native_from_its_python(one_file: Path, tmp_path: Path
     assert done.stdout == f"mq, version {mq.__version__} (with mq-native)\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("store", "refusal"), [("etcd:ftp://x", "ftp://x"), ("memcached:127.0.0.1:1", "no connection to the memcached")]
-)
-def test_one_file_has_the_plugins(bare: Callable[..., subprocess.Popen[str]], store: str, refusal: str) -> None:
-    """It is they that refuse: an address that makes no sense, and one where no server is."""
-    process = bare(sys._base_executable, "--port=0", "--amqp-port=0", "--storage", store)
+def test_one_file_has_the_plugin_for_etcd(bare: Callable[..., subprocess.Popen[str]]) -> None:
+    """The plugin itself refuses an address that makes no sense."""
+    process = bare(sys._base_executable, "--port=0", "--amqp-port=0", "--storage", "etcd:ftp://x")
     said = process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 2, said
-    assert refusal in said.splitlines()[-1]
+    assert "ftp://x" in said.splitlines()[-1]
     assert "no storage backend" not in said
 
 

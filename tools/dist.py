@@ -1,5 +1,5 @@
 """Builds the wheels of mq and mq-client, and mq.pyz: the whole program with all it needs in one file, for any Python
-from 3.11 on. The plugins that need nothing compiled are in it, too: etcd and memcached.
+from 3.11 on. The plugin for etcd, which needs nothing compiled, is in it, too.
 
 Usage: python tools/dist.py FOLDER
 
@@ -21,7 +21,7 @@ TREE = Path(__file__).resolve().parent.parent
 ENTRY_POINT = "mq.cli:main"
 SHEBANG = b"#!/usr/bin/env python3\n"
 
-PACKED_PLUGINS = ("mq-etcd", "mq-memcached")
+PACKED_PLUGINS = ("mq-etcd",)
 """mq-native fits one kind of processor and one C library, mq-template is there to be copied."""
 
 PURE_FALLBACK = {"markupsafe/_speedups"}

@@ -19,7 +19,7 @@ class Address(NamedTuple):
     Attributes:
         host: its name or number.
         port: its TCP port.
-        prefix: the beginning of every key of ours, so that several stores fit on one server.
+        prefix: the beginning of every key, so that several programs fit on one server.
     """
 
     host: str
@@ -44,7 +44,7 @@ def parse_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     good_prefix = len(prefix) <= 40 and prefix.isascii() and prefix.isprintable() and " " not in prefix
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536 or not good_prefix:
-        raise StorageUnusable(f"not a server's address: {shorten(text)}. Write memcached://127.0.0.1:11211")
+        raise StorageUnusable(f"not a server's address: {shorten(text)}. Write 127.0.0.1:11211")
     return Address(host, int(port), prefix)
 
 
@@ -53,11 +53,9 @@ class Limits(NamedTuple):
 
     Attributes:
         value: the longest value that is sure to fit one item, in bytes.
-        memory: for all items together, in bytes.
     """
 
     value: int
-    memory: int
 
 
 def limits_of(settings: dict[str, str], address: Address) -> Limits:
@@ -71,9 +69,9 @@ def limits_of(settings: dict[str, str], address: Address) -> Limits:
             f"the memcached at {address} throws messages away when it is full: start it with -M, which refuses new ones"
         )
     try:
-        value, memory = int(settings["item_size_max"]) - _OVERHEAD, int(settings["maxbytes"])
+        value = int(settings["item_size_max"]) - _OVERHEAD
     except (KeyError, ValueError) as error:
         raise StorageUnusable(f"the server at {address} does not say how much it takes (stats settings)") from error
     if value < _SMALLEST_ITEM:
         raise StorageUnusable(f"the memcached at {address} takes items that are too small: start it with -I 1m")
-    return Limits(value, memory)
+    return Limits(value)

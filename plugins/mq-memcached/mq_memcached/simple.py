@@ -34,8 +34,7 @@ from pymemcache.exceptions import MemcacheError, MemcacheServerError
 
 from mq.errors import BodyTooLarge, StorageError, StorageFull
 from mq.message import QueueName
-from mq_memcached import protocol
-from mq_memcached.protocol import Replies, Shape
+from mq_memcached.protocol import Malformed, parse_statistics
 from mq_memcached.server import Limits, limits_of, parse_address
 
 LOCK_SECONDS: Final = 5
@@ -323,19 +322,15 @@ class SimpleMessageQueue:
 
     def _known_limits(self) -> Limits:
         if self._limits is None:
-            replies = Replies()
-            replies.feed(self._client.raw_command(b"stats settings", b"END\r\n") + b"END\r\n")
-            found = replies.next(Shape.STATS)
-            settings = found if isinstance(found, dict) else {}
-            texts = {name.decode(): item.value.decode() for name, item in settings.items()}
-            self._limits = limits_of(texts, self._address)
+            answer = self._client.raw_command(b"stats settings", b"END\r\n")
+            self._limits = limits_of(parse_statistics(answer), self._address)
         return self._limits
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (MemcacheError, OSError, protocol.Malformed) as error:
+        except (MemcacheError, OSError, Malformed) as error:
             self._limits = None  # it may be another server by then
             raise StorageFull(f"the memcached at {self._address} failed: {error}. Try again later") from error
 

@@ -1,20 +1,11 @@
-"""Servers and places for tests. Without memcached they are skipped, and say so."""
+"""Servers for tests. Without memcached the tests are skipped, and say so."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 
 import pytest
-from mq_memcached import chains
 from mq_memcached.testing.server import PROGRAM, Server
-
-from mq.storage.conformance import check_whole
-from mq.storage.interface import QUEUE, Storage
-from mq.storage.registry import open_storage
-
-_prefixes = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -50,46 +41,3 @@ def serve(installed: None) -> Iterator[Callable[..., Server]]:
 def server(serve: Callable[..., Server]) -> Server:
     """For tests that stop it, fill it, or look at all its keys."""
     return serve()
-
-
-class Place:
-    """Where the stores of a test are: prefixes of one server."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._prefix = ""
-
-    @property
-    def address(self) -> str:
-        return f"{self._server.address}/{self._prefix}"
-
-    @asynccontextmanager
-    async def make(self) -> AsyncIterator[Storage]:
-        self._prefix = f"test{next(_prefixes)}"
-        async with self.reopen() as storage:
-            yield storage
-
-    @asynccontextmanager
-    async def reopen(self) -> AsyncIterator[Storage]:
-        async with open_storage(self.address) as storage:
-            yield storage
-
-
-@pytest.fixture
-def place(shared_server: Server) -> Place:
-    return Place(shared_server)
-
-
-@pytest.fixture
-async def storage(place: Place) -> AsyncIterator[Storage]:
-    """An open store with the queue `orders`; looked over at the end."""
-    async with place.make() as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
-        yield storage
-        await check_whole(storage)
-
-
-@pytest.fixture
-def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tidying client takes a slot for a dead writer's at once."""
-    monkeypatch.setattr(chains, "GRACE_SECONDS", 0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
@@ -33,11 +32,6 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
-    @property
-    def address(self) -> str:
-        """Of a store; add a prefix to have one of its own."""
-        return f"memcached://127.0.0.1:{self.port}"
-
     def start(self) -> None:
         """Again, on the same port; what was in it is lost."""
         assert PROGRAM is not None
@@ -63,27 +57,6 @@ class Server:
             self._process.wait()
             self._process = None
 
-    def pause(self) -> None:
-        """It does not answer any more, and its port stays open."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # until then it may still answer
-
-    def resume(self) -> None:
-        """It answers again."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGCONT)
-
-    def ask(self, line: str) -> list[str]:
-        """A command by hand; the lines of its reply."""
-        with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
-            file.write(line.encode() + b"\r\n")
-            file.flush()
-            lines = [file.readline().decode().rstrip()]
-            while lines[-1].startswith(("STAT", "VALUE", "key=")):
-                lines.append(file.readline().decode().rstrip())
-            return lines
-
     def fill_with(self, key_length: int, value_length: int) -> None:
         """Store items of that size until there is no room for another."""
         with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
@@ -94,7 +67,7 @@ class Server:
                 reply, number = file.readline(), number + 1
 
     def listed(self) -> set[str]:
-        """All keys that stay, the ballast's excepted."""
+        """All keys that stay."""
         with socket.create_connection(("127.0.0.1", self.port), 5) as connection, connection.makefile("rwb") as file:
             file.write(b"lru_crawler metadump all\r\n")
             file.flush()
@@ -103,4 +76,4 @@ class Server:
                 key, expires, *_ = line.decode().split()
                 if expires == "exp=-1":
                     found.add(unquote(key.removeprefix("key=")))
-            return {key for key in found if not key.startswith("e:" + "0" * 20)}
+            return found

@@ -51,16 +51,6 @@ class Wire:
         self._is_closing = False
         self._start(self._accept)
 
-    def cut_after(self, allowed: int) -> None:
-        """Let so many commands more through."""
-        with self._turn:
-            self._left = allowed
-
-    def heal(self) -> None:
-        """Let all through again, over new connections."""
-        self._left = 1 << 30
-        self.has_struck = False
-
     def close(self) -> None:
         """Let go of everything."""
         self._is_closing = True
