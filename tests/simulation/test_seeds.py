@@ -38,6 +38,7 @@ REGRESSIONS = {
     689: "a doubt recorded one of two times, and the next start took the clock for one that was right for long",
     293: "a doubt ended as the clock was set, and the next start took it for one that was right for long",
     1511: "a crash brought messages back to the leases that they had before a claim, and the claim lost them",
+    9362: "a message that was counted in its queue kept both names after a power cut, and came back by the old one",
     7712: "the client of an ended lease gave back the next one before its client was told: the checker missed that",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }

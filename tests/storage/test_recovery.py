@@ -127,6 +127,25 @@ async def test_of_leases_that_are_equally_late_one_stays(
         assert not await repaired(disk, caplog)
 
 
+@pytest.mark.parametrize("receives", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
+async def test_of_counts_of_one_message_in_a_queue_the_highest_stays(
+    receives: tuple[int, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A message that is given back is counted by another name in the same folder, which is no atomic move there."""
+    async with open_disk(MOUNTS["link"]) as disk:
+        first = await disk.bring(State.READY)
+        names = [Entry("q", first.id, State.READY, Meta(receives=count)) for count in receives]
+        for name in names:
+            if name != first:
+                also(disk, first, name)
+        if first not in names:
+            disk.inner.unlink(f"/root/{disk.path(first)}")
+        other = await disk.bring(State.READY)
+        assert f"{len(names) - 1} doubled" in await repaired(disk, caplog)
+        assert await disk.everything() == {names[-1], other}
+        assert not await repaired(disk, caplog)
+
+
 async def test_a_message_between_two_queues_stays_in_one(caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS["link"], queues=("q", "other")) as disk:
         held = await disk.bring(State.DELAYED)

@@ -129,37 +129,40 @@ def _deleted(folders: Folders) -> dict[str, int]:
 
 
 def _drop_doubles(folders: Folders, moving: dict[State, list[Entry]], queues: set[str]) -> int:
-    """Keep one name of each message."""
-    # READY is compared as it is listed. Held in memory are only the ids outside it, and those in it that came from
-    # another queue: they may still stand there, too
+    """Keep one name of each message. Returns how many names went."""
+    # READY is compared as it is listed. Held in memory are only the ids outside it, those in it that came from another
+    # queue (they may still stand there, too), and, of one queue at a time, those that were given back with their count.
+    losers: dict[Entry, None] = {}  # in the order in which they were found, so that a simulation repeats
     best: dict[MessageId, Entry] = {}
-    losers: list[Entry] = []
-
-    def compare(entry: Entry) -> None:
-        other = best.setdefault(entry.id, entry)
-        if other != entry:
-            loser, best[entry.id] = sorted((entry, other), key=rank)
-            losers.append(loser)
-
     for state in (State.REMOVED, State.DELAYED, State.NEW):
-        for entry in moving[state]:
-            compare(entry)
+        _compare(moving[state], best, losers)
     ready = sorted(queues)
-    moved = [entry for queue in ready for entry in folders.scan(State.READY, queue) if entry.meta.order is not None]
-    for entry in moved:
-        compare(entry)
+    moved: list[Entry] = []
+    for queue in ready:
+        listed = folders.scan(State.READY, queue)
+        moved += [entry for entry in listed if entry.meta.order is not None]
+        counted = {entry.id for entry in listed if entry.meta.receives}
+        _compare([entry for entry in listed if entry.id in counted], {}, losers)
+    _compare(moved, best, losers)
     if best:
         for queue in ready:
-            for entry in folders.scan(State.READY, queue):
-                if entry.id in best and entry.meta.order is None:
-                    compare(entry)
+            listed = folders.scan(State.READY, queue)
+            _compare([entry for entry in listed if entry.id in best and entry.meta.order is None], best, losers)
     for entry in losers:
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(folders.layout.path(entry))
-    gone = set(losers)
     for state, entries in moving.items():
-        moving[state] = [entry for entry in entries if entry not in gone]
+        moving[state] = [entry for entry in entries if entry not in losers]
     return len(losers)
+
+
+def _compare(entries: list[Entry], best: dict[MessageId, Entry], losers: dict[Entry, None]) -> None:
+    """Add messages to `best`, each under the name that counts, and their other names to `losers`."""
+    for entry in entries:
+        other = best.setdefault(entry.id, entry)
+        if other != entry:
+            loser, best[entry.id] = sorted((entry, other), key=rank)
+            losers[loser] = None
 
 
 def rank(entry: Entry) -> tuple[bool, int, int, int, int, str]:
