@@ -27,6 +27,7 @@ from mq.lifecycle import Observer
 from mq.settings import LINES, Settings
 from mq.storage.files.posix import load_native
 from mq.storage.interface import Sharing
+from tests.cases import for_each
 
 slow = pytest.mark.slow
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
@@ -87,7 +88,7 @@ def test_help_names_every_setting_with_its_variable_and_default() -> None:
     assert "serve" in text
 
 
-@pytest.mark.parametrize("name", cli.VERBS)
+@for_each("name", cli.VERBS)
 def test_a_verbs_line_in_the_table_is_true(name: str) -> None:
     command = cli.load_verb(name)
     assert command.name == name

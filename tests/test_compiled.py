@@ -13,6 +13,8 @@ from typing import Final
 
 import pytest
 
+from tests.cases import for_each
+
 TREE: Final = Path(__file__).resolve().parent.parent
 TOOL: Final = TREE / "tools" / "from_compiled.py"
 PLACE: Final = TREE / "build" / "compiled"
@@ -69,7 +71,7 @@ def each_path(pattern: str) -> Iterator[Path]:
 # What mypyc makes something else of
 
 
-@pytest.mark.parametrize("path", compiled_modules(), ids=lambda path: str(path.relative_to(TREE)))
+@for_each("path", compiled_modules())
 def test_no_slice_has_an_effect_between_its_brackets(path: Path) -> None:
     """mypyc computes the bounds of a slice twice where it does not know the type: what they do is done twice."""
     for slices in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Slice)):
@@ -79,7 +81,7 @@ def test_no_slice_has_an_effect_between_its_brackets(path: Path) -> None:
         assert not effects, f"line {slices.lineno}: compute it before the slice"
 
 
-@pytest.mark.parametrize("path", compiled_modules(), ids=lambda path: str(path.relative_to(TREE)))
+@for_each("path", compiled_modules())
 def test_no_generator_is_asynchronous(path: Path) -> None:
     """mypyc compiles none, and says so only where a compiler is."""
     for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AsyncFunctionDef)):

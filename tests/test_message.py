@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mq.errors import CorruptMessage, InvalidId, InvalidName
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, QueueName, checksum, shorten
+from tests.cases import for_each
 
 ID: Final = MessageId("4ad814ab-213e-11e3-a9a3-0025904f6e08")
 NOW_NS: Final = 1_700_000_000_123_456_789
@@ -180,7 +181,7 @@ def test_id_is_exactly_a_version_1_uuid(uuid: UUID) -> None:
             MessageId(str(uuid))
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",
@@ -210,13 +211,13 @@ def test_id_is_refused_in_one_line(text: str) -> None:
 GRAMMAR: Final = r"[A-Za-z0-9_][A-Za-z0-9._@-]{0,99}"
 
 
-@pytest.mark.parametrize("name", ["q", "Q", "0", "_", "queue001", "a.b_c@d-e", "a.", "a..b", "new", "q" * 100])
+@for_each("name", ["q", "Q", "0", "_", "queue001", "a.b_c@d-e", "a.", "a..b", "new", "q" * 100])
 def test_name_is_a_queues(name: str) -> None:
     assert QueueName(name) == name
     assert type(QueueName(name)) is QueueName
 
 
-@pytest.mark.parametrize(
+@for_each(
     "name",
     [
         "",

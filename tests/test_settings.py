@@ -9,6 +9,7 @@ import pytest
 from mq.cli import load_verb
 from mq.errors import InvalidSetting
 from mq.settings import LINES, OTHER_VARIABLES, Settings, load_settings, near_misses
+from tests.cases import for_each
 
 
 def in_file(tmp_path: Path, text: str) -> dict[str, str]:
@@ -104,7 +105,7 @@ def test_the_verbs_variables_are_known() -> None:
     assert variables <= set(OTHER_VARIABLES)
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.name)
+@for_each("line", LINES)
 def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> None:
     value = {
         "address": "::1",
@@ -178,8 +179,8 @@ def test_switches(word: str, on: bool) -> None:
     assert load_settings({}, {"MQ_NO_MOVER": word}).no_mover is on
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_each(
+    "name, value",
     [
         ("workers", "x"),
         ("workers", "0"),
@@ -231,7 +232,7 @@ def test_the_wrong_value_as_the_issue_has_it() -> None:
     assert refusal({}, {"MQ_WORKERS": "x"}) == expected
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "workers = true",

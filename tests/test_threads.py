@@ -28,6 +28,7 @@ from mq.storage.files import peers
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.log import Log
 from mq.storage.registry import open_storage
+from tests.cases import for_each
 
 TREE: Final = Path(__file__).resolve().parent.parent
 
@@ -312,6 +313,6 @@ def test_every_background_task_of_a_broker_is_listed() -> None:
     assert Counter(name for name in seen if name.startswith("mq.")) == TASKS
 
 
-@pytest.mark.parametrize("number", range(TASKS.total()))
+@for_each("number", range(TASKS.total()))
 def test_broker_ends_when_a_background_task_fails(number: int) -> None:
     assert errors_of(broker_with_task, number, []) == {Injected}

@@ -19,6 +19,7 @@ from mq.access.hashes import (
 )
 from mq.errors import InvalidSetting
 from tests.access.files import CHEAP
+from tests.cases import for_each
 
 
 def test_a_password_fits_its_hash_and_no_other() -> None:
@@ -65,7 +66,7 @@ hmac_equal = hmac.compare_digest
 SALT, DIGEST = "0" * 32, "f" * 64
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         "",

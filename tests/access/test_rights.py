@@ -7,14 +7,15 @@ import time
 import pytest
 
 from mq.access.rights import Right, User
+from tests.cases import for_each
 
 
 def user(**rights: str) -> User:
     return User("alice", {Right(word): tuple(patterns.split()) for word, patterns in rights.items()})
 
 
-@pytest.mark.parametrize(
-    ("pattern", "queue", "fits"),
+@for_each(
+    "pattern, queue, fits",
     [
         ("orders", "orders", True),
         ("orders", "orders2", False),

@@ -13,6 +13,7 @@ from mq.access.users_editor import UsersFile
 from mq.access.users_file import parse_users, shared_account
 from mq.errors import InvalidSetting
 from tests.access.files import TOKEN, write_users
+from tests.cases import for_each
 
 LIMITED = '[users.shop]\ntokens = ["TOKEN"]\nmax_connections = 5\nmax_queues = 0\nmax_publish_rate = 2.5\n'
 
@@ -32,8 +33,8 @@ def test_file_sets_each_limit() -> None:
     assert shared_account("shop", {"max_queues": 7}).user.limits == UserLimits(queues=7)
 
 
-@pytest.mark.parametrize("key", ["max_connections", "max_queues", "max_publish_rate"])
-@pytest.mark.parametrize("value", ["-1", "true", '"5"', "10000000000", "nan", "inf", "[5]"])
+@for_each("key", ["max_connections", "max_queues", "max_publish_rate"])
+@for_each("value", ["-1", "true", '"5"', "10000000000", "nan", "inf", "[5]"])
 def test_wrong_limit_is_refused_without_its_value(key: str, value: str) -> None:
     with pytest.raises(InvalidSetting, match=rf'users."shop".{key} in the users file .* number'):
         limits_in(f"[users.shop]\n{key} = {value}\n")

@@ -15,6 +15,7 @@ from mq.amqp.protocol.connection import MOST_BYTES_DROPPED, ConnectionState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.amqp.wire.frames import HEARTBEAT, PROTOCOL_HEADER
 from tests.amqp.talking import Peer, content, publish, ready, words
+from tests.cases import for_each
 
 GOODBYE = methods.Connection.Close(200, "bye", 0, 0)
 
@@ -228,8 +229,8 @@ def test_no_heartbeats() -> None:
 # Channels
 
 
-@pytest.mark.parametrize(
-    ("data", "code"),
+@for_each(
+    "data, code",
     [
         (words(methods.Basic.Qos(), 5), Code.CHANNEL_ERROR),
         (words(methods.Channel.Open(), 1), Code.CHANNEL_ERROR),

@@ -28,6 +28,7 @@ from mq.amqp.wire.frames import (
     encode_method,
 )
 from tests.amqp.talking import content, words
+from tests.cases import for_each
 
 METHODS: list[base.Frame] = [
     methods.Queue.Declare(queue="q", durable=True, auto_delete=True, arguments={"x": 100, "n": {"a": [1, "b"]}}),
@@ -62,7 +63,7 @@ def plain(one: Frame) -> Any:
     return (one.channel, type(one.method), values(one.method)) if isinstance(one, MethodFrame) else one
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+@for_each("method", METHODS)
 def test_methods_are_read_and_written_as_pamqp_does(method: base.Frame) -> None:
     written = frame.marshal(method, 3)
     assert [plain(one) for one in read_all([written])] == [(3, type(method), values(method))]
@@ -156,7 +157,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+@for_each("case", BAD)
 def test_bad_frames(case: str) -> None:
     data, code = BAD[case]
     reader = FrameReader()

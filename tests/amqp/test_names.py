@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mq.amqp.model.names import decode, encode
 from mq.message import QueueName
+from tests.cases import for_each
 
 short = st.text(max_size=255).filter(lambda text: len(text.encode("utf-8", "surrogatepass")) <= 255)
 texts = short.filter(lambda text: not any("\ud800" <= c <= "\udfff" for c in text))
 vhosts = texts.filter(bool)
 
 
-@pytest.mark.parametrize(
-    ("vhost", "name", "written"),
+@for_each(
+    "vhost, name, written",
     [
         ("/", "orders", "orders"),
         ("/", "a.b@c-d_9", "a.b@c-d_9"),
@@ -54,8 +54,6 @@ def test_no_two_share_a_name(pairs: list[tuple[str, str]]) -> None:
     assert len({encode(*pair) for pair in pairs}) == len(pairs)
 
 
-@pytest.mark.parametrize(
-    "name", ["_@", "_@zz", "_@@@%", "_@@@@zz", "_@@@@FF", "_@@.abc", "_@@@a", "_@@@@ff", "_@@@@41"]
-)
+@for_each("name", ["_@", "_@zz", "_@@@%", "_@@@@zz", "_@@@@FF", "_@@.abc", "_@@@a", "_@@@@ff", "_@@@@41"])
 def test_what_encode_never_makes_leads_nowhere(name: str) -> None:
     assert decode(name) is None

@@ -10,13 +10,14 @@ from pamqp import commands as methods
 from mq.access import Right, User
 from mq.amqp.wire.errors import Code
 from tests.amqp.talking import Peer, publish
+from tests.cases import for_each
 
 ALTERNATE = {"alternate-exchange": "r"}
 RIGHTS = {Right.PUBLISH: ("q",), Right.CONSUME: ("q", "amq.*", "own"), Right.CONFIGURE: ("q", "own*")}
 
 
-@pytest.mark.parametrize(
-    ("spoken", "fine"),
+@for_each(
+    "spoken, fine",
     [
         (methods.Queue.Declare(queue="q"), True),
         (methods.Queue.Declare(queue="r"), False),

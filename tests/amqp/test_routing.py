@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mq.amqp.model.declared import Binding, Destination, ExchangeType
 from mq.amqp.model.routing import check_binding, fits, matcher, words
 from mq.amqp.wire.errors import Code, Refusal
+from tests.cases import for_each
 
 patterns = st.lists(st.sampled_from(["a", "b", "", "*", "#"]), max_size=6).map(".".join)
 keys = st.lists(st.sampled_from(["a", "b", "", "*", "#"]), max_size=6).map(".".join)
@@ -50,8 +51,8 @@ def test_topics(bound: list[str], data: Any, key: str) -> None:
     assert {one.routing_key for one in topic.match(key, nothing)} == wanted
 
 
-@pytest.mark.parametrize(
-    ("pattern", "key", "does"),
+@for_each(
+    "pattern, key, does",
     [
         ("*.stock.#", "usd.stock", True),
         ("*.stock.#", "eur.stock.db", True),
@@ -118,8 +119,8 @@ def test_fanout() -> None:
     assert {one.routing_key for one in fanout.match("anything", nothing)} == {"b"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "headers", "does"),
+@for_each(
+    "arguments, headers, does",
     [
         ({}, {}, True),  # all of nothing
         ({"x-match": "any"}, {"a": 1}, False),  # any of nothing

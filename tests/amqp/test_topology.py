@@ -15,6 +15,7 @@ from mq.amqp.model.declared import Binding, Destination, Exchange, ExchangeType,
 from mq.amqp.model.topology import PREDECLARED, Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.wire.errors import Code, Refusal
+from tests.cases import for_each
 
 
 def nothing() -> Mapping[str, Any]:
@@ -121,8 +122,8 @@ def test_declaring_again_changes_nothing() -> None:
     assert store.records == before
 
 
-@pytest.mark.parametrize(
-    ("thing", "code"),
+@for_each(
+    "thing, code",
     [
         (exchange("x", ExchangeType.DIRECT, durable=True), Code.PRECONDITION_FAILED),
         (exchange("x"), Code.PRECONDITION_FAILED),
@@ -166,8 +167,8 @@ def test_the_text_says_which_argument_is_another() -> None:
     assert refused.value.text == text + "received 'false' but current is 'true'"
 
 
-@pytest.mark.parametrize(
-    ("name", "fine", "wrong"),
+@for_each(
+    "name, fine, wrong",
     [
         ("x-expires", [1, 315_576_000_000], [0, -1, "1", 1.5, True, None, 315_576_000_001]),
         ("x-message-ttl", [0, 1], [-1, "1"]),
@@ -197,9 +198,9 @@ def test_arguments_of_queues(name: str, fine: list[Any], wrong: list[Any]) -> No
 CLASSIC = {"x-queue-type": "classic"}
 
 
-@pytest.mark.parametrize("durable", [False, True])
-@pytest.mark.parametrize("more", [{}, {"x-max-priority": 5}])
-@pytest.mark.parametrize(("first", "second"), [({}, CLASSIC), (CLASSIC, {}), (CLASSIC, CLASSIC)])
+@for_each("durable", [False, True])
+@for_each("more", [{}, {"x-max-priority": 5}])
+@for_each("first, second", [({}, CLASSIC), (CLASSIC, {}), (CLASSIC, CLASSIC)])
 def test_a_classic_queue_is_the_same_as_one_without_a_type(
     first: dict[str, Any], second: dict[str, Any], more: dict[str, Any], durable: bool
 ) -> None:
@@ -217,8 +218,8 @@ def test_a_queue_of_another_protocol_is_a_classic_one() -> None:
         assert refusal(topology.declare_queue, again) is Code.PRECONDITION_FAILED
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(
+@for_each("order", [1, -1])
+@for_each(
     "pair",
     [
         ({}, {"x-queue-mode": "default"}),

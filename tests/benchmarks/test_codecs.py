@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.cases import for_each
+
 codec = pytest.importorskip("benchmarks.load.codec", reason="a source package has no benchmarks")
 amqp = pytest.importorskip("benchmarks.load.amqp")
 beanstalk = pytest.importorskip("benchmarks.load.beanstalk")
@@ -67,9 +69,7 @@ CONVERSATIONS = {
     "amqp publish while a message comes": (amqp.AmqpCodec, "publish", [delivery(1) + confirm(1)]),
 }
 
-each_conversation = pytest.mark.parametrize(
-    ("make", "what", "answers"), CONVERSATIONS.values(), ids=CONVERSATIONS.keys()
-)
+each_conversation = for_each("make, what, answers", CONVERSATIONS.values())
 
 
 def talk(one: codec.Codec, steps: codec.Steps, answers: Sequence[bytes], piece: int) -> list[bytes]:
@@ -96,8 +96,8 @@ def test_answers_may_be_cut_anywhere(make: type[codec.Codec], what: str, answers
     assert talk(one, getattr(one, what)(), answers, piece)
 
 
-@pytest.mark.parametrize(
-    ("make", "what", "answer"),
+@for_each(
+    "make, what, answer",
     [
         (http.HttpCodec, "publish", b"HTTP/1.1 503 \r\ncontent-length: 0\r\n\r\n"),
         (http.HttpCodec, "consume", b"HTTP/1.1 204 \r\n\r\n"),

@@ -11,6 +11,7 @@ from mq.errors import InvalidSetting, NoSuchMessage, NotLeased, ReceiptMismatch
 from mq.message import Message
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.cases import for_each
 
 
 async def fetch(broker: Broker, visibility: float | None = None) -> Message:
@@ -40,7 +41,7 @@ async def test_a_lease_lasts_as_long_as_the_fetch_the_queue_or_the_broker_says(
     assert await lasts(broker, seconds)
 
 
-@pytest.mark.parametrize("visibility", [0, 0.0009, 43_200.1, float("nan"), float("inf")])
+@for_each("visibility", [0, 0.0009, 43_200.1, float("nan"), float("inf")])
 async def test_a_lease_of_any_other_length_is_refused(broker: Broker, visibility: float) -> None:
     await broker.publish("q", b"x")
     with pytest.raises(InvalidSetting, match="visibility must be"):

@@ -12,6 +12,7 @@ from mq.broker import Broker, QueueSettings, open_broker
 from mq.errors import Conflict, InvalidSetting, NoSuchQueue, StorageFull
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.cases import for_each
 from tests.storage.disks import MOUNTS, open_disk
 
 SOME: dict[str, Any] = {
@@ -59,7 +60,7 @@ async def test_a_setting_is_durable_and_can_be_set_back(disk_address: str, opene
         assert (await broker.status("q")).settings == default
 
 
-@pytest.mark.parametrize(
+@for_each(
     "patch",
     [
         *({"visibility": value} for value in (0, 0.0009, 43_200.1, "1", True, float("nan"), [])),
@@ -80,7 +81,6 @@ async def test_a_setting_is_durable_and_can_be_set_back(disk_address: str, opene
         {"max_receives": 3},
         {"unknown": 1},
     ],
-    ids=str,
 )
 async def test_what_makes_no_sense_is_refused_and_changes_nothing(broker: Broker, patch: dict[str, Any]) -> None:
     await broker.create_queue("dead")

@@ -28,6 +28,7 @@ from mq.doors.connections import is_loopback
 from mq.errors import InvalidSetting
 from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.cases import for_each
 
 PATIENCE_SECONDS = 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -352,13 +353,12 @@ def test_on_this_machine_nothing_is_asked_for(address: str) -> None:
     check_exposure(address, NOTHING, insecure=False)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "address",
     ["0.0.0.0", "::", "192.0.2.1", "10.0.0.1", "2001:db8::1", "example.org", "localhost.example.org", "0", "127.1"],
 )
-@pytest.mark.parametrize(
-    ("protection", "lacks"),
-    [(NOTHING, ("--tls-cert", "--users")), (WITH_USERS, ("--tls-cert",)), (WITH_TLS, ("--users",))],
+@for_each(
+    "protection, lacks", [(NOTHING, ("--tls-cert", "--users")), (WITH_USERS, ("--tls-cert",)), (WITH_TLS, ("--users",))]
 )
 def test_elsewhere_what_is_lacking_is_told(address: str, protection: Protection, lacks: tuple[str, ...]) -> None:
     assert not is_loopback(address)

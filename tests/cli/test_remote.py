@@ -14,6 +14,7 @@ import pytest
 
 from mq.cli import VERBS, load_verb, remote
 from mq.client import Access, Client, Retry
+from tests.cases import for_each
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
 from tests.client.scripted import Script, refused
@@ -58,7 +59,7 @@ def test_flags_and_variables(
     assert given.pop()[0].token == "def"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "args",
     [
         ("queues", "--url", "nonsense"),
@@ -131,7 +132,7 @@ def test_control_c_is_130(mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     assert mq("queues").status == 130
 
 
-@pytest.mark.parametrize("name", REMOTE)
+@for_each("name", REMOTE)
 def test_no_verb_takes_a_secret_as_an_argument(name: str) -> None:
     command = load_verb(name)
     commands = list(command.commands.values()) if isinstance(command, click.Group) else [command]

@@ -15,13 +15,14 @@ import pytest
 
 import mq.cli
 from mq.cli.terminal import aligned, escape
+from tests.cases import for_each
 from tests.e2e.daemon import Daemon
 
 COMMANDS = "\x00\x07\x08\r\x1b\x7f\x80\x9b\x9d\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\U000e0041"
 PLAIN = "a\tb\nГрад 北京　空白 \u00a0 café 👩\u200d🚀 \U0001f600"
 
 
-@pytest.mark.parametrize("character", COMMANDS, ids=lambda each: f"U+{ord(each):04X}")
+@for_each("character", COMMANDS)
 def test_a_character_that_commands_a_terminal_is_escaped_as_json_has_it(character: str) -> None:
     text = escape(f"a{character}b")
     assert text.isascii()
@@ -37,7 +38,7 @@ def test_a_cell_of_a_table_stays_on_its_line() -> None:
     assert aligned(("A", "B"), [("x\n\x1b", "\t")]) == ["A          B", "x\\n\\u001b  \\t"]
 
 
-@pytest.mark.parametrize("path", sorted(Path(mq.cli.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
+@for_each("path", sorted(Path(mq.cli.__file__).parent.glob("*.py")))
 def test_all_that_is_printed_goes_through_the_terminal_module(path: Path) -> None:
     """But the screen of `mq top`, which is made of escaped cells and clears the terminal itself."""
     if path.stem in ("terminal", "top"):

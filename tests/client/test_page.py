@@ -12,6 +12,7 @@ import pytest
 
 import mq.client
 from mq.client import AsyncClient, Client, ClientError, amqp
+from tests.cases import for_each
 from tests.documents import blocks
 from tests.e2e.daemon import TREE, Daemon
 
@@ -44,7 +45,7 @@ def issubclass_of_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, ClientError)
 
 
-@pytest.mark.parametrize("name", sorted(verbs(Client)))
+@for_each("name", sorted(verbs(Client)))
 def test_the_two_clients_have_the_same_verbs(name: str) -> None:
     ours, theirs = (list(inspect.signature(getattr(kind, name)).parameters) for kind in (Client, AsyncClient))
     assert ours == theirs

@@ -23,6 +23,7 @@ from mq.client import (
 )
 from mq.client.calls import Again, Answer, Call, Source, nothing
 from mq.client.retries import Tries
+from tests.cases import for_each
 from tests.client.scripted import ID, OTHER, Script, both, lines, message, read_lines, refused, unsure
 
 BUSY = Answer(503, {})
@@ -159,7 +160,7 @@ NOT_REPEATED: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", REPEATED)
+@for_each("name", REPEATED)
 async def test_repeated_though_it_may_have_been_served(name: str) -> None:
     verb, answer = REPEATED[name]
     for script, result in await both(lambda: [lost(), refused(503), answer()], verb):
@@ -280,7 +281,7 @@ UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
 """The answers that use up the patience -> whether the publish may be stored, and what is said."""
 
 
-@pytest.mark.parametrize(("steps", "is_unsure", "text"), UNSURE.values(), ids=UNSURE)
+@for_each("steps, is_unsure, text", UNSURE.values())
 async def test_an_error_says_whether_it_may_have_been_done(
     steps: Callable[[], list[Any]], is_unsure: bool, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

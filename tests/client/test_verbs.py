@@ -32,6 +32,7 @@ from mq.client import (
     TooLarge,
     Unavailable,
 )
+from tests.cases import for_each
 from tests.client.scripted import ID, OTHER, both, lines, message, read_lines, refused
 
 HELLO = Received(queue="q", id=ID, receipt="r1", receives=1, lease=30, content_type="text/plain", body=b"hello")
@@ -351,7 +352,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@for_each("case", CASES.values())
 async def test_verb(case: Case) -> None:
     for script, result in await both(lambda: [case.answer()], case.verb):
         assert result == case.result
@@ -413,8 +414,8 @@ async def test_busy_for_longer_than_one_waits_is_a_refusal(status: int, kind: ty
         assert type(error) is kind
 
 
-@pytest.mark.parametrize(
-    ("verb", "answer"),
+@for_each(
+    "verb, answer",
     [
         (lambda c: c.queue("q"), lambda: httpx.Response(200, content=b"<html>")),
         (lambda c: c.queue("q"), lambda: document([])),

@@ -14,6 +14,7 @@ from mq.message import MessageIds
 from mq.storage.conformance import CHECKS, Check, run_check
 from mq.storage.interface import QUEUE, Result, Storage, Write
 from mq.storage.memory import MemoryStorage
+from tests.cases import for_each
 
 IDS = MessageIds()
 
@@ -26,7 +27,7 @@ async def made() -> AsyncIterator[Storage]:
     await store.aclose()
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@for_each("check", CHECKS)
 async def test_it_keeps_what_a_store_promises(check: Check) -> None:
     await run_check(check, made)
 

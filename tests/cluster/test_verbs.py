@@ -14,6 +14,7 @@ from mq.cluster.cluster_broker import ClusterBroker
 from mq.cluster.directory import Directory
 from mq.cluster.remote_broker import RemoteBroker
 from mq.errors import NoSuchMessage, NoSuchQueue
+from tests.cases import for_each
 
 PARTS = {"": BrokerAPI, "claims": ClaimsAPI, "browsing": BrowsingAPI, "writes": WritesAPI}
 NOT_ASKED = {"stage", "inventory"}
@@ -47,7 +48,7 @@ def made() -> dict[str, object]:
     }
 
 
-@pytest.mark.parametrize(("part", "name"), sorted(asked_for()))
+@for_each("part, name", sorted(asked_for()))
 def test_a_verb_of_the_api_has_its_row_and_is_there_on_every_node(part: str, name: str) -> None:
     verb = VERBS[f"{part}.{name}" if part else name]
     assert (verb.part, verb.method) == (part, name)

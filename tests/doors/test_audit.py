@@ -38,6 +38,7 @@ from mq.web.front import BrowserGuard
 from mq.web.operations import Operation, RequestContext, Success
 from tests.access.files import TOKEN, write_users
 from tests.amqp.dialling import open_house
+from tests.cases import for_each
 from tests.web.talking import ask
 
 USERS = '[users.anna]\ntokens = ["TOKEN"]\nadminister = ["*"]\n'
@@ -221,7 +222,7 @@ def changing() -> list[Operation]:
     return [each for each in OPERATIONS if each.method != "GET"]
 
 
-@pytest.mark.parametrize("operation", changing(), ids=lambda each: each.line)
+@for_each("operation", changing())
 def test_every_operation_that_changes_something_is_audited_or_says_why_not(operation: Operation) -> None:
     is_session = operation.path == "/-/session"  # the logins and the authorizer note these
     assert bool(operation.events) != (operation.is_of_messages or is_session)

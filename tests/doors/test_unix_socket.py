@@ -14,6 +14,7 @@ import trio
 from mq.doors import listeners
 from mq.doors.connections import NOBODY, Peer, peer_of, uid_of
 from mq.doors.listeners import LONGEST_PATH, CannotListen, listen_unix
+from tests.cases import for_each
 
 
 @pytest.fixture
@@ -193,9 +194,7 @@ async def test_the_peer_is_a_user_of_this_machine(path: str) -> None:
     assert peer_of(stream.socket) == NOBODY
 
 
-@pytest.mark.parametrize(
-    "address", ["", "127.0.0.1", "::1", "uid:", "uid:x", "uid:-1", "uid:1\n", "uid:\u0661", "1000"]
-)
+@for_each("address", ["", "127.0.0.1", "::1", "uid:", "uid:x", "uid:-1", "uid:1\n", "uid:\u0661", "1000"])
 def test_other_addresses_are_nobodys(address: str) -> None:
     assert uid_of(address) is None
     assert str(Peer("192.0.2.1", 80)) == "192.0.2.1 port 80"

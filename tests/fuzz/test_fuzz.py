@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import for_each
 from tests.fuzz.fuzzing import fuzz, missing
 from tests.fuzz.targets import TARGETS
 
@@ -20,7 +21,7 @@ RUNS = {
 USUAL_RUNS = 10_000
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@for_each("target", TARGETS)
 def test_the_seeds_are_read_or_refused(target: str) -> None:
     for seed in TARGETS[target].seeds:
         TARGETS[target].try_one(seed)

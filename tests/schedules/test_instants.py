@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mq.errors import InvalidSetting
 from mq.schedules.schedule import CronLine, Every, Instants, Never
 from mq.schedules.scheduler import shown_instant
+from tests.cases import for_each
 
 BERLIN = "Europe/Berlin"
 
@@ -38,8 +39,8 @@ def some(instants: Instants, after: str, count: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("line", "zone", "after", "instants"),
+@for_each(
+    "line, zone, after, instants",
     [
         ("0 3 * * *", "UTC", "2026-11-23T02:59:59Z", ["2026-11-23T03:00", "2026-11-24T03:00"]),
         ("0 3 * * *", "UTC", "2026-11-23T03:00:00Z", ["2026-11-24T03:00"]),
@@ -75,7 +76,7 @@ def test_every_so_many_seconds_is_counted_from_its_start() -> None:
     assert every.latest(ms("2026-11-23T00:09:15Z"), ms("2026-11-23T00:10:00Z")) is None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         *(
@@ -107,7 +108,7 @@ def test_any_text_is_a_line_or_refused(line: str) -> None:
     assert following is None or following > ms("2026-11-23T00:00Z")
 
 
-@pytest.mark.parametrize(
+@for_each(
     "zone",
     ["", "Europe", "europe/berlin/", "/etc/passwd", "../UTC", "Europe/Nowhere", "x" * 500, "Ü", "\0", "posixrules/"],
 )

@@ -8,6 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.cases import for_each
+
 pytest.importorskip("pyspark")
 
 from mq.spark import register
@@ -39,8 +41,8 @@ def test_what_spark_hands_on_means_nothing() -> None:
     assert read_options({"queue": "q", "checkpointLocation": "/x", "path": "/y"}, WRITE) == Options(queue="q")
 
 
-@pytest.mark.parametrize(
-    ("given", "way", "why"),
+@for_each(
+    "given, way, why",
     [
         ({}, READ, 'option "queue" is missing'),
         ({"queue": "../q"}, READ, 'option "queue" must be'),

@@ -12,6 +12,7 @@ import trio
 from mq.broker import Broker
 from mq.sqs.door import SqsDoor
 from mq.web.exchange import Request
+from tests.cases import for_each
 from tests.sqs.clients import Client
 from tests.sqs.test_dead_letters import policy
 from tests.sqs.test_protocol import ask_form
@@ -47,8 +48,8 @@ async def until_ready(broker: Broker, queue: str) -> None:
 # Names and texts
 
 
-@pytest.mark.parametrize(
-    ("names", "found"),
+@for_each(
+    "names, found",
     [
         (["*"], "General Hello Help.Me"),
         (["All"], "General Hello Help.Me"),

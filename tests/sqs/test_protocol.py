@@ -30,6 +30,7 @@ from mq.sqs.queue_actions import list_queues
 from mq.sqs.shapes import Struct
 from mq.web.exchange import BodyTooSlow, Reply, Request
 from mq.web.front import BrowserGuard
+from tests.cases import for_each
 from tests.web.talking import http1, parse, start_server
 
 FORM = {"content-type": "application/x-www-form-urlencoded; charset=utf-8"}
@@ -238,8 +239,8 @@ def test_an_action_is_audited_by_its_name_unless_its_line_says_otherwise() -> No
     assert Action("DropAllThings", Struct({}), Struct({}), list_queues).audited == "drop-all-things"
 
 
-@pytest.mark.parametrize(
-    ("error", "name", "status"),
+@for_each(
+    "error, name, status",
     [
         (StorageFull("no room"), "ServiceUnavailable", 503),
         (StorageUnsure("who knows"), "ServiceUnavailable", 503),

@@ -34,6 +34,7 @@ from mq.testing.calls import FaultyCalls
 from mq.testing.disk import Disk as CutDisk
 from mq.testing.disk import Medium
 from mq.testing.faults import Faults, PowerCut
+from tests.cases import for_each
 from tests.commit import commit_number
 from tests.storage.disks import LARGE, MOUNTS, Disk, new_id, open_disk
 
@@ -657,7 +658,7 @@ async def test_a_mount_point_is_empty_enough(disk: Disk) -> None:
     assert calls.kind(f"{RESTORED}/lost+found") is not None
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         ["r", "../../../evil", "x"],
@@ -673,7 +674,6 @@ async def test_a_mount_point_is_empty_enough(disk: Disk) -> None:
         ["m", "new/e\0vil", 0, 0, None, None, None],
         ["q", 7],
     ],
-    ids=str,
 )
 def test_a_backup_that_leads_out_of_its_root_is_refused(tmp_path: Path, line: list[Any]) -> None:
     """It may come from somebody else, and be restored by one who may write everywhere."""

@@ -11,6 +11,7 @@ import pytest
 from mq.storage.files.barrier import FEW_FOLDERS, Barrier, Syncs, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
 from mq.testing.calls import FaultyCalls
+from tests.cases import for_each
 from tests.storage.disks import make_calls
 
 FOLDERS: Final = tuple("abcdefgh")
@@ -49,14 +50,15 @@ def medium() -> Iterator[Medium]:
     assert medium.left_open() == 0
 
 
-@pytest.mark.parametrize("syncfs", [False, True])
-@pytest.mark.parametrize("files", range(2))
-@pytest.mark.parametrize("folders", range(1, FEW_FOLDERS + 1))
+@for_each("syncfs", [False, True])
+@for_each("files", range(2))
+@for_each("folders", range(1, FEW_FOLDERS + 1), medium=Medium)
 def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: bool, files: int, folders: int) -> None:
     synced = medium.barrier(syncfs=syncfs, files=files, folders=folders).flush()
     expected = [*(f"fsync a/{number}" for number in range(files)), *(f"fsync {name}" for name in FOLDERS[:folders])]
     assert medium.said("fsync", "syncfs") == expected
     assert synced == {f"/root/{name}" for name in FOLDERS[:folders]}
+    assert medium.left_open() == 0
 
 
 @pytest.mark.parametrize(("files", "folders"), [(2, 1), (0, FEW_FOLDERS + 1), (1, FEW_FOLDERS + 1)])
@@ -82,9 +84,9 @@ def test_nothing_added_is_nothing_synced(medium: Medium) -> None:
     assert medium.said("fsync", "syncfs") == []
 
 
-@pytest.mark.parametrize("nth", range(1, 5))
-@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR])
-@pytest.mark.parametrize("syncfs", [False, True])
+@for_each("nth", range(1, 5))
+@for_each("number", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EINTR])
+@for_each("syncfs", [False, True], medium=Medium)
 def test_a_failed_sync_is_raised_and_nothing_is_synced_after_it(
     medium: Medium, nth: int, number: int, syncfs: bool
 ) -> None:
@@ -94,6 +96,7 @@ def test_a_failed_sync_is_raised_and_nothing_is_synced_after_it(
         barrier.flush()
     assert caught.value.errno == number
     assert len(medium.said("fsync", "syncfs")) == nth
+    assert medium.left_open() == 0
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -19,6 +19,7 @@ from mq.storage.files.calls import TRANSIENT, LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.mount import Mount, mount_of
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Unlink, Write
+from tests.cases import for_each
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 HELD: Final = frozenset({"new", "delay", "remove"})
@@ -411,8 +412,8 @@ REFUSALS: Final = [
 ]
 
 
-@pytest.mark.parametrize(("mount", "make", "verb", "nth"), REFUSALS)
-@pytest.mark.parametrize("number", THAT_PASS, ids=errno.errorcode.get)
+@for_each("mount, make, verb, nth", REFUSALS)
+@for_each("number", THAT_PASS)
 async def test_an_error_that_can_pass_refuses_one_operation(
     mount: str, make: Maker, verb: str, nth: int, number: int
 ) -> None:
@@ -523,10 +524,11 @@ FAILURES: Final = [
 ]
 
 
-@pytest.mark.parametrize(("mount", "make", "verb", "nth", "number"), FAILURES)
+@for_each("mount, make, verb, nth, number", FAILURES)
 async def test_any_other_error_fails_the_store(
     mount: str, make: Maker, verb: str, nth: int, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.clear()
     async with open_disk(MOUNTS[mount]) as disk:
         kept = await disk.bring(State.READY, b"kept")
         operation = await make(disk)
@@ -639,8 +641,8 @@ async def test_attributes_come_back_around_the_limit(size: int) -> None:
         assert await disk.attributes(entry) == attributes
 
 
-@pytest.mark.parametrize("text", ["\udcff", "\ud800x", "\0", "\U0001f600", '"\\'])
-@pytest.mark.parametrize("size", [1, 3000])
+@for_each("text", ["\udcff", "\ud800x", "\0", "\U0001f600", '"\\'])
+@for_each("size", [1, 3000])
 async def test_attributes_may_hold_any_text(text: str, size: int) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         entry = await disk.done(Write("q", new_id(), b"body", {"a": text * size, text: 1}))

@@ -12,6 +12,7 @@ from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.testing.faults import DiskFault, PowerCut
+from tests.cases import for_each
 from tests.storage.disks import new_id
 from tests.storage.test_logged import LARGE, SEEDS, CutDisk, begun
 
@@ -98,7 +99,7 @@ async def test_a_file_that_cannot_be_opened_is_brought_by_a_syncfs(
             assert [each.partition(" ")[0] for each in checkpoint(disk)] == ["syncfs"]
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each("seed", SEEDS)
 async def test_a_cut_after_it_takes_nothing(seed: int) -> None:
     async with begun(seed) as disk:
         await disk.make_queue("other")
@@ -160,8 +161,8 @@ async def test_a_cut_at_any_of_its_calls_takes_nothing() -> None:
     pytest.fail("a checkpoint makes more calls than there were cuts")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("verb", ["write_out", "fsync"])
+@for_each("seed", SEEDS)
+@for_each("verb", ["write_out", "fsync"])
 async def test_an_error_ends_all_changes_and_frees_nothing(verb: str, seed: int) -> None:
     """The kernel takes for written what it could not write; the next start has it from the log."""
     async with begun(seed) as disk:

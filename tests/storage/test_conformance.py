@@ -13,16 +13,17 @@ from mq.storage.conformance import (
     run_check,
     run_reopening_check,
 )
+from tests.cases import for_each
 from tests.storage.places import DURABLE_PLACES, Places
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@for_each("check", CHECKS)
 async def test_promise_is_kept(backend_places: Places, check: Check) -> None:
     await run_check(check, backend_places.make)
 
 
 @pytest.mark.parametrize("backend", DURABLE_PLACES, indirect=True)
-@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+@for_each("check", REOPENING_CHECKS)
 async def test_promise_is_kept_over_reopening(backend_places: Places, check: ReopeningCheck) -> None:
     await run_reopening_check(check, backend_places.make, backend_places.reopen)
 

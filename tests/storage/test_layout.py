@@ -15,6 +15,7 @@ from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.layout import flat_name, is_queue_name, leaf_name, parse_flat, parse_leaf
 from mq.storage.interface import FRESH, Entry, Meta
+from tests.cases import for_each
 
 ID: Final = MessageId("4ad814ab-213e-11e3-a9a3-0025904f6e08")
 CLAIM: Final = "0123456789abcdef"
@@ -139,7 +140,7 @@ FOREIGN_LEAVES: Final = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN_LEAVES.values(), ids=FOREIGN_LEAVES)
+@for_each("name", FOREIGN_LEAVES.values())
 def test_leaf_is_refused(name: str) -> None:
     assert parse_leaf(name, "q", State.READY) is None
     assert parse_flat(f"q:{name}", State.NEW) is None
@@ -163,13 +164,13 @@ FOREIGN_QUEUES: Final = {
 }
 
 
-@pytest.mark.parametrize("queue", FOREIGN_QUEUES.values(), ids=FOREIGN_QUEUES)
+@for_each("queue", FOREIGN_QUEUES.values())
 def test_queue_is_refused(queue: str) -> None:
     assert not is_queue_name(queue)
     assert parse_flat(f"{queue}:{ID}", State.NEW) is None
 
 
-@pytest.mark.parametrize("name", [str(ID), "", ":", f":{ID}", f"q::{ID}", f"a:b:{ID}", f"q;{ID}", f"q:{ID}:", "q:"])
+@for_each("name", [str(ID), "", ":", f":{ID}", f"q::{ID}", f"a:b:{ID}", f"q;{ID}", f"q:{ID}:", "q:"])
 def test_flat_name_is_refused(name: str) -> None:
     assert parse_flat(name, State.NEW) is None
 

@@ -18,6 +18,7 @@ import pytest
 from mq.storage.files.calls import Calls, LinuxCalls
 from mq.storage.files.log import PAGE, Log, LogDamaged, Record, read_log, salvage
 from mq.testing.calls import RecordingCalls
+from tests.cases import for_each
 
 SEGMENT: Final = 16 * PAGE
 HEAD_BYTES: Final = 52
@@ -361,13 +362,16 @@ def test_log_in_use_is_refused_when_a_segment_is(machine: Machine, log: Log, how
     assert open_files(machine.folder / "log") == {segment.fd for segment in log._segments}
 
 
-@pytest.mark.parametrize("bit", range(0, 8 * 108, 7))
+@for_each("bit", range(0, 8 * 108, 7))
 def test_log_in_use_is_refused_when_a_bit_of_a_header_is_changed(machine: Machine, log: Log, bit: int) -> None:
-    head = bytearray(machine.page(1, 0))
+    whole = machine.page(1, 0)
+    head = bytearray(whole)
     head[bit // 8] ^= 1 << bit % 8
     machine.overwrite(1, 0, bytes(head))
     with pytest.raises(LogDamaged, match=r"the header of .*/log/1 cannot be read"):
         machine.log(in_use=True)
+    machine.overwrite(1, 0, whole)
+    machine.log(in_use=True).close(failed=True)
 
 
 def test_log_in_use_is_refused_when_a_segment_is_a_copy_of_another_time(machine: Machine, log: Log) -> None:

@@ -70,6 +70,7 @@ from mq.storage.options import StorageOptions
 from mq.testing import disk as simulated
 from mq.testing.calls import FaultyCalls, StepByStep
 from mq.testing.faults import DiskFault, Faults, PowerCut
+from tests.cases import for_each
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
 
 SEEDS: Final = range(12)
@@ -146,13 +147,13 @@ async def opened(disk: CutDisk) -> AsyncIterator[Storage]:
         await storage.aclose()
 
 
-@pytest.mark.parametrize("told_together", [0, 1, 16])
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@for_each("told_together", [0, 1, 16])
+@for_each("check", CHECKS)
 async def test_promise_is_kept(check: Check, told_together: int) -> None:
     await run_check(check, lambda: opened(CutDisk(told_together=told_together)))
 
 
-@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+@for_each("check", REOPENING_CHECKS)
 async def test_promise_is_kept_over_reopening(check: ReopeningCheck) -> None:
     disks: list[CutDisk] = []
 
@@ -242,9 +243,9 @@ async def test_without_ordered_names_large_bodies_are_on_the_medium_before_their
         assert found == [bytes([number]) * LARGE for number in range(bodies)]
 
 
-@pytest.mark.parametrize("grouped", [False, True], ids=["alone", "grouped"])
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-@pytest.mark.parametrize("seed", [6, 8, 10])
+@for_each("grouped", [False, True])
+@for_each("ordered", [True, False])
+@for_each("seed", [6, 8, 10])
 async def test_a_cut_while_large_bodies_are_on_their_way_leaves_each_whole_or_nothing_of_it(
     seed: int, ordered: bool, grouped: bool
 ) -> None:
@@ -272,8 +273,8 @@ async def test_a_cut_while_large_bodies_are_on_their_way_leaves_each_whole_or_no
     pytest.fail("the batch makes more calls than there were cuts")
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("verb", "where"), [("write_out", "wait"), ("fsync", "file")])
+@for_each("seed", SEEDS)
+@for_each("verb, where", [("write_out", "wait"), ("fsync", "file")])
 async def test_large_bodies_of_a_failed_flush_are_never_half_there(seed: int, verb: str, where: str) -> None:
     """The process is killed before it takes them away. The kernel has them in memory, and takes them for written."""
 
@@ -399,7 +400,7 @@ async def test_from_a_refusal_on_nothing_is_told(natively: bool) -> None:
         assert len(told.outcomes) in (8, 9)  # the last of a record is told with the next one's
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each("seed", SEEDS)
 async def test_a_cut_takes_nothing_that_was_told(natively: bool, seed: int) -> None:
     """At each call of a batch in which one operation is refused: what it told of is there, as it told."""
     for call in itertools.count(1):
@@ -437,8 +438,8 @@ async def test_a_cut_takes_nothing_that_was_told(natively: bool, seed: int) -> N
 # Cuts
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each("ordered", [True, False])
+@for_each("seed", SEEDS)
 async def test_a_cut_takes_nothing_that_was_answered(seed: int, ordered: bool) -> None:
     async with begun(seed, ordered=ordered) as disk:
         await disk.make_queue("other")
@@ -452,8 +453,8 @@ async def test_a_cut_takes_nothing_that_was_answered(seed: int, ordered: bool) -
         assert await disk.attributes(moved) == {"note": "n"}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("size", [10, LARGEST_INLINE + 1], ids=["small", "large"])
+@for_each("seed", SEEDS)
+@for_each("size", [10, LARGEST_INLINE + 1])
 async def test_a_queue_that_was_deleted_and_made_again_is_another_one(seed: int, size: int) -> None:
     """Its folder is emptied while the log still speaks of the first one, and has no large body of the second."""
     async with begun(seed) as disk:
@@ -500,7 +501,7 @@ async def test_foreign_things_in_a_deleted_queue_are_said_and_stay() -> None:
         await disk.make_queue()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each("seed", SEEDS)
 async def test_what_was_refused_after_its_record_is_not_done_after_a_cut(seed: int) -> None:
     async with begun(seed) as disk:
         entry = await disk.bring(State.READY)
@@ -512,8 +513,8 @@ async def test_what_was_refused_after_its_record_is_not_done_after_a_cut(seed: i
         assert await disk.everything() == {entry}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@for_each("seed", SEEDS)
+@for_each("ordered", [True, False])
 async def test_a_queue_whose_folder_could_not_be_made_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
     async with begun(seed, ordered=ordered) as disk:
         disk.calls.fail("mkdir", errno.ENOSPC, path="queues/other")
@@ -524,8 +525,8 @@ async def test_a_queue_whose_folder_could_not_be_made_is_not_there_after_a_cut(s
         assert set(await disk.storage.records(QUEUE)) == {"q"}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
+@for_each("seed", SEEDS)
+@for_each("ordered", [True, False])
 async def test_a_deleted_queue_whose_record_could_not_go_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
     async with begun(seed, ordered=ordered) as disk:
         disk.calls.fail("unlink", errno.ENOMEM, path="state/records/queue/*", times=None)
@@ -536,9 +537,9 @@ async def test_a_deleted_queue_whose_record_could_not_go_is_not_there_after_a_cu
         assert await disk.storage.records(QUEUE) == {}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-@pytest.mark.parametrize("state", [State.READY, State.DELAYED], ids=lambda state: state.name)
+@for_each("seed", SEEDS)
+@for_each("ordered", [True, False])
+@for_each("state", [State.READY, State.DELAYED])
 async def test_of_a_write_that_was_refused_half_way_nothing_comes_back(seed: int, ordered: bool, state: State) -> None:
     """Not where a cut takes the unlink back and leaves the file; and what was there before stays."""
     async with begun(seed, ordered=ordered) as disk:
@@ -577,12 +578,12 @@ async def test_a_group_is_whole_or_not_there_after_a_cut_at_any_call(ordered: bo
     assert endings == {True, False}
 
 
-@pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])
-@pytest.mark.parametrize(
-    ("verb", "path"),
+@for_each("ordered", [True, False])
+@for_each(
+    "verb, path",
     [("open", "state/records/ledger/knew*"), ("open", "queues/q/*"), ("rename", "queues/q/*"), ("rename", "*")],
 )
-@pytest.mark.parametrize("seed", range(4))
+@for_each("seed", range(4))
 async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
     seed: int, ordered: bool, verb: str, path: str
 ) -> None:
@@ -720,7 +721,7 @@ async def test_a_group_of_many_reads_no_record_but_its_own() -> None:
         assert outcome.result is Result.DONE
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@for_each("seed", SEEDS)
 async def test_a_cut_inside_the_recovery_takes_nothing_either(seed: int) -> None:
     """At every fifth call of the recovery from the cut before."""
     async with begun(seed) as disk:
@@ -843,8 +844,8 @@ def test_where_it_was_proven(tmp_path: Path) -> None:
     assert not on("ext4", "/dev/vdb1")  # no journal
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("ordered", [True, False])
+@for_each("seed", SEEDS)
+@for_each("ordered", [True, False])
 async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: int, ordered: bool) -> None:
     """What the log has said needs no sync, and so no handle: the old file is gone when one would be missing."""
     disk = CutDisk(seed, ordered=ordered)

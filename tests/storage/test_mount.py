@@ -10,6 +10,7 @@ from typing import Final
 import pytest
 
 from mq.storage.files.mount import _KNOWN, Mount, mount_of, syncfs_reports_errors
+from tests.cases import for_each
 
 ANOTHER: Final = "9:99"
 """A device that holds nothing here: what the table says of btrfs, whose subvolumes have anonymous numbers."""
@@ -87,7 +88,7 @@ KNOWN: Final[dict[str, tuple[bool, bool, bool]]] = {
 """Kind -> whether it is persistent, its renames are atomic, and its names ordered."""
 
 
-@pytest.mark.parametrize("kind", KNOWN)
+@for_each("kind", KNOWN, machine=Machine)
 def test_file_system_is_taken_for_what_it_is(machine: Machine, kind: str) -> None:
     machine.mount(kind)
     found = machine.mount_of()
@@ -95,9 +96,9 @@ def test_file_system_is_taken_for_what_it_is(machine: Machine, kind: str) -> Non
     assert found.flaw == ""
 
 
-@pytest.mark.parametrize("kind", ["ext3", "ext4"])
-@pytest.mark.parametrize(
-    ("source", "journal", "journaled"),
+@for_each("kind", ["ext3", "ext4"])
+@for_each(
+    "source, journal, journaled",
     [
         ("/dev/sda1", "sda1-8", True),
         ("/dev/nvme0n1p2", "nvme0n1p2-8", True),
@@ -107,6 +108,7 @@ def test_file_system_is_taken_for_what_it_is(machine: Machine, kind: str) -> Non
         ("/dev/sda1", "sda1-9", False),
         ("/dev/root", "sda1-8", False),
     ],
+    machine=Machine,
 )
 def test_ext4_is_trusted_where_the_kernel_lists_its_journal(
     machine: Machine, kind: str, source: str, journal: str | None, journaled: bool
@@ -158,8 +160,8 @@ def test_locks_that_no_other_machine_hears_of_are_refused(
     assert ("locks are this machine's alone" in machine.mount_of().flaw) is is_refused
 
 
-@pytest.mark.parametrize(
-    ("kind", "option"),
+@for_each(
+    "kind, option",
     [
         ("ext4", "nobarrier"),
         ("ext4", "barrier=0"),
@@ -173,7 +175,7 @@ def test_locks_that_no_other_machine_hears_of_are_refused(
         ("cifs", "nostrictsync"),
     ],
 )
-@pytest.mark.parametrize("where", ["options", "more"])
+@for_each("where", ["options", "more"], machine=Machine)
 def test_without_barriers_nothing_is_durable(machine: Machine, kind: str, option: str, where: str) -> None:
     machine.mount(kind, **{where: f"rw,{option},data=ordered"})
     machine.journal("sda1-8")
@@ -242,7 +244,7 @@ LOCAL: Final = (
 )
 
 
-@pytest.mark.parametrize("kind", [*REMOTE, *LOCAL])
+@for_each("kind", [*REMOTE, *LOCAL], machine=Machine)
 def test_only_what_is_known_to_be_local_is_not_remote(machine: Machine, kind: str) -> None:
     """Also one of a name that nobody has heard of yet: to look costs little, and a local view of a shared root is a
     second broker that believes itself alone."""
@@ -250,7 +252,7 @@ def test_only_what_is_known_to_be_local_is_not_remote(machine: Machine, kind: st
     assert machine.mount_of().remote == (kind in REMOTE)
 
 
-@pytest.mark.parametrize("kind", [*REMOTE, *LOCAL])
+@for_each("kind", [*REMOTE, *LOCAL], machine=Machine)
 def test_what_was_never_measured_is_known_for_that(machine: Machine, kind: str) -> None:
     """Where nothing is known of a local one, its names are moved in the way that was measured without a journal."""
     machine.mount(kind)
@@ -347,8 +349,8 @@ def test_this_machine_is_read() -> None:
     assert mount_of("/").kind != "unknown"
 
 
-@pytest.mark.parametrize(
-    ("release", "reports"),
+@for_each(
+    "release, reports",
     [
         ("6.18.44-fc-v595", True),
         ("5.8.0", True),

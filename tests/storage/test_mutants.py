@@ -10,6 +10,7 @@ import pytest
 from mq.storage.conformance import CHECKS, REOPENING_CHECKS, check_storage, run_check, run_reopening_check
 from mq.storage.interface import Storage
 from mq.storage.memory import MemoryStorage
+from tests.cases import for_each
 from tests.storage.mutants import batches, groups, messages, moves, queues, reads, records, reopening, staging
 from tests.storage.mutants.kit import MUTANTS
 from tests.storage.mutants.reopening import Kept
@@ -50,12 +51,12 @@ async def fails(store: type[MemoryStorage], check: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("check", "store"), [pytest.param(*mutant, id=mutant[1].__name__) for mutant in MUTANTS])
+@for_each("check, store", MUTANTS)
 async def test_check_catches(check: str, store: type[MemoryStorage]) -> None:
     assert await fails(store, check), f"{store.__name__} passes {check}"
 
 
-@pytest.mark.parametrize("check", ALL_CHECKS)
+@for_each("check", ALL_CHECKS)
 async def test_a_store_without_faults_passes(check: str) -> None:
     """Or else the mutants would prove nothing: the store that they are made from."""
     assert not await fails(Kept, check)

@@ -22,6 +22,7 @@ from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sh
 from mq.storage.options import StorageOptions
 from mq.storage.registry import open_storage
 from mq.testing.calls import StepByStep
+from tests.cases import for_each
 from tests.storage.disks import MOUNTS, new_id, open_disk
 from tests.storage.places import Places
 
@@ -69,7 +70,7 @@ async def test_messages_are_their_owners_only(temp_root: Path, native: bool) -> 
     assert {path.stat().st_mode & 0o777 for path in everything if path.is_dir()} == {0o700}
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root: Path, seed: int) -> None:
     both = []
     for native in (True, False):
@@ -80,8 +81,8 @@ async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root
     assert {result for result, _ in both[0][0]} > {Result.DONE, Result.GONE}
 
 
-@pytest.mark.parametrize("sharing", [Sharing.ALONE, Sharing.PEERS])
-@pytest.mark.parametrize("seed", range(10))
+@for_each("sharing", [Sharing.ALONE, Sharing.PEERS])
+@for_each("seed", range(10))
 async def test_so_they_have_among_peers(temp_root: Path, seed: int, sharing: Sharing) -> None:
     both = []
     for native in (True, False):

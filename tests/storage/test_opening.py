@@ -26,6 +26,7 @@ from mq.storage.files.posix import FolderStorage, make_posix
 from mq.storage.interface import Sharing, Storage, Write
 from mq.storage.options import StorageOptions
 from mq.storage.registry import open_storage
+from tests.cases import for_each
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 
 FOLDERS: Final = ("new", "queues", "delay", "remove", "state", "state/records", "state/stage", "state/properties")
@@ -173,8 +174,8 @@ async def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
         await make_posix(str(tmp_path / "root"), StorageOptions()).open()
 
 
-@pytest.mark.parametrize(
-    ("verb", "number", "advice"),
+@for_each(
+    "verb, number, advice",
     [
         ("mkdir", errno.EACCES, "Permission denied; give this user the right to write there"),
         ("mkdir", errno.EROFS, "Read-only file system; choose a --root on a file system that can be written"),
@@ -241,8 +242,8 @@ async def test_where_moves_are_renames_links_need_not_be_possible() -> None:
 FAR: Final = Mount("fuse.far", atomic_rename=True, remote=True)
 
 
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF])
-@pytest.mark.parametrize(("verb", "call"), [("fsync", "fsync"), ("rename", "rename"), ("lock", "flock")])
+@for_each("number", [errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK, errno.EBADF])
+@for_each("verb, call", [("fsync", "fsync"), ("rename", "rename"), ("lock", "flock")])
 async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, number: int) -> None:
     disk = Disk(FAR)
     disk.calls.fail(verb, number, path="state/stage/probe-*" if verb != "lock" else "state/lock", times=None)

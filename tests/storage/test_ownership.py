@@ -27,6 +27,7 @@ from mq.storage.files.source import SourceFolder
 from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
 from mq.testing.calls import FaultyCalls
+from tests.cases import for_each
 
 STRANGER: Final = 4711
 TRUSTING: Final = StorageOptions(group_writable=True, root_owner=STRANGER)
@@ -91,13 +92,14 @@ async def test_a_root_that_is_this_user_s_alone_is_served(root: Path) -> None:
 
 
 @as_root
-@pytest.mark.parametrize("folder", FOLDERS)
+@for_each("folder", FOLDERS)
 async def test_another_user_s_folder_is_refused_and_may_be_trusted(root: Path, folder: str) -> None:
     os.chown(root / folder, STRANGER, STRANGER)
     text = await refusal(root)
     assert f'{folder.strip(".")}" belongs to 4711, who can lead mq to other folders, and mq runs as root' in text
     assert "trust 4711 with --root-owner 4711" in text
     await serve(root, StorageOptions(root_owner=STRANGER))
+    os.chown(root / folder, 0, 0)
 
 
 @as_root
@@ -107,8 +109,8 @@ async def test_where_users_may_be_mapped_the_refusal_says_which_option_is_for_it
         check_root(LinuxCalls(), str(root), StorageOptions(), Mount("nfs4", remote=True))
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-@pytest.mark.parametrize("mode", [0o707, 0o777, 0o1777])
+@for_each("folder", FOLDERS)
+@for_each("mode", [0o707, 0o777, 0o1777])
 async def test_a_folder_in_which_everybody_may_write_is_refused(root: Path, folder: str, mode: int) -> None:
     (root / folder).chmod(mode)
     for options in (StorageOptions(), TRUSTING):
@@ -116,15 +118,17 @@ async def test_a_folder_in_which_everybody_may_write_is_refused(root: Path, fold
         assert f'{folder.strip(".")}" (mode {mode:04o})' in text
         assert "everybody on this machine may write in" in text
         assert "chmod go-w" in text
+    (root / folder).chmod(0o700)
 
 
-@pytest.mark.parametrize("folder", [folder for folder in FOLDERS if folder != "queues/q"])
+@for_each("folder", [folder for folder in FOLDERS if folder != "queues/q"])
 async def test_a_folder_in_which_a_group_may_write_needs_a_setting(root: Path, folder: str) -> None:
     (root / folder).chmod(0o770)
     text = await refusal(root)
     assert f'{folder.strip(".")}" (mode 0770)' in text
     assert "trust the group with --group-writable" in text
     await serve(root, StorageOptions(group_writable=True))
+    (root / folder).chmod(0o700)
 
 
 async def test_a_queue_in_which_a_group_may_write_is_worth_a_warning(

@@ -19,6 +19,7 @@ from mq.storage.files.layout import (
     encode_attributes,
     encode_side,
 )
+from tests.cases import for_each
 
 texts: Final = st.text(st.characters(codec=None), max_size=20)
 values: Final = st.recursive(
@@ -44,7 +45,7 @@ def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
     assert noted.encode() == text
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         b"",
@@ -101,9 +102,7 @@ def test_attributes_are_plain_json() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000]
-)
+@for_each("content", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000])
 def test_attributes_are_not_believed(content: bytes) -> None:
     with pytest.raises(Senseless, match=r"user\.mq\.attributes makes no sense"):
         decode_attributes(with_checksum(content))
@@ -132,14 +131,14 @@ def test_side_file_is_plain_json() -> None:
 WHOLE: Final = encode_side(Properties(4, 255, {"a": "x" * 50}))
 
 
-@pytest.mark.parametrize("length", range(len(WHOLE)))
+@for_each("length", range(len(WHOLE)))
 def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     for torn in (WHOLE[:length], WHOLE[:length] + b"\0" * (len(WHOLE) - length)):
         with pytest.raises(Senseless, match="side file"):
             decode_side(torn)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "content",
     [
         b"[]",

@@ -16,6 +16,7 @@ from mq.storage.files.calls import FileKind
 from mq.storage.files.fake import make_calls
 from mq.storage.files.records import Records
 from mq.testing.calls import FaultyCalls
+from tests.cases import for_each
 
 SHOWN: Final = ("open", "write", "fsync", "unlink")
 
@@ -134,7 +135,7 @@ def test_any_key_is_its_own(pairs: list[tuple[str, dict[str, int]]]) -> None:
         assert shelf.records.all("kind") == expected
 
 
-@pytest.mark.parametrize("key", ["", ".", "..", "a/b", "k" * 5000, "ü" * 255, "a.1", "%41", "A", "\n", "~", "\udcff"])
+@for_each("key", ["", ".", "..", "a/b", "k" * 5000, "ü" * 255, "a.1", "%41", "A", "\n", "~", "\udcff"], shelf=Shelf)
 def test_an_odd_key_is_its_own(shelf: Shelf, key: str) -> None:
     others = {"a": {"n": 1}, "%2E": {"n": 2}, "k" * 5001: {"n": 3}}
     for other, value in others.items():
@@ -153,8 +154,8 @@ def test_an_odd_key_is_its_own(shelf: Shelf, key: str) -> None:
 WHOLE: Final = record("key", {"text": "x" * 60})
 
 
-@pytest.mark.parametrize("length", range(len(WHOLE)))
-@pytest.mark.parametrize("fill", [b"", b"\0"], ids=["short", "nulls"])
+@for_each("length", range(len(WHOLE)))
+@for_each("fill", [b"", b"\0"], shelf=Shelf)
 def test_a_version_torn_anywhere_is_passed_over(shelf: Shelf, length: int, fill: bytes) -> None:
     shelf.lay("kkey.1", record("key", {"a": 1}))
     shelf.lay("kkey.2", WHOLE[:length] + fill * (len(WHOLE) - length))
@@ -187,7 +188,7 @@ def test_a_version_without_a_checksum_is_passed_over(shelf: Shelf) -> None:
     assert shelf.records.all("kind") == {}
 
 
-@pytest.mark.parametrize("bit", range(8 * len(WHOLE)))
+@for_each("bit", range(8 * len(WHOLE)), shelf=Shelf)
 def test_a_version_with_one_bit_changed_is_passed_over(shelf: Shelf, bit: int) -> None:
     changed = bytearray(WHOLE)
     changed[bit // 8] ^= 1 << bit % 8
@@ -227,10 +228,8 @@ def test_a_first_version_that_a_crash_left_half_is_taken_away(shelf: Shelf, cont
     assert shelf.files() == {}
 
 
-@pytest.mark.parametrize("content", HALVES)
-@pytest.mark.parametrize(
-    ("version", "is_settled", "answered"), [(1, True, False), (1, False, True), (2, False, False)], ids=str
-)
+@for_each("content", HALVES)
+@for_each("version, is_settled, answered", [(1, True, False), (1, False, True), (2, False, False)], shelf=Shelf)
 def test_a_half_version_that_no_crash_can_have_left_is_damaged(
     shelf: Shelf, content: bytes, version: int, is_settled: bool, answered: bool
 ) -> None:
@@ -294,8 +293,8 @@ def test_calls_of_a_change_are_the_same_among_many_records(shelf: Shelf) -> None
 # When the medium refuses or fails
 
 
-@pytest.mark.parametrize(("verb", "nth"), [("open", 1), ("open", 2), ("write", 1), ("write", 2), ("fsync", 1)])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EMFILE])
+@for_each("verb, nth", [("open", 1), ("open", 2), ("write", 1), ("write", 2), ("fsync", 1)])
+@for_each("number", [errno.ENOSPC, errno.EIO, errno.EMFILE], shelf=Shelf)
 def test_a_put_that_is_refused_leaves_the_old_value(shelf: Shelf, verb: str, number: int, nth: int) -> None:
     shelf.calls.most_written = 5
     shelf.records.put("kind", "key", {"a": 1})

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from mq.storage.files.calls import OPEN_FOLDER
 from mq.storage.files.mount import Mount
 from mq.testing.disk import Disk, Medium
 from mq.testing.faults import Faults, PowerCut
 from mq.vsqs import Message, Queue
 from mq.vsqs.system import System
+from tests.cases import for_each
 from tests.vsqs.places import Clock
 
 FOLDER = "/queue"
@@ -141,8 +140,8 @@ class Life:
         return got
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("medium", Medium, ids=lambda medium: medium.value)
+@for_each("seed", SEEDS)
+@for_each("medium", Medium)
 def test_what_was_answered_survives_a_cut_at_every_call(medium: Medium, seed: int) -> None:
     calls = Life(medium, seed, None).live()
     assert calls > OPERATIONS

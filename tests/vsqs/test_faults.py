@@ -12,6 +12,7 @@ import pytest
 
 from mq.errors import MQError, StorageFailed, StorageFull, StorageUnusable
 from mq.vsqs import Queue
+from tests.cases import for_each
 from tests.vsqs.places import WAYS, Place
 from tests.vsqs.places import place as make_place
 
@@ -97,9 +98,9 @@ def check(place: Place, act: Callable[[Place, Queue], None], *, answered: bool) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("times", [1, None], ids=["once", "for good"])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+@for_each("times", [1, None])
+@for_each("way", WAYS)
+@for_each("act", ACTS)
 def test_a_call_that_fails(folder: Path, act: Callable[[Place, Queue], None], way: str, times: int | None) -> None:
     calls = run(folder, way, act, 0, 0, None)
     assert calls >= 2

@@ -12,6 +12,7 @@ import pytest
 from mq.errors import InvalidId, InvalidSetting, NoSuchQueue, StorageUnusable
 from mq.storage.files.mount import Mount
 from mq.vsqs import Queue, QueueFull
+from tests.cases import for_each
 from tests.vsqs.places import Place
 from tests.vsqs.places import place as make_place
 
@@ -216,7 +217,7 @@ def test_a_receiver_whose_time_ran_out_still_deletes(place: Place) -> None:
     assert place.names() == []
 
 
-@pytest.mark.parametrize("id", ["", "x", "../1", "1.new", "1.2", "01", "-1", " 1", "1\n", "1" * 16])
+@for_each("id", ["", "x", "../1", "1.new", "1.2", "01", "-1", " 1", "1\n", "1" * 16])
 def test_an_id_that_names_no_message_is_refused(place: Place, id: str) -> None:
     place.put("1")
     with pytest.raises(InvalidId, match="is no message id"):

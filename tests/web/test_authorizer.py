@@ -22,6 +22,7 @@ from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, document
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT
 from mq.web.request_body import LARGEST_JSON_BYTES, LimitedBody
 from tests.access.files import PASSWORD, TOKEN, write_users
+from tests.cases import for_each
 from tests.web.talking import BAD_NAMES, ask, detail
 
 RIGHTS = {operation.line: operation.right for operation in OPERATIONS}
@@ -151,7 +152,7 @@ def test_every_line_is_found_by_a_request_of_its_own() -> None:
         assert operation.line == line
 
 
-@pytest.mark.parametrize("line", sorted(RIGHTS.keys() - {"POST /-/session"}))  # tests/web/test_login_sessions.py
+@for_each("line", sorted(RIGHTS.keys() - {"POST /-/session"}))  # tests/web/test_login_sessions.py
 async def test_a_line_lets_in_whom_it_names_and_nobody_else(
     as_user, gate: Authorizer, behind: Behind, line: str
 ) -> None:
@@ -171,14 +172,14 @@ async def test_a_line_lets_in_whom_it_names_and_nobody_else(
         assert len(behind.asked) - asked == (reply.status == 200)
 
 
-@pytest.mark.parametrize("line", [line for line in RIGHTS if "QUEUE" in line])
+@for_each("line", [line for line in RIGHTS if "QUEUE" in line])
 async def test_a_right_on_one_queue_is_none_on_another(as_user, behind: Behind, line: str) -> None:
     for name in ("publish", "consume", "configure"):
         assert (await as_user(name, path_of(line).replace("q1", "other"))).status == 403
     assert behind.asked == []
 
 
-@pytest.mark.parametrize(
+@for_each(
     "request_",
     [
         "PUT /",
@@ -202,6 +203,7 @@ async def test_a_right_on_one_queue_is_none_on_another(as_user, behind: Behind, 
     ],
 )
 async def test_what_is_not_in_the_table_is_for_who_may_administer(as_user, behind: Behind, request_: str) -> None:
+    behind.asked.clear()
     for name in ("nothing", "publish", "consume", "configure", "most"):
         assert (await as_user(name, request_)).status == 403
     assert behind.asked == []
@@ -436,8 +438,8 @@ async def test_what_was_judged_is_what_is_handed_on(gate: Authorizer, behind: Be
         assert behind.asked[-1].content_length == len(behind.bodies[-1])
 
 
-@pytest.mark.parametrize("line", NAMED_QUEUES)
-@pytest.mark.parametrize("value", [7, 0, 1.5, True, False, ["other"], {"other": 1}, []])
+@for_each("line", NAMED_QUEUES)
+@for_each("value", [7, 0, 1.5, True, False, ["other"], {"other": 1}, []])
 async def test_what_only_becomes_a_name_behind_the_gate_is_refused(
     gate: Authorizer, behind: Behind, line: str, value: object
 ) -> None:
@@ -493,9 +495,9 @@ async def test_other_bodies_go_through_as_they_were_understood(
     assert behind.bodies == [understood]
 
 
-@pytest.mark.parametrize("line", NAMED_QUEUES)
-@pytest.mark.parametrize(
-    ("body", "status"),
+@for_each("line", NAMED_QUEUES)
+@for_each(
+    "body, status",
     [
         (b"[1]", 400),
         (b"7", 400),

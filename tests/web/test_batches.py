@@ -33,6 +33,7 @@ from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.multipart import Part, Parts
 from mq.web.parameters import LARGEST_BATCH
+from tests.cases import for_each
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream, whole
 from tests.web.written import encode_entries, write_parts
 
@@ -156,8 +157,8 @@ async def test_no_content_type_is_lines(endpoints: Endpoints) -> None:
     assert outcomes(reply.body)[0]["status"] == 201
 
 
-@pytest.mark.parametrize(
-    ("entry", "why"),
+@for_each(
+    "entry, why",
     [
         (b"nonsense\n", "not JSON"),
         (b"[1]\n", "not a JSON object"),
@@ -239,8 +240,8 @@ async def test_what_a_line_says_counts(endpoints: Endpoints) -> None:
     assert second["status"] == 201
 
 
-@pytest.mark.parametrize(
-    ("content_type", "body", "why"),
+@for_each(
+    "content_type, body, why",
     [
         (LINES, b"", "empty"),
         (LINES, b"\n \r\n\n", "empty"),
@@ -363,8 +364,8 @@ async def test_a_fetch_of_many_takes_no_more_than_asked_for(endpoints: Endpoints
     assert (await fetch(endpoints, 3)).status == 204
 
 
-@pytest.mark.parametrize(
-    ("accept", "wanted"),
+@for_each(
+    "accept, wanted",
     [
         ("", False),
         ("*/*", False),

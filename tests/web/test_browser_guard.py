@@ -12,6 +12,7 @@ from mq.broker import open_broker
 from mq.web.endpoints import OPERATIONS, Endpoints
 from mq.web.exchange import Handler, Reply, Request, empty
 from mq.web.front import BrowserGuard
+from tests.cases import for_each
 from tests.e2e.daemon import Daemon
 from tests.web.talking import MAX_BODY, ask, detail, publish
 
@@ -27,8 +28,8 @@ async def status(headers: dict[str, str], address: str = "127.0.0.1", hosts: tup
     return (await ask(BrowserGuard(Behind(), address, hosts), "GET", "/q", headers=headers)).status
 
 
-@pytest.mark.parametrize(
-    ("host", "address", "hosts", "wanted"),
+@for_each(
+    "host, address, hosts, wanted",
     [
         ("127.0.0.1:8080", "127.0.0.1", (), 200),
         ("127.0.0.1", "127.0.0.1", (), 200),
@@ -78,8 +79,8 @@ async def test_the_authority_of_an_absolute_target_is_ours_or_refused(target: st
         assert (await ask(guard, "GET", target, headers=headers)).status == wanted
 
 
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
+@for_each(
+    "headers, wanted",
     [
         ({"origin": "http://127.0.0.1:8080"}, 200),
         ({"origin": "https://127.0.0.1:8080", "sec-fetch-site": "same-origin"}, 200),
@@ -108,9 +109,9 @@ def test_the_leasing_operations_are_known() -> None:
     }
 
 
-@pytest.mark.parametrize("line", LEASES)
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
+@for_each("line", LEASES)
+@for_each(
+    "headers, wanted",
     [
         (BROWSER, 403),
         ({**BROWSER, "sec-fetch-site": "none"}, 403),

@@ -15,6 +15,7 @@ from mq.broker.index import QueueIndex
 from mq.broker.queues import Queues
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
+from tests.cases import for_each
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream
 from tests.web.test_features import call
 
@@ -205,8 +206,8 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
     assert (await call(endpoints, f"PUT /q/consumers/c/claim?batch=1&epoch={epoch}"))[0] == 204
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "why"),
+@for_each(
+    "line, status, why",
     [
         ("PUT /q/consumers/c/claim?epoch=1", 400, "parameter batch is missing"),
         ("GET /q/consumers/c/claim?batch=1", 400, "parameter epoch is missing"),

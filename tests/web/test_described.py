@@ -20,6 +20,7 @@ from mq.web.exchange import Request
 from mq.web.openapi import REFUSALS, describe, path_of, refusals_of
 from mq.web.operations import NO_RIGHT, Operation, Parameter
 from mq.web.parameters import read_header, read_query
+from tests.cases import for_each
 from tests.e2e.daemon import Daemon
 from tests.web.talking import ask, detail, stream
 
@@ -38,7 +39,7 @@ NUMBERS = [
     if "minimum" in parameter.kind.schema
 ]
 
-each_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=[each.line for each in OPERATIONS])
+each_operation = for_each("operation", OPERATIONS)
 
 
 def rows() -> dict[str, re.Match[str]]:
@@ -82,14 +83,14 @@ def test_the_page_says_the_same(operation: Operation) -> None:
     assert told - {503} == set(operation.answers)
 
 
-@pytest.mark.parametrize(("operation", "parameter", "where"), NUMBERS, ids=lambda each: getattr(each, "name", each))
+@for_each("operation, parameter, where", NUMBERS)
 def test_the_page_has_the_range_of_every_number(operation: Operation, parameter: Parameter, where: str) -> None:
     low, high = (written(parameter.kind.schema[end]) for end in ("minimum", "maximum"))
     [row] = re.findall(rf"^\| `{parameter.name}` \| .+$", PAGE.partition(SETTINGS)[0], re.MULTILINE)
     assert f"from {low} to {high}" in row
 
 
-@pytest.mark.parametrize(("name", "kind"), QueueSettings.kinds().items())
+@for_each("name, kind", QueueSettings.kinds().items())
 def test_the_page_has_the_range_of_every_setting(name: str, kind: SettingKind) -> None:
     [row] = re.findall(rf"^\| `{name}` \| (.+?) \|", PAGE.partition(SETTINGS)[2], re.MULTILINE)
     if "minimum" in kind.schema:
@@ -151,7 +152,7 @@ async def ask_query(endpoints: Endpoints, operation: Operation, query: bytes) ->
     return await endpoints.handle(Request(operation.method, operation.path.encode(), query, {}, stream(), None))
 
 
-@pytest.mark.parametrize(("operation", "parameter", "where"), NUMBERS, ids=lambda each: getattr(each, "name", each))
+@for_each("operation, parameter, where", NUMBERS)
 def test_every_number_ends_where_it_says(operation: Operation, parameter: Parameter, where: str) -> None:
     schema = parameter.kind.schema
     step = 1 if schema["type"] == "integer" else schema["minimum"] or 0.001
@@ -171,7 +172,7 @@ def test_every_number_ends_where_it_says(operation: Operation, parameter: Parame
             read(value)
 
 
-@pytest.mark.parametrize("name", QueueSettings.kinds())
+@for_each("name", QueueSettings.kinds())
 def test_every_setting_ends_where_its_schema_says(name: str) -> None:
     kind = QueueSettings.kinds()[name]
     good = kind.schema.get("enum", [kind.schema[end] for end in ("minimum", "maximum") if end in kind.schema])

@@ -15,6 +15,7 @@ from mq.message import MessageIds
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
 from mq.web.parameters import texts_of
+from tests.cases import for_each
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream, whole
 
 UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
@@ -57,8 +58,8 @@ async def test_a_queue_shows_all_that_is_set(endpoints: Endpoints) -> None:
     assert (await call(endpoints, "PATCH /q"))[1]["max_messages"] == 3  # nothing to change is no change
 
 
-@pytest.mark.parametrize(
-    ("patch", "status", "why"),
+@for_each(
+    "patch, status, why",
     [
         ({"visibilty": 5}, 400, "did you mean visibility"),
         ({"nonsense": 5}, 400, "known: visibility"),
@@ -97,7 +98,7 @@ async def test_dead_letters_do_not_go_round(endpoints: Endpoints) -> None:
     assert (status, "r -> q -> dead -> r" in said) == (400, True)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "line",
     [
         "GET /no",
@@ -152,8 +153,8 @@ async def test_a_key_makes_one_message_of_two_requests(endpoints: Endpoints) -> 
     assert (await call(endpoints, "GET /q"))[1]["ready"] == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
+@for_each(
+    "name, value",
     [
         ("x_message_delay", "-1"),
         ("x_message_delay", "soon"),
@@ -249,7 +250,7 @@ async def test_a_lease_is_ended_and_extended(endpoints: Endpoints) -> None:
     assert (await call(endpoints, "GET /q/messages"))[1]["x-message-receives"] == "2"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "value",
     [
         *({}, {"visibility": -1}, {"visibility": 0.0001}, {"visibility": 43201}, {"visibility": False}),
@@ -304,7 +305,7 @@ async def test_what_is_delayed_is_cancelled_and_its_time_changed(endpoints: Endp
     assert (await call(endpoints, "GET /q"))[1]["leased"] == 2, "leases are left alone"
 
 
-@pytest.mark.parametrize(
+@for_each(
     "time",
     [
         *("", "soon", "5", "2030-05-01", "2030-05-01T09:00:00", "2030-05-01T09:00Z", "2030-02-30T09:00:00Z"),
@@ -437,8 +438,8 @@ async def test_what_died_goes_back(endpoints: Endpoints) -> None:
     assert ((await call(endpoints, "GET /q"))[1]["ready"], (await call(endpoints, "GET /r"))[1]["ready"]) == (2, 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "status"),
+@for_each(
+    "value, status",
     [
         ({"to": "nowhere"}, 404),
         ({"to": "../x"}, 400),
@@ -457,8 +458,9 @@ async def test_what_died_goes_back(endpoints: Endpoints) -> None:
 )
 async def test_a_redrive_that_cannot_be_is_refused(endpoints: Endpoints, value: Any, status: int) -> None:
     await publish(endpoints, "dead", b"x")
+    before = (await call(endpoints, "GET /dead"))[1]["ready"]
     assert (await call(endpoints, "POST /dead/redrive", value))[0] == status
-    assert (await call(endpoints, "GET /dead"))[1]["ready"] == 1
+    assert (await call(endpoints, "GET /dead"))[1]["ready"] == before > 0
 
 
 # The broker

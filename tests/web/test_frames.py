@@ -32,6 +32,7 @@ from mq.web.hypercorn_server import (
     NoSettings,
     check_table_sizes,
 )
+from tests.cases import for_each
 
 BARE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 PREFACE = BARE + SettingsFrame(0).serialize()
@@ -88,8 +89,8 @@ CHEAP = {
 }
 
 
-@pytest.mark.parametrize("frame", CHEAP.values(), ids=CHEAP)
-@pytest.mark.parametrize(("is_known", "most"), [(True, CONTROL_FRAMES), (False, CONTROL_FRAMES_BEFORE_LOGIN)])
+@for_each("frame", CHEAP.values())
+@for_each("is_known, most", [(True, CONTROL_FRAMES), (False, CONTROL_FRAMES_BEFORE_LOGIN)])
 def test_frames_that_do_nothing_for_a_request_are_limited(frame: bytes, is_known: bool, most: int) -> None:
     counter = FrameCounter(is_known=is_known)
     feed(counter, PREFACE + frame * (most - 1))
@@ -97,7 +98,7 @@ def test_frames_that_do_nothing_for_a_request_are_limited(frame: bytes, is_known
         feed(counter, frame)
 
 
-@pytest.mark.parametrize("frame", [*CHEAP.values(), RstStreamFrame(1).serialize()], ids=[*CHEAP, "RST_STREAM"])
+@for_each("frame", [*CHEAP.values(), RstStreamFrame(1).serialize()])
 def test_read_of_cheap_frames_is_cut_into_turns(frame: bytes) -> None:
     counter = FrameCounter()
     feed(counter, PREFACE)

@@ -36,6 +36,7 @@ from mq.web.hypercorn_server import (
     STREAMS_BEFORE_LOGIN,
 )
 from mq.web.request_body import IN_MEMORY_BYTES
+from tests.cases import for_each
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
@@ -473,7 +474,7 @@ async def test_an_upgraded_connection_has_the_same_limits(server: Server) -> Non
     assert (ErrorCodes.ENHANCE_YOUR_CALM.to_bytes(4)) in received
 
 
-@pytest.mark.parametrize("name", [name for name in BAD_NAMES if not name.startswith(".")])  # httpx resolves dots
+@for_each("name", [name for name in BAD_NAMES if not name.startswith(".")])  # httpx resolves dots
 async def test_bad_names(client: httpx.AsyncClient, store: MemoryStorage, name: str) -> None:
     assert (await client.put(f"/{name}")).status_code == 400
     assert await contents(store) == (["q"], 0)

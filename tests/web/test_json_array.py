@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mq.errors import InvalidRequest, MQError
 from mq.web.endpoints import Endpoints
 from mq.web.json_lines import Array
+from tests.cases import for_each
 from tests.web.talking import ask
 
 texts = st.text(st.characters(codec="utf-8"), max_size=20) | st.sampled_from(['"', "\\", "[{,", "]}", "\n", "é\r\n"])
@@ -40,7 +41,7 @@ def test_elements_come_out_as_they_are(values: Any, pieces: list[int], indented:
     assert read(b"\r\n" + data + b" \n", *pieces) == values
 
 
-@pytest.mark.parametrize(
+@for_each(
     "data",
     [
         b"",

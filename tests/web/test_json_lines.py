@@ -16,6 +16,7 @@ from mq.web import json_lines
 from mq.web.batches import draft_entries
 from mq.web.json_lines import LARGEST_REST, LONG_LINE, Lines
 from mq.web.request_body import parse_object
+from tests.cases import for_each
 
 LONG = "x" * LONG_LINE
 
@@ -46,9 +47,9 @@ def body_of(value: dict[str, Any] | MQError) -> bytes:
     return body if isinstance(body, bytes) else encoded  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("piece", [1 << 16, 60_001])
-@pytest.mark.parametrize("ascii", [True, False])
-@pytest.mark.parametrize("unit", ["x", 'caf\u00e9 \U0001f600\\"\n/', "\\", "\ud83d\udd11", "\ud83d", "\\u0041"])
+@for_each("piece", [1 << 16, 60_001])
+@for_each("ascii", [True, False])
+@for_each("unit", ["x", 'caf\u00e9 \U0001f600\\"\n/', "\\", "\ud83d\udd11", "\ud83d", "\\u0041"])
 def test_a_long_text_comes_out_whole(unit: str, ascii: bool, piece: int) -> None:
     text = unit * (2 * LONG_LINE // len(unit))
     line = json.dumps({"delay": 3, "body": text, "attributes": {"body": '"body": "x"'}}, ensure_ascii=ascii)
@@ -93,8 +94,8 @@ def test_any_text_is_the_same_in_pieces(text: str, rest: str, pieces: list[int])
         assert {**whole, "body": ""} == {**cut, "body": ""}  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
+@for_each(
+    "line, why",
     [
         (f'{{"body": "{LONG}\\x"}}', "not JSON"),
         (f'{{"body": "{LONG}\t"}}', "not JSON"),

@@ -11,6 +11,7 @@ from mq.broker.settings import PAUSES, QueueSettings
 from mq.web.batches import _DRAFT_KEYS
 from mq.web.endpoints import Endpoints
 from mq.web.page_files import FOLDER, INDEX, page_files
+from tests.cases import for_each
 from tests.web.talking import ask
 
 MOST_BYTES = 150 * 1024
@@ -80,7 +81,7 @@ async def test_the_policy_is_the_same_whatever_the_host_is(endpoints: Endpoints,
     assert named == plain
 
 
-@pytest.mark.parametrize("name", modules())
+@for_each("name", modules())
 def test_every_address_is_relative(name: str) -> None:
     """A proxy may have put mq under a path."""
     assert re.findall(r"""["'`]/(?:-/|\$\{)""", modules()[name]) == []
@@ -91,12 +92,12 @@ def test_the_index_names_relative_addresses_alone() -> None:
     assert re.findall(r'(?:href|src)="/[^"]*"', html) == []
 
 
-@pytest.mark.parametrize("name", modules())
+@for_each("name", modules())
 def test_no_module_makes_markup_of_text(name: str) -> None:
     assert MARKUP.findall(modules()[name]) == []
 
 
-@pytest.mark.parametrize("name", modules())
+@for_each("name", modules())
 def test_a_module_takes_only_our_own(name: str) -> None:
     text = modules()[name]
     for taken in re.findall(r'(?:from|import\()\s*"([^"]+)"', text):

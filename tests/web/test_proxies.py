@@ -17,6 +17,7 @@ from mq.web.fast_http1 import Heads
 from mq.web.front import BrowserGuard
 from mq.web.proxies import BasePath, BasePathGuard, ProxyGuard, TrustedProxies
 from tests.access.files import PASSWORD, write_users
+from tests.cases import for_each
 from tests.web.talking import ask, detail
 
 PROXY = "10.0.0.7"
@@ -45,8 +46,8 @@ async def client_of(
     return seen.request.address, seen.request.scheme, seen.request.headers["host"]
 
 
-@pytest.mark.parametrize(
-    ("headers", "wanted"),
+@for_each(
+    "headers, wanted",
     [
         ({}, (PROXY, "http", "mq:8080")),
         ({"x-forwarded-for": "192.0.2.1"}, ("192.0.2.1", "http", "mq:8080")),
@@ -94,7 +95,6 @@ async def client_of(
         ({"forwarded": r'for="\192.0.2.1" ; proto=https'}, ("192.0.2.1", "https", "mq:8080")),
         ({"forwarded": "for=192.0.2.1", "x-forwarded-for": "192.0.2.1"}, ("192.0.2.1", "http", "mq:8080")),
     ],
-    ids=str,
 )
 async def test_a_trusted_proxy_reports_the_client(headers: dict[str, str], wanted: tuple[str, str, str]) -> None:
     assert await client_of(headers) == wanted
@@ -199,8 +199,8 @@ def guarded(hosts: tuple[str, ...] = ("mq.example",)) -> Handler:
 PAGE = {"origin": "https://mq.example:8443", "x-forwarded-proto": "https", "x-forwarded-for": "192.0.2.1"}
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
+@for_each(
+    "headers, status",
     [
         ({"host": "mq.example"}, 200),  # nginx's $host, which has no port
         ({"host": "mq.example:8443"}, 200),
@@ -215,7 +215,6 @@ PAGE = {"origin": "https://mq.example:8443", "x-forwarded-proto": "https", "x-fo
         ({"host": "evil.test", "x-forwarded-host": "mq.example:8443"}, 421),
         ({"host": "mq.example", "sec-fetch-site": "cross-site"}, 403),
     ],
-    ids=str,
 )
 async def test_an_origin_is_compared_with_the_host_that_the_browser_used(headers: dict[str, str], status: int) -> None:
     reply = await ask(guarded(), "POST", "/q/messages", headers={**PAGE, **headers}, address="127.0.0.1")
@@ -285,8 +284,8 @@ async def test_audit_and_guessing_know_the_client(gate: Authorizer, caplog: pyte
 # The path
 
 
-@pytest.mark.parametrize(
-    ("base", "path", "wanted"),
+@for_each(
+    "base, path, wanted",
     [
         ("/mq", b"/mq/q", b"/q"),
         ("/mq", b"/mq/", b"/"),

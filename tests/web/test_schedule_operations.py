@@ -17,6 +17,7 @@ from mq.schedules.scheduler import DEFAULT_LIMITS, MESSAGES_PER_SECOND, SCHEDULE
 from mq.web.authorizer import Auditor
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Request
+from tests.cases import for_each
 
 NIGHTLY: Final = {"cron": "0 3 * * *", "zone": "Europe/Berlin", "queue": "q", "message": {"body": "hello"}}
 EVERY: Final = {"every": 60, "queue": "q", "message": {"body": "hello"}}
@@ -107,8 +108,8 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
     assert 'queue "q" does not exist' in (await door.ask("GET /-/schedules/s"))[1]["error"]
 
 
-@pytest.mark.parametrize(
-    ("wanted", "why"),
+@for_each(
+    "wanted, why",
     [
         ({}, 'either "cron"'),
         ({**EVERY, "cron": "0 3 * * *"}, 'either "cron"'),

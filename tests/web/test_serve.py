@@ -25,6 +25,7 @@ from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from mq.web.request_body import IN_MEMORY_BYTES
 from mq.web.serve import KEEP_ALIVE_SECONDS, serve
+from tests.cases import for_each
 from tests.web.talking import (
     BAD_NAMES,
     MAX_BODY,
@@ -110,7 +111,7 @@ async def test_an_old_client_is_answered_and_closed(server: Server, queue: str) 
 # Requests as they should not be
 
 
-@pytest.mark.parametrize("name", BAD_NAMES)
+@for_each("name", BAD_NAMES)
 async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: str) -> None:
     for method, rest, body in (("PUT", "", None), ("POST", "/messages", b"x"), ("GET", "/messages", None)):
         status, headers, text = parse(await server.exchange(http1(method, f"/{name}{rest}", body), half_close=True))

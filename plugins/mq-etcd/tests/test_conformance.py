@@ -13,6 +13,7 @@ from mq.storage.conformance import (
     run_check,
     run_reopening_check,
 )
+from tests.cases import for_each
 
 
 @pytest.mark.slow
@@ -20,11 +21,11 @@ async def test_keeps_every_promise_on_three_members(three_place) -> None:
     await check_storage(three_place.make, three_place.reopen)
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@for_each("check", CHECKS)
 async def test_promise_is_kept(place, check: Check) -> None:
     await run_check(check, place.make)
 
 
-@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+@for_each("check", REOPENING_CHECKS)
 async def test_promise_is_kept_over_reopening(place, check: ReopeningCheck) -> None:
     await run_reopening_check(check, place.make, place.reopen)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from mq_etcd.http import LONGEST_HEAD, Head, Malformed, ReplyParser
 
+from tests.cases import for_each
+
 HEAD = b"HTTP/1.1 200 OK\r\nDate: Sat, 21 Nov 2026 20:07:42 GMT\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -38,7 +40,7 @@ def read(parser: ReplyParser, pieces: list[bytes]) -> tuple[Head, bytes]:
     return head, body
 
 
-@pytest.mark.parametrize(("data", "status", "body"), REPLIES.values(), ids=REPLIES)
+@for_each("data, status, body", REPLIES.values())
 def test_reads_a_reply_however_it_is_cut(data: bytes, status: int, body: bytes) -> None:
     cuts = [[data], [bytes([byte]) for byte in data], *([data[:at], data[at:]] for at in range(1, len(data)))]
     for pieces in cuts:
@@ -71,7 +73,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize(("data", "text"), BROKEN.values(), ids=BROKEN)
+@for_each("data, text", BROKEN.values())
 def test_refuses_what_is_no_reply(data: bytes, text: str) -> None:
     with pytest.raises(Malformed, match=text):
         read(ReplyParser(), [data, b""])

@@ -19,6 +19,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Storage, Unlink, Write
 from mq.storage.registry import open_storage
+from tests.cases import for_each
 
 IDS = MessageIds()
 
@@ -35,8 +36,8 @@ def test_an_address_says_all_there_is_to_say(tmp_path) -> None:
     assert parse_address("http://127.0.0.1")[1:5] == ("/mq/", None, None, 2 << 30)
 
 
-@pytest.mark.parametrize(
-    ("rest", "text"),
+@for_each(
+    "rest, text",
     [
         ("", "names no member. Write etcd:http"),
         ("?prefix=/mq", "names no member"),

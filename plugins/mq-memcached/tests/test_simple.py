@@ -19,6 +19,7 @@ from mq_memcached.testing.wire import wire_to
 from pymemcache.client.base import Client
 
 from mq.errors import BodyTooLarge, InvalidName, StorageFull, StorageUnusable
+from tests.cases import for_each
 
 logger = logging.getLogger("test_simple")
 names = (f"queue{number}" for number in itertools.count())
@@ -247,7 +248,7 @@ class Interrupted(Client):
 MOST_COMMANDS = 20
 
 
-@pytest.mark.parametrize("before", range(1, MOST_COMMANDS + 1))
+@for_each("before", range(1, MOST_COMMANDS + 1))
 @pytest.mark.parametrize("unique", [False, True], ids=["plain", "unique"])
 @pytest.mark.parametrize(
     "meanwhile",

@@ -19,6 +19,7 @@ from mq.storage.files.calls import LinuxCalls, Native, Step
 from mq.storage.files.layout import SUM
 from mq.storage.files.posix import load_native
 from mq.testing.calls import StepByStep
+from tests.cases import for_each
 
 IDS = MessageIds()
 
@@ -159,7 +160,7 @@ def test_messages_come_one_behind_another(native: Native, files: Path) -> None:
     assert struct.unpack("<3i", ends) == (1003, 1003, 1008)
 
 
-@pytest.mark.parametrize("size", [*range(20), 255, 4096, 70_001])
+@for_each("size", [*range(20), 255, 4096, 70_001])
 def test_checksums_are_those_of_zlib(native: Native, files: Path, size: int) -> None:
     id, body = IDS.new(), Random(size).randbytes(size)
     write(native, files, id, body)

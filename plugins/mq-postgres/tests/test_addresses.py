@@ -11,10 +11,11 @@ from mq_postgres.store import make_postgres
 from mq.errors import StorageUnusable
 from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
+from tests.cases import for_each
 
 
-@pytest.mark.parametrize(
-    ("rest", "parameters"),
+@for_each(
+    "rest, parameters",
     [
         ("//mq@localhost/mq", {"host": "localhost", "user": "mq", "sslmode": "prefer"}),
         ("//127.0.0.1:6000/mq", {"host": "127.0.0.1", "port": "6000", "sslmode": "prefer"}),
@@ -37,8 +38,8 @@ def test_says_where_and_how(rest: str, parameters: dict[str, str]) -> None:
     assert ("target_session_attrs" in found) == ("host" in found and not found["host"].startswith("/"))
 
 
-@pytest.mark.parametrize(
-    ("rest", "text"),
+@for_each(
+    "rest, text",
     [
         ("", "wants a host and a database"),
         ("//localhost", "wants a host and a database"),

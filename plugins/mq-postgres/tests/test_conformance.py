@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mq.storage.conformance import CHECKS, REOPENING_CHECKS, Check, ReopeningCheck, run_check, run_reopening_check
+from tests.cases import for_each
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+@for_each("check", CHECKS)
 async def test_promise_is_kept(place, check: Check) -> None:
     await run_check(check, place.make)
 
 
-@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
+@for_each("check", REOPENING_CHECKS)
 async def test_promise_is_kept_over_reopening(place, check: ReopeningCheck) -> None:
     await run_reopening_check(check, place.make, place.reopen)

@@ -19,14 +19,8 @@ from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import (
-    CHECKS,
-    REOPENING_CHECKS,
-    Check,
-    ReopeningCheck,
     check_storage,
     check_whole,
-    run_check,
-    run_reopening_check,
 )
 from mq.storage.interface import QUEUE, Entry, Move, Outcome, Result, Sharing, Storage, Write
 from mq.storage.registry import open_storage
@@ -75,20 +69,9 @@ async def storage(place: Place) -> AsyncIterator[TemplateStorage]:
         await check_whole(again)
 
 
-# All that an author needs is this ...
+# All that an author needs; to see each promise as a test of its own, parametrize over CHECKS and call run_check.
 async def test_keeps_every_promise(place: Place) -> None:
     await check_storage(place.make, place.reopen)
-
-
-# ... and this, to see which promise is broken.
-@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-async def test_promise_is_kept(place: Place, check: Check) -> None:
-    await run_check(check, place.make)
-
-
-@pytest.mark.parametrize("check", REOPENING_CHECKS, ids=lambda check: check.__name__)
-async def test_promise_is_kept_over_reopening(place: Place, check: ReopeningCheck) -> None:
-    await run_reopening_check(check, place.make, place.reopen)
 
 
 async def test_every_commit_is_synced(storage: TemplateStorage) -> None:

@@ -10,13 +10,14 @@ import pytest
 from tests.amqp import rabbit
 from tests.amqp.clients import verdicts
 from tests.amqp.clients.verdicts import AGAIN, FOLDER, Judge, digest_of, recorded
+from tests.cases import for_each
 
 NOT_ASKED = {Path(__file__).name, "test_workers.py"}
 """Of these the second is about what RabbitMQ's classic queues do not have, or mq's HTTP door says."""
 FILES = [path.name for path in sorted(FOLDER.glob("test_*.py")) if path.name not in NOT_ASKED]
 
 
-@pytest.mark.parametrize("file", FILES)
+@for_each("file", FILES)
 def test_a_file_was_judged_as_it_is(file: str) -> None:
     _, files = recorded()
     assert file in files, f"RabbitMQ was never asked: {AGAIN}"
