@@ -324,7 +324,16 @@ class WritesAPI(Protocol):
 class BrowsingAPI(Protocol):
     """As :class:`~mq.broker.peek.SequenceBrowser`."""
 
-    async def browse(self, queue: str, *, after: int = 0, up_to: int | None = None, most: int = 100) -> Browsed: ...
+    async def browse(
+        self,
+        queue: str,
+        *,
+        after: int = 0,
+        up_to: int | None = None,
+        most: int = 100,
+        ids: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Browsed: ...
 
     async def ranges(self, queue: str, parts: int) -> Ranges: ...
 
@@ -333,7 +342,7 @@ class ColumnsAPI(Protocol):
     """As :class:`~mq.broker.columns.ColumnReader`."""
 
     async def browse(
-        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int
+        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int, bodies: bool = True
     ) -> BrowsedColumns | None: ...
 
     async def read_claim(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
+from mq import turns
 from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, sequence_of
+from mq.message import MessageId
 from mq.storage.interface import ColumnStorage, Entry, MessageColumns, reads_columns
 
 LONGEST_COLUMNS: Final = 2000
@@ -70,7 +73,7 @@ class ColumnReader:
         return cls(core.storage, claims, look_up, catch_up) if reads_columns(core.storage) else None
 
     async def browse(
-        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int
+        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int, bodies: bool = True
     ) -> BrowsedColumns | None:
         """The first READY messages by their sequence; None where the queue's have to be read in another way.
 
@@ -81,6 +84,7 @@ class ColumnReader:
             most: how many at the most.
             base: what is added to the ends of their bodies.
             most_bytes: of bodies and attributes together.
+            bodies: whether bodies and attributes are wanted. Without them no message is read, nor found to be damaged.
 
         Raises:
             NoSuchQueue: the queue does not exist.
@@ -88,7 +92,10 @@ class ColumnReader:
         index = await self._catch_up(queue)
         most = min(most, LONGEST_COLUMNS)
         sequences, messages = index.named_between(after, up_to, most)
-        columns = await self._storage.read_columns(queue, messages, base, most_bytes)
+        if bodies:
+            columns = await self._storage.read_columns(queue, messages, base, most_bytes)
+        else:
+            columns = await _without_bodies(messages, base)
         if columns is None:
             return None
         count = _whole(sequences, columns.length)
@@ -126,6 +133,16 @@ class ColumnReader:
         receives = [entry.meta.receives + 1 for entry in read]  # the claim's own is not in its name
         is_end = count == len(entries) and (count < most or start + count >= stop)
         return BrowsedColumns(columns, [sequence_of(entry) for entry in read], receives, is_end)
+
+
+async def _without_bodies(messages: Sequence[int | Entry], base: int) -> MessageColumns:
+    """What the index knows of messages, in columns: their bodies are empty."""
+    ids: list[MessageId] = []
+    async for some in turns.slices(messages, turns.LIGHT // 8):
+        ids += [each.id if isinstance(each, Entry) else MessageId.from_key(each) for each in some]
+    count = len(ids)
+    times = struct.pack(f"<{count}q", *(id.time for id in ids))
+    return MessageColumns(count, times, struct.pack("<I", base) * count, "".join(ids).encode("ascii"), b"", {})
 
 
 def _whole(sequences: Sequence[int], count: int) -> int:

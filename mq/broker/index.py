@@ -10,7 +10,7 @@ import bisect
 import heapq
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Any, Final
 
 from mq.broker.bodies import BodyStats
@@ -511,10 +511,43 @@ class QueueIndex:
         keys, ready = self._between(after, up_to, count), self._ready
         return [key >> _TAIL_BITS for key in keys], [ready[key] or key for key in keys]
 
+    def among(
+        self, ids: Iterable[MessageId], after: int, up_to: int | None, count: int
+    ) -> tuple[list[int], list[Entry]]:
+        """As :meth:`between`, messages of these ids. Takes time in proportion to the ids."""
+        keys = sorted({key for key in map(self._key, ids) if key is not None})
+        start, stop = self._places(keys, after, up_to)
+        found = keys[start : min(stop, start + count)]
+        found += takewhile(lambda key: key >> _TAIL_BITS == found[-1] >> _TAIL_BITS, keys[start + len(found) : stop])
+        return [key >> _TAIL_BITS for key in found], [self._entry(key) for key in found]
+
+    def of_group(
+        self, number: int, after: int, up_to: int | None, count: int, looks: int
+    ) -> tuple[list[int], list[Entry], int | None]:
+        """As :meth:`between`, the messages of the group of that number, among the first `looks` messages. The third is
+        the sequence to go on after; None at the end."""
+        keys = self._keys()
+        start, stop = self._places(keys, after, up_to)
+        found: list[int] = []
+        last = -1
+        for place in range(start, stop):
+            # Messages of one sequence stay together, as the next call begins behind it.
+            if (len(found) >= count or place - start >= looks) and keys[place] >> _TAIL_BITS != last:
+                return [key >> _TAIL_BITS for key in found], [self._entry(key) for key in found], last
+            last = keys[place] >> _TAIL_BITS
+            if MessageId.group_in(keys[place]) == number and keys[place] in self._ready:
+                found.append(keys[place])
+        return [key >> _TAIL_BITS for key in found], [self._entry(key) for key in found], None
+
+    @staticmethod
+    def _places(keys: list[int], after: int, up_to: int | None) -> tuple[int, int]:
+        """The places of the keys whose sequences are greater than `after` and at most `up_to`."""
+        stop = len(keys) if up_to is None else bisect.bisect_left(keys, (up_to + 1) << _TAIL_BITS)
+        return bisect.bisect_left(keys, (after + 1) << _TAIL_BITS), stop
+
     def _between(self, after: int, up_to: int | None, count: int) -> list[int]:
         keys, ready = self._keys(), self._ready
-        start = bisect.bisect_left(keys, (after + 1) << _TAIL_BITS)
-        stop = len(keys) if up_to is None else bisect.bisect_left(keys, (up_to + 1) << _TAIL_BITS)
+        start, stop = self._places(keys, after, up_to)
         found: list[int] = []
         while start < stop and len(found) < count:
             some = keys[start : min(stop, start + count - len(found))]

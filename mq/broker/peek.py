@@ -8,17 +8,20 @@ from contextlib import suppress
 from itertools import repeat
 from typing import Final, NamedTuple
 
+from mq import turns
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
 from mq.broker.index import QueueIndex
 from mq.errors import StorageError
 from mq.lifecycle import State
-from mq.message import Message, MessageId
+from mq.message import Message, MessageId, group_number
 from mq.storage.interface import Entry
 
 READY: Final = "ready"
 LEASED: Final = "leased"
 DELAYED: Final = "delayed"
+_LOOKS: Final = 4096
+"""Messages whose group is looked at in one step: the work of a turn."""
 CONNECTION: Final = "connection"
 CONSUMER: Final = "consumer"
 
@@ -145,7 +148,16 @@ class SequenceBrowser:
         self._ids = core.ids
         self._look_up = look_up
 
-    async def browse(self, queue: str, *, after: int = 0, up_to: int | None = None, most: int = 100) -> Browsed:
+    async def browse(
+        self,
+        queue: str,
+        *,
+        after: int = 0,
+        up_to: int | None = None,
+        most: int = 100,
+        ids: Sequence[str] | None = None,
+        group: str | None = None,
+    ) -> Browsed:
         """One page of READY messages by their sequence; close their bodies.
 
         Args:
@@ -153,12 +165,23 @@ class SequenceBrowser:
             after: their sequences are greater than this.
             up_to: their sequences are not greater than this.
             most: how many at the most, but for those that have the last one's sequence, too.
+            ids: only messages of these ids; None for any.
+            group: only messages of this group, and, very rarely, of another one whose number is the same; None for any.
+                A page may have none of them, and others follow. Not used with `ids`.
 
         Raises:
             NoSuchQueue: the queue does not exist.
+            InvalidId: one of the ids is none.
         """
         index = await self._look_up(queue)
-        sequences, entries = index.between(after, up_to, most)
+        if group is not None and ids is None:
+            await turns.spend(frames=turns.FRAMES_A_TURN)
+            sequences, entries, last = index.of_group(group_number(group), after, up_to, most, _LOOKS)
+            return Browsed(await self._peek.see(index, entries, sequences) if entries else (), last)
+        if ids is not None:
+            sequences, entries = index.among(map(MessageId, ids), after, up_to, most)
+        else:
+            sequences, entries = index.between(after, up_to, most)
         messages = await self._peek.see(index, entries, sequences)
         return Browsed(messages, sequences[-1] if len(sequences) >= most else None)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -113,9 +113,21 @@ def ranges(queue: str, parts: int) -> Call[Mapping[str, Any]]:
     return Call(method="GET", target=_target(queue, "ranges", parts=parts), read=Answer.members)
 
 
-def browse(queue: str, after: int, up_to: int, most: int) -> Call[ColumnsPage]:
-    """The first page of a part."""
-    return page(_target(queue, "browse", after=after, up_to=up_to, max=most))
+def browse(
+    queue: str,
+    after: int,
+    up_to: int,
+    most: int,
+    *,
+    ids: Iterable[str] | None = None,
+    group: str | None = None,
+    bodies: bool = True,
+) -> Call[ColumnsPage]:
+    """The first page of a part: of all messages, or of these ids or this message group. Very rarely another group comes
+    with it, whose number is the same. Without `bodies` the daemon may leave out bodies and attributes."""
+    named = None if ids is None else ",".join(sorted(ids))
+    wanted = {"ids": named, "group": group, "bodies": None if bodies else "false"}
+    return page(_target(queue, "browse", after=after, up_to=up_to, max=most, **wanted))
 
 
 def page(target: str) -> Call[ColumnsPage]:

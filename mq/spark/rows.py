@@ -81,6 +81,9 @@ class RowMaker:
         queue: their queue.
         schema: the wanted columns: any of ALL_COLUMNS; ``value`` may be a string.
 
+    Attributes:
+        needs_messages: whether a column needs the message itself, not only what its queue knows of it.
+
     Raises:
         InvalidSchema: a column is not one of these, or is of another type.
     """
@@ -98,6 +101,7 @@ class RowMaker:
                 raise InvalidSchema(f"column {field.name} is {wanted}, not {field.dataType.simpleString()}")
         self._is_text = any(field.name == "value" and field.dataType == StringType() for field in schema)
         self._schema = arrow_schema(schema)
+        self.needs_messages = any(field.name == "value" or field.name in _SAID for field in schema)
 
     def batch(self, columns: Columns) -> pa.RecordBatch:
         """The rows of some messages.

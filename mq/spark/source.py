@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,13 +18,12 @@ from mq.client.errors import NotFound
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import InvalidOption, SparkSourceError
+from mq.spark.filters import Selection, push
 from mq.spark.options import READ, READ_STREAM, WRITE, Options, read_options
 from mq.spark.rows import ALL_COLUMNS, COLUMNS, RowMaker
 from mq.spark.stream import MqStreamReader
-from mq.spark.versions import READS_STREAMS
+from mq.spark.versions import READS_STREAMS, pushes_filters
 from mq.spark.writers import MqStreamWriter, MqWriter
-
-_EARLIEST: Final = -(1 << 63)
 
 
 class MqDataSource(DataSource):
@@ -41,7 +41,7 @@ class MqDataSource(DataSource):
 
     def reader(self, schema: StructType) -> MqReader:
         """For ``spark.read``."""
-        return MqReader(read_options(self.options, READ), schema)
+        return (FilteringReader if pushes_filters() else MqReader)(read_options(self.options, READ), schema)
 
     def streamReader(self, schema: StructType) -> MqStreamReader:
         """For ``spark.readStream``.
@@ -70,6 +70,31 @@ class MqDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqStreamWriter:
         """For ``df.writeStream``."""
         return MqStreamWriter(read_options(self.options, WRITE), schema)
+
+
+def named_source(options: Mapping[str, str]) -> type[MqDataSource]:
+    """The data source with these options, under a name that says which queues and daemon they are about.
+
+    Raises:
+        InvalidOption: an option is unknown, or has no valid value.
+    """
+    given = dict(options)
+    parsed = read_options(given)
+    label = f"mq: {parsed.asked_for} at {parsed.url}"
+
+    class NamedDataSource(MqDataSource):
+        """A data source for certain queues. Spark sends the class to its workers as it is."""
+
+        def __init__(self, options: dict[str, str]) -> None:
+            own = {name.lower() for name in options}
+            super().__init__({**{name: text for name, text in given.items() if name.lower() not in own}, **options})
+
+        @classmethod
+        def name(cls) -> str:
+            """The name of the format."""
+            return label
+
+    return NamedDataSource
 
 
 @dataclass
@@ -105,16 +130,17 @@ class MqReader(DataSourceReader):
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
         self._schema = schema
+        self._selection = Selection(starting_time=options.starting_time, ending_time=options.ending_time)
         RowMaker(options.asked_for, schema)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Parts of about the same length."""
         options = self._options
         with DaemonConnection(options) as connection:
-            queues = connection.queues()
-            each = -(-options.num_partitions // max(1, len(queues)))
+            queues = [queue for queue in connection.queues() if self._selection.has_queue(queue)]
+            each = 1 if self._selection.ids is not None else -(-options.num_partitions // max(1, len(queues)))
             parts: list[InputPartition] = []
-            for queue in queues:
+            for queue in queues if self._may_have_rows else ():
                 with self._passing_over_deleted():
                     parts += self._parts(connection, queue, each)
         return parts or [SequenceRange(options.asked_for, 0, 0)]  # given none, Spark makes up a part of its own
@@ -123,16 +149,20 @@ class MqReader(DataSourceReader):
         """The messages of a part that are still READY; each page is one batch."""
         assert isinstance(partition, SequenceRange)
         queue, up_to, most = partition.queue, partition.up_to, self._options.fetch_size
-        rows = RowMaker(queue, self._schema)
-        after = max(partition.after, self._first_sequence() - 1)
+        rows, selection = RowMaker(queue, self._schema), self._selection
+        after = max(partition.after, self._first_after)
         with self._passing_over_deleted(), DaemonConnection(self._options.only(queue)) as connection:
             if up_to is None:  # without an end, messages that come meanwhile would keep the read going
                 up_to = int(connection.run(calls.ranges(queue, 1))["high"])
+            if selection.up_to is not None:
+                up_to = min(up_to, selection.up_to)
             if after >= up_to:
                 return
-            for page in connection.pages(calls.browse(queue, after, up_to, most)):
-                batch = rows.batch(page.messages)
-                yield batch if self._takes_all else batch.filter(self._within(page.messages.timestamp))
+            bodies = rows.needs_messages or selection.group is not None
+            call = calls.browse(queue, after, up_to, most, ids=selection.ids, group=selection.group, bodies=bodies)
+            for page in connection.pages(call):
+                batch, wanted = rows.batch(page.messages), self._wanted(page.messages)
+                yield batch if wanted is None else batch.filter(wanted)
 
     @contextmanager
     def _passing_over_deleted(self) -> Iterator[None]:
@@ -147,19 +177,44 @@ class MqReader(DataSourceReader):
         found = connection.run(calls.ranges(queue, most))
         bounds = [int(bound) for bound in found["bounds"]]
         ends: list[int | None] = [*bounds] if self._options.snapshot else [*bounds[:-1], None]
-        return [SequenceRange(queue, after, up_to) for after, up_to in zip([0, *bounds], ends or [0], strict=False)]
+        parts = zip([0, *bounds], ends or [0], strict=False)
+        return [SequenceRange(queue, after, up_to) for after, up_to in parts if self._may_be_in(after, up_to)]
+
+    def _may_be_in(self, after: int, up_to: int | None) -> bool:
+        """Whether sequences that pass the filters are between these."""
+        last = self._selection.up_to
+        return (last is None or after < last) and (up_to is None or up_to > self._first_after)
 
     @property
-    def _takes_all(self) -> bool:
-        return self._options.starting_time is None and self._options.ending_time is None
+    def _may_have_rows(self) -> bool:
+        begin, end = self._selection.starting_time, self._selection.ending_time
+        return self._selection.ids != frozenset() and (begin is None or end is None or begin < end)
 
-    def _first_sequence(self) -> int:
-        """The least sequence in the stretch of time: no message joins its queue before it is published."""
-        begin = self._options.starting_time
-        return 0 if begin is None else max(0, calls.ticks_of(begin))
+    @property
+    def _first_after(self) -> int:
+        """Sequences that pass are greater: no message joins its queue before it is published."""
+        begin = self._selection.starting_time
+        return max(self._selection.after, 0 if begin is None else calls.ticks_of(begin) - 1)
 
-    def _within(self, timestamps: pa.Array) -> pa.Array:
-        begin, end = self._options.starting_time, self._options.ending_time
-        micros = timestamps.cast(pa.int64())
-        is_late = pc.greater_equal(micros, begin if begin is not None else _EARLIEST)
-        return is_late if end is None else pc.and_(is_late, pc.less(micros, end))
+    def _wanted(self, messages: calls.Columns) -> pa.Array | None:
+        """Which messages pass what the daemon does not look at; None for all."""
+        begin, end, group = self._selection.starting_time, self._selection.ending_time, self._selection.group
+        micros = messages.timestamp.cast(pa.int64())
+        found = [] if begin is None else [pc.greater_equal(micros, begin)]
+        found += [] if end is None else [pc.less(micros, end)]
+        if group is not None:
+            said = (messages.said.get(str(number), {}) for number in range(len(messages)))
+            found.append(pa.array([each.get("group") == group for each in said], pa.bool_()))
+        return reduce(pc.and_, found) if found else None
+
+
+class FilteringReader(MqReader):
+    """As :class:`MqReader`, for a Spark that pushes filters down.
+
+    Spark refuses every read by a reader with ``pushFilters`` while its setting is off, so this is a class of its own.
+    """
+
+    def pushFilters(self, filters: list[Any]) -> list[Any]:
+        """Take over the filters that save work. Returns those that are left for Spark."""
+        self._selection, left = push(filters, self._selection)
+        return left

@@ -6,6 +6,7 @@ could remove messages on the word of a lost checkpoint, so it refuses streams on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from inspect import signature
 from itertools import islice
@@ -52,10 +53,24 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "as_batches",
+    "pushes_filters",
 ]
 
+_PUSHING: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The program in which Spark plans a read with filters."""
 _ROWS: Final = 1000
 """Rows of one gathered batch."""
+
+
+def pushes_filters() -> bool:
+    """Whether this process plans a read for Spark and pushes filters down.
+
+    Spark refuses a reader that has ``pushFilters`` while ``spark.sql.python.filterPushdown.enabled`` is false, as it is
+    by default, and says nothing of that setting to the source. But it plans such reads in a program of their own. Under
+    another name of that program filters would be Spark's work again, and rows the same.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _PUSHING in sys.modules or getattr(main, "name", None) == _PUSHING
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

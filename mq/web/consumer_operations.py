@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import starmap
 from typing import Any, Final
+from urllib.parse import quote
 
 from mq import turns
 from mq.access import Right
@@ -15,20 +16,22 @@ from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
 from mq.broker.columns import BrowsedColumns
 from mq.broker.peek import Browsed
 from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count, seconds
-from mq.errors import InvalidName, NoSuchQueue
-from mq.message import QUEUE_NAME_PATTERN, QueueName
+from mq.errors import InvalidId, InvalidName, NoSuchQueue
+from mq.message import MESSAGE_ID_PATTERN, QUEUE_NAME_PATTERN, MessageId, QueueName
 from mq.web.batches import preferred
 from mq.web.columns import COLUMNS
 from mq.web.exchange import NOT_CACHED, Reply, document, empty
 from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
-from mq.web.parameters import KEY, SWITCH
+from mq.web.parameters import GROUP, KEY, SWITCH
 from mq.web.replies import OFFERED, QUEUE_BYTES, SHORTEST_SLICE, MessagePage, age_of, all_queues
 from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
 
 LONGEST_PAGE: Final = 10_000
 """Messages of one answer at the most."""
 MOST_PARTS: Final = 10_000
+MOST_IDS: Final = 100
+"""Messages that a page may be asked for by their ids."""
 _POSITION_BYTES: Final = 256
 """What the position of a consumer takes in memory."""
 
@@ -44,6 +47,23 @@ _NAMES: Final = SettingKind(
     _parse_names,
     "names of queues, with commas",
     {"type": "string", "pattern": f"^{QUEUE_NAME_PATTERN}(,{QUEUE_NAME_PATTERN})*$"},
+)
+
+
+def _parse_ids(value: Any) -> tuple[MessageId, ...]:
+    try:
+        ids = tuple(map(MessageId, value.split(",")))
+    except InvalidId as error:
+        raise ValueError from error
+    if len(ids) > MOST_IDS:
+        raise ValueError
+    return ids
+
+
+_IDS: Final = SettingKind(
+    _parse_ids,
+    f"up to {MOST_IDS} message ids, with commas",
+    {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}(,{MESSAGE_ID_PATTERN}){{0,{MOST_IDS - 1}}}$"},
 )
 _INT64_MAX: Final = (1 << 63) - 1
 _NUMBER: Final = count(_INT64_MAX, 0)
@@ -217,16 +237,24 @@ def _within(context: RequestContext) -> dict[str, float]:
 async def browse(context: RequestContext) -> Reply:
     """Messages by sequence."""
     queue, up_to, most = QueueName(context.queue), context.query["up_to"], context.query["max"]
+    ids, group = context.query["ids"], context.query["group"]
+    reads_columns, bodies = ids is None and group is None, context.query["bodies"] is not False
 
     async def read(after: int, most: int) -> Browsed:
-        return await context.broker.browsing.browse(queue, after=after, up_to=up_to, most=most)
+        return await context.broker.browsing.browse(queue, after=after, up_to=up_to, most=most, ids=ids, group=group)
 
     async def read_columns(
         columns: ColumnsAPI, after: int, most: int, base: int, most_bytes: int
     ) -> BrowsedColumns | None:
-        return await columns.browse(queue, after=after, up_to=up_to, most=most, base=base, most_bytes=most_bytes)
+        if not reads_columns:
+            return None
+        return await columns.browse(
+            queue, after=after, up_to=up_to, most=most, base=base, most_bytes=most_bytes, bodies=bodies
+        )
 
-    limit = "" if up_to is None else f"&up_to={up_to}"
+    limits = {"up_to": up_to, "ids": None if ids is None else ",".join(ids), "group": group}
+    limits["bodies"] = None if bodies else "false"
+    limit = "".join(f"&{name}={quote(str(value))}" for name, value in limits.items() if value is not None)
     with MessagePage(context.memory, context.max_body) as page:
         start, following = context.query["after"], lambda _, sequences: sequences[-1]
         after = await _gather(context, page, read, read_columns, start, following)
@@ -338,6 +366,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=(
             Parameter("after", _NUMBER, "only those with a greater sequence", 0),
             Parameter("up_to", _NUMBER, "and none with a greater one than this"),
+            Parameter("ids", _IDS, "only these messages"),
+            Parameter("group", GROUP, "only messages of this group, and perhaps of another whose number is the same"),
+            Parameter("bodies", SWITCH, "whether columns need bodies and attributes; without them no message is read"),
             _PAGE,
         ),
     ),

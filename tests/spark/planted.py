@@ -29,11 +29,11 @@ FAULTS: Final = {
         test_readers.test_a_batch_read_of_how_it_was,
     ),
     "a stretch of time has its end in it": Fault(
-        Bug("MqReader._within", "pc.less(micros, end)", "pc.less_equal(micros, end)"),
+        Bug("MqReader._wanted", "pc.less(micros, end)", "pc.less_equal(micros, end)"),
         test_readers.test_a_batch_read_of_a_stretch_of_time,
     ),
     "a stretch of time is all of it": Fault(
-        Bug("MqReader.read", "batch if self._takes_all else ...", "batch"),
+        Bug("MqReader.read", "batch if wanted is None else ...", "batch"),
         test_readers.test_a_batch_read_of_a_stretch_of_time,
     ),
     "only the first of several queues is read": Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import urllib.request
 from collections.abc import Callable
@@ -16,6 +17,7 @@ pytest.importorskip("pyspark")
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from mq.client import Client, Outgoing
+from mq.spark import register
 from tests.e2e.daemon import TREE, Daemon
 from tests.spark.conftest import patiently, to_the_end, url
 
@@ -47,6 +49,28 @@ def test_a_table_written_is_the_table_read_and_nothing_is_taken(spark: Any, daem
     assert kept.count() == client.queue("q").ready - 1 == 2500
     texts = read(spark, daemon).schema("value string, sequence long").load()
     assert texts.where("value = '7'").count() == 1
+    [row] = texts.where("value = '7'").collect()
+    wanted = f"queue LIKE 'q%' AND sequence >= {row.sequence} AND timestamp > '2020-01-01' AND value = '7'"
+    assert [bytes(each.value) for each in table.where(wanted).collect()] == [b"7"]
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        filtered = table.where(wanted)
+        assert [bytes(each.value) for each in filtered.collect()] == [b"7"]
+        plan = plan_of(filtered)
+        assert re.search(r"PushedFilters: .*queue,q.*sequence.*timestamp", plan)
+        assert "LIKE" not in plan
+        assert table.where("queue <> 'q'").count() == 0
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    name = register(spark, queue="q", url=url(daemon), retrySeconds="5")
+    named = spark.read.format(name).load()
+    assert named.count() == client.queue("q").ready
+    assert f"BatchScan mq: q at {url(daemon)}" in plan_of(named)
+
+
+def plan_of(frame: Any) -> str:
+    """What ``frame.explain("formatted")`` prints."""
+    return str(frame._sc._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), "formatted"))
 
 
 def test_a_stream_carries_everything_once_and_tells_how_far_it_is(

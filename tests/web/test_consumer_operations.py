@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import pytest
 
 from mq.access import Right, User
-from mq.broker import Broker, ConsumerPosition, QueueStatus
+from mq.broker import Broker, ConsumerPosition, Draft, QueueStatus
 from mq.broker.index import QueueIndex
 from mq.broker.queues import Queues
 from mq.web.endpoints import Endpoints
@@ -249,6 +249,47 @@ async def test_browsing_side_by_side(endpoints: Endpoints) -> None:
         after = bound
     assert found == ids
     assert (await call(endpoints, "GET /q"))[1]["ready"] == 9
+
+
+async def read_all(endpoints: Endpoints, target: str) -> list[str]:
+    """The bodies of every page."""
+    found, following = [], target
+    while following:
+        lines, after = await page(endpoints, following)
+        found += [line["body"] for line in lines]
+        following = after or ""
+    return found
+
+
+async def test_browsing_shows_only_the_messages_with_the_named_ids(endpoints: Endpoints, broker: Broker) -> None:
+    ids = await fill(endpoints, 9)
+    assert (await call(endpoints, "GET /q/messages"))[0] == 200  # leases the first
+    await broker.create_queue("r")
+    elsewhere = await publish(endpoints, "r", b"x")
+    wanted = ",".join([ids[7], ids[0], elsewhere, ids[2], ids[5], ids[2]])
+    assert await read_all(endpoints, f"/q/browse?ids={wanted}") == ["2", "5", "7"]
+    assert await read_all(endpoints, f"/q/browse?ids={wanted}&max=1") == ["2", "5", "7"]
+    lines, _ = await page(endpoints, "/q/browse")
+    after, up_to = (next(line["sequence"] for line in lines if line["id"] == ids[place]) for place in (2, 5))
+    assert await read_all(endpoints, f"/q/browse?ids={wanted}&after={after}&up_to={up_to}") == ["5"]
+    for wrong in ("x", ids[0].upper(), ",".join([ids[0]] * 101)):
+        assert (await call(endpoints, f"GET /q/browse?ids={wrong}"))[0] == 400
+
+
+async def test_browsing_shows_only_messages_of_the_named_group(
+    endpoints: Endpoints, broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.broker.peek._LOOKS", 4)
+    await broker.create_queue("g")
+    await broker.change_settings("g", {"groups": True})
+    for number in range(30):
+        group = None if number % 5 == 4 else "a" if number % 7 else "c&d"
+        await broker.publish_many("g", [Draft(b"%d" % number, group=group)])
+    wanted = [str(number) for number in range(30) if number % 5 != 4 and number % 7]
+    for most in (1, 3, 100):
+        assert await read_all(endpoints, f"/g/browse?group=a&max={most}") == wanted
+    assert await read_all(endpoints, "/g/browse?group=c%26d&max=2") == ["0", "7", "21", "28"]
+    assert await read_all(endpoints, "/g/browse?group=nobody") == []
 
 
 async def test_a_page_has_no_more_bytes_than_one_message_may(broker: Broker) -> None:
