@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist=loadfile
 # Or else each of the many processes that tests start compiles all of mq anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup dev run quick test proof judge lint format types docs site dist deb locked sbom compiled bench simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
+.PHONY: help setup dev run quick test proof judge lint format types docs site dist deb locked sbom compiled bench pictures layouts simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -96,8 +96,11 @@ torture: $(READY) ## kill -9 for hours: nothing acknowledged is lost
 powercut: $(READY) ## cut the power under real file systems, as root: make powercut POINTS=1000
 	$(BIN)/python -m tests.crash --points $(or $(POINTS),300)
 
-screenshots: $(READY) ## make the pictures of docs/page.md anew, in Chromium
-	MQ_SCREENSHOTS=1 $(BIN)/python -m pytest -n0 -m proof tests/page/test_screenshots.py
+pictures: $(READY) ## make the pictures of the console for README.md and docs/page.md, in Chromium
+	MQ_SCREENSHOTS=1 $(BIN)/python -m pytest -n0 -x -m proof tests/page/test_screenshots.py
+
+layouts: $(READY) ## measure every view in all fonts, widths and schemes, and keep the screenshots in build/layouts
+	MQ_LAYOUTS=build/layouts $(BIN)/python -m pytest -n0 -m proof tests/page/test_layouts.py
 
 crowd: $(READY) ## 2,000 clients over HTTP and 500 over AMQP at once: make crowd SECONDS=60
 	$(BIN)/python -m tests.hostile.crowd --seconds $(or $(SECONDS),60)

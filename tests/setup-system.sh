@@ -5,6 +5,8 @@ set -euo pipefail
 
 packages=(
     chromium    # looks at the page (tests/page)
+    fonts-noto-core   # the fonts of most desktops, in which the page is measured
+    fonts-dejavu-core
     curl        # the session in the tutorial
     man-db      # shows the man pages (tests/test_packages.py)
     openssl     # what mq certificate asks

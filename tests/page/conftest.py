@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,7 +54,13 @@ class Open(Daemon):
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
     """One without users, for all tests of a file. Each has queues of its own."""
-    folder = tmp_path_factory.mktemp("page")
+    with started_daemon(tmp_path_factory.mktemp("page")) as daemon:
+        yield daemon
+
+
+@contextmanager
+def started_daemon(folder: Path) -> Iterator[Open]:
+    """One without users, with its root and its log in a folder."""
     held = HeldPort()
     with Open(folder / "root", folder / "log", "--amqp-port", str(held.number)) as daemon:
         daemon.amqp_port = held.number

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-SECONDS = 10
+SECONDS = 60
+"""Only what hangs takes as long."""
 MOST_TABS = 60
 _REFUSED = re.compile("the server responded with a status of 4")
 """The browser notes each refusal of mq's, which is for the page to tell."""
@@ -25,8 +27,12 @@ _FOCUSED = """(() => {
 
 
 @contextmanager
-def started_browser() -> Iterator[Any]:
-    """A Chromium of one's own, on the network of this thread; without one the test skips."""
+def started_browser(environment: Mapping[str, str] | None = None) -> Iterator[Any]:
+    """A Chromium of one's own, on the network of this thread; without one the test skips.
+
+    Args:
+        environment: variables that it gets besides ours.
+    """
     api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: make dev")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
@@ -34,7 +40,9 @@ def started_browser() -> Iterator[Any]:
     with api.sync_playwright() as playwright:
         # Its sandbox needs rights that tests in a container have not; it is led to our own pages alone.
         flags = ["--no-sandbox", "--disable-dev-shm-usage", "--host-resolver-rules=MAP *.test 127.0.0.1"]
-        browser = playwright.chromium.launch(executable_path=program, args=flags)
+        browser = playwright.chromium.launch(
+            executable_path=program, args=flags, env={**os.environ, **(environment or {})}
+        )
         yield browser
         browser.close()
 

@@ -1,4 +1,4 @@
-"""A picture of each view, as docs/page.md shows them: made anew by `make screenshots`."""
+"""A picture of each view, as docs/page.md shows them: made anew by `make pictures`."""
 
 from __future__ import annotations
 
@@ -6,17 +6,23 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.page.hand import Hand
+from tests.page.fonts import FONTS, configured
+from tests.page.hand import Hand, started_browser
+from tests.page.pictures import DIGESTS, FOLDER, PICTURES, digests, kept_digests
+from tests.page.test_pictures import MOST_BYTES
 
 pytestmark = [pytest.mark.slow, pytest.mark.proof]
 
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "page"
-MOST_BYTES = 100 * 1024
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """In the default font of most desktops, wherever the pictures are made."""
+    with started_browser(configured(tmp_path_factory.mktemp("font"), next(iter(FONTS)))) as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
@@ -79,29 +85,16 @@ def made_up_hour(route: Any) -> None:
     route.fulfill(response=answer, json=rates)
 
 
-PICTURES = {
-    "queues": ("#/queues", "light", 480),
-    "queue": ("#/queue/orders", "light", 620),
-    "dead": ("#/dead", "light", 640),
-    "message": ("#/dead", "light", 640),
-    "consumers": ("#/consumers", "dark", 320),
-    "connections": ("#/connections", "dark", 400),
-    "exchanges": ("#/exchanges", "light", 480),
-    "node": ("#/node", "dark", 480),
-}
-"""View -> its place, light or dark, and its height."""
-
-
 @pytest.mark.parametrize("name", PICTURES)
-def test_a_picture_of_each_view(browser: Any, shop: str, tmp_path: Path, name: str) -> None:
-    place, scheme, height = PICTURES[name]
-    with Hand.at(browser, shop, color_scheme=scheme, viewport={"width": 960, "height": height}) as hand:
+def test_a_picture_of_each_view(browser: Any, shop: str, name: str) -> None:
+    place, _, scheme, (width, height) = PICTURES[name]
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": height}, "is_mobile": name == "phone"}
+    with Hand.at(browser, shop, **options) as hand:
         hand.tab.route("**/orders/rates", made_up_hour)
         hand.open(place)
         hand.tab.wait_for_load_state("load")
         if name == "queue":
             hand.tab.locator(".plot").first.wait_for()
-            hand.press("Publish a message")  # closed, so that there is room for what comes below
         elif name in ("dead", "message"):
             hand.tab.locator("button.look").first.wait_for()
         else:
@@ -111,19 +104,14 @@ def test_a_picture_of_each_view(browser: Any, shop: str, tmp_path: Path, name: s
             hand.tab.locator("dialog pre").wait_for()
         hand.tab.mouse.move(0, 0)
         hand.tab.wait_for_timeout(100)
-        picture = hand.tab.screenshot(path=tmp_path / f"{name}.png")
+        picture = hand.tab.screenshot()
     assert 5_000 < len(picture) <= MOST_BYTES
     if "MQ_SCREENSHOTS" in os.environ:
-        DOCS.mkdir(exist_ok=True)
-        (DOCS / f"{name}.png").write_bytes(picture)
-    assert len((DOCS / f"{name}.png").read_bytes()) <= MOST_BYTES
+        (FOLDER / f"{name}.png").write_bytes(picture)
 
 
-def test_a_picture_for_a_phone(browser: Any, shop: str, tmp_path: Path) -> None:
-    with Hand.at(browser, shop, viewport={"width": 360, "height": 640}, is_mobile=True) as hand:
-        hand.open("#/queues")
-        hand.tab.locator("tbody tr").first.wait_for()
-        picture = hand.tab.screenshot(path=tmp_path / "phone.png")
-    assert len(picture) <= MOST_BYTES
+def test_digests_are_kept_of_what_the_pictures_show() -> None:
+    """The last one: it comes to this only if all pictures were made."""
     if "MQ_SCREENSHOTS" in os.environ:
-        (DOCS / "phone.png").write_bytes(picture)
+        DIGESTS.write_text(json.dumps(digests(), indent=2) + "\n", "utf-8")
+    assert kept_digests() == digests()

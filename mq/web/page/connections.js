@@ -91,7 +91,7 @@ export function listView({ title, target, name, what, empty, keyOf, columns, ord
 
   const end = poll(() => askJson("GET", `${target}?max=${MOST}`), tell, onState);
   const element = h(
-    "section", {}, h("h1", {}, title), summary, h("div", { class: "bar" }, field("Filter", filter), beside), table.element,
+    "section", {}, h("h1", {}, title), summary, h("div", { class: "bar" }, beside, field("Filter", filter)), table.element,
   );
   return { element, end };
 }

@@ -51,10 +51,10 @@ export function deadView({ onState, onDead }) {
 
   function fill(queues) {
     const dead = queues.reduce((sum, { ready }) => sum + ready, 0);
-    const where = queues.length ? ` in ${many(queues.length, "queue")}` : "";
-    setText(summary, dead ? `${many(dead, "dead letter")}${where}` : explained(queues));
+    const full = queues.filter(({ ready }) => ready);
+    setText(summary, dead ? `${many(dead, "dead letter")} in ${many(full.length, "queue")}` : explained(queues));
     show(bar, dead > 0);
-    arrange(groups, queues.filter(({ ready }) => ready).map(group));
+    arrange(groups, full.map(group));
   }
 
   function group({ queue, ready, messages }) {
@@ -95,8 +95,11 @@ function makeGroup(queue, reload) {
   const table = messageTable({ queue, actions: actionsOf(queue), onChange: reload, isDead: true });
   const element = h(
     "section", { class: "card", "aria-label": queue },
-    h("h2", {}, h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue), " ", count),
-    may("configure", queue) && h("div", { class: "bar" }, button("Redrive all…", all)),
+    h(
+      "div", { class: "bar" },
+      h("h2", {}, h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue), " ", count),
+      may("configure", queue) && button("Redrive all…", all),
+    ),
     table.element,
     rest,
   );

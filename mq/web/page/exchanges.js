@@ -2,14 +2,16 @@
 
 import { askJson } from "./api.js";
 import { field, h, setText, show, svg } from "./dom.js";
-import { many } from "./format.js";
+import { many, number } from "./format.js";
+import { layoutOf } from "./graph.js";
 import { poll } from "./live.js";
 import { makeTable } from "./table.js";
 
 const EVERY_MS = 5000;
 const MOST_DRAWN = 60;
-const WIDTH = 190, HEIGHT = 34, GAP_X = 150, GAP_Y = 16, MARGIN = 10;
-const LONGEST = 24;
+const MOST_BETWEEN = 4; // lines from one node to another
+const NODE_FONT = "13px", KEY_FONT = "12px"; // as page.css has them
+const LONGEST_KEY = 170; // pixels
 
 /** The view. */
 export function exchangesView({ onState }) {
@@ -91,60 +93,60 @@ function idOf(vhost, name) {
 }
 
 function pictureOf(nodes, ways) {
-  const columns = columnsOf(nodes, ways);
-  const places = new Map();
-  columns.forEach((column, x) => column.forEach((id, y) => places.set(id, {
-    x: MARGIN + x * (WIDTH + GAP_X), y: MARGIN + y * (HEIGHT + GAP_Y),
-  })));
-  const width = 2 * MARGIN + columns.length * (WIDTH + GAP_X) - GAP_X;
-  const height = 2 * MARGIN + Math.max(...columns.map((column) => column.length)) * (HEIGHT + GAP_Y);
+  const drawn = together(ways);
+  const lines = drawn.map(({ from, to, key }) => ({ from: from.id, to: to.id, label: cut(key, KEY_FONT, LONGEST_KEY) }));
+  const layout = layoutOf([...nodes.keys()], lines, (label) => widthOf(label, KEY_FONT));
+  const { width, height } = layout;
   const label = `Messages go ${ways.filter((way) => !way.isDead).map(({ from, to }) => `from ${from.label} to ${to.label}`).join("; ")}`;
   return svg(
     "svg", { class: "bindings", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
-    ways.map((way) => wayOf(way, places)),
-    [...nodes.values()].map((node) => nodeOf(node, places.get(node.id))),
+    drawn.map((way, place) => wayOf(way, lines[place].label, layout.lines[place])),
+    [...nodes.values()].map((node) => nodeOf(node, layout.nodes.get(node.id))),
   );
 }
 
-function nodeOf(node, { x, y }) {
+/** The ways that are drawn: of many between the same two nodes some, and one that says how many more there are. */
+function together(ways) {
+  const pairs = Map.groupBy(ways, ({ from, to, isDead }) => JSON.stringify([from.id, to.id, isDead]));
+  return [...pairs.values()].flatMap((same) => (
+    same.length <= MOST_BETWEEN
+      ? same : [...same.slice(0, MOST_BETWEEN - 1), { ...same.at(-1), key: `and ${number(same.length - MOST_BETWEEN + 1)} more` }]
+  ));
+}
+
+function nodeOf(node, { x, y, width, height }) {
+  const label = node.isQueue ? node.label : `${node.label} (${node.kind || "?"})`;
   return svg(
     "g", { class: node.isQueue ? "queue" : "exchange" },
-    svg("rect", { x, y, width: WIDTH, height: HEIGHT, rx: node.isQueue ? 3 : HEIGHT / 2 }),
-    svg("text", { x: x + WIDTH / 2, y: y + HEIGHT / 2 + 5 }, cut(node.isQueue ? node.label : `${node.label} (${node.kind || "?"})`)),
-    svg("title", {}, node.label),
+    svg("rect", { x, y, width, height, rx: node.isQueue ? 3 : height / 2 }),
+    svg("text", { x: x + width / 2, y: y + height / 2 + 5 }, cut(label, NODE_FONT, width - 24)),
+    svg("title", {}, label),
   );
 }
 
-function wayOf({ from, to, key, isDead }, places) {
-  const start = places.get(from.id), end = places.get(to.id);
-  const isBack = end.x <= start.x;
-  const x1 = start.x + WIDTH, y1 = start.y + HEIGHT / 2;
-  const x2 = isBack ? end.x + WIDTH : end.x, y2 = end.y + HEIGHT / 2;
-  const bend = isBack ? Math.max(x1, x2) + 50 : (x1 + x2) / 2;
+function wayOf({ key, isDead }, shown, { path, end, label }) {
   return svg(
     "g", { class: isDead ? "way dead" : "way" },
-    svg("path", { d: `M ${x1} ${y1} C ${bend} ${y1}, ${bend} ${y2}, ${x2} ${y2}` }),
-    svg("circle", { cx: x2, cy: y2, r: 4 }),
-    key && svg("text", { x: isBack ? bend - 4 : x2 - 8, y: y2 - 6, class: "key" }, cut(key)),
+    svg("path", { d: path }),
+    svg("circle", { cx: end.x, cy: end.y, r: 4 }),
+    label && svg("text", { x: label.x, y: label.y, class: "key" }, shown),
+    label && svg("title", {}, key),
   );
 }
 
-/** Exchanges by how far they are from where messages come in, and all queues to their right. */
-function columnsOf(nodes, ways) {
-  const depths = new Map([...nodes.values()].filter((node) => !node.isQueue).map(({ id }) => [id, 0]));
-  for (let turn = 0; turn < depths.size; turn += 1) {
-    for (const { from, to, isDead } of ways) {
-      if (!isDead && !to.isQueue && !from.isQueue && depths.get(to.id) <= depths.get(from.id) && turn < depths.size - 1) {
-        depths.set(to.id, Math.min(depths.get(from.id) + 1, depths.size - 1));
-      }
-    }
-  }
-  const columns = [];
-  for (const [id, depth] of depths) (columns[depth] ??= []).push(id);
-  const queues = [...nodes.values()].filter((node) => node.isQueue).map(({ id }) => id).sort();
-  return [...columns, queues].filter((column) => column?.length);
+const pen = document.createElement("canvas").getContext("2d");
+
+/** How wide a text is in a font of the page. */
+function widthOf(text, size) {
+  pen.font = `${size} ${getComputedStyle(document.documentElement).fontFamily}`;
+  return Math.ceil(pen.measureText(text).width) + 2;
 }
 
-function cut(text) {
-  return text.length > LONGEST ? `${text.slice(0, LONGEST - 1)}…` : text;
+/** A text, with its end left out where it is too wide. */
+function cut(text, size, width) {
+  if (widthOf(text, size) <= width) return text;
+  const characters = [...text];
+  let shown = characters.length;
+  while (shown > 0 && widthOf(`${characters.slice(0, shown).join("")}…`, size) > width) shown -= 1;
+  return `${characters.slice(0, shown).join("")}…`;
 }

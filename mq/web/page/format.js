@@ -56,9 +56,11 @@ export function time(milliseconds) {
   return isToday ? at.toLocaleTimeString() : at.toLocaleString();
 }
 
-/** When something is to be, and in how long; nothing where that is not known. */
-export function until(milliseconds) {
-  if (milliseconds === undefined) return "";
+const HOLDERS = { connection: "while connected", consumer: "in a consumer's batch" };
+
+/** Until when a message is delayed or leased, and for how long that is; nothing for a ready one. */
+export function until({ at_ms: milliseconds, held_by: holder }) {
+  if (milliseconds === undefined) return HOLDERS[holder] ?? "";
   const seconds = (milliseconds - Date.now()) / 1000;
   return `${time(milliseconds)}, ${seconds >= 1 ? `in ${duration(seconds)}` : "now"}`;
 }
@@ -115,7 +117,7 @@ export function asHex(data) {
 }
 
 const REASONS = {
-  receives: (death) => `handed out ${many(death.receives, "time")}, and never acknowledged`,
+  receives: ({ receives }) => `not acknowledged after ${receives} ${receives === 1 ? "delivery" : "deliveries"}`,
   expired: () => "its time to live was over",
   dropped: () => "it had to make room for newer ones",
   rejected: () => "a consumer rejected it",
@@ -123,9 +125,12 @@ const REASONS = {
   delivery_limit: () => "consumers gave it back too often",
 };
 
-/** Why a message died, and what the last worker said of its failure. */
+/** Why a message died, as the broker knows it. */
+export function reasonOf(death) {
+  return Object.hasOwn(REASONS, death.reason) ? REASONS[death.reason](death) : String(death.reason);
+}
+
+/** Why a message died: first the last worker's error, which differs from message to message, then the reason. */
 export function why(death) {
-  const told = Object.hasOwn(REASONS, death.reason) ? REASONS[death.reason] : null;
-  const reason = told ? told(death) : String(death.reason);
-  return death.error ? `${reason}; the last error: ${death.error}` : reason;
+  return death.error ? `${death.error} (${reasonOf(death)})` : reasonOf(death);
 }

@@ -1,17 +1,18 @@
 // A table of messages that can be chosen, looked into, and have something done with them.
 
 import { arrange, button, h, say, setText, show } from "./dom.js";
-import { age, bytes, many, until, why } from "./format.js";
+import { age, bytes, many, reasonOf, until } from "./format.js";
 import { beginning, openMessage } from "./message.js";
 
 /** How a message died last; null for one that did not. Over AMQP a dead letter tells by its headers, and no time. */
-function deathOf({ deaths, attributes }) {
+export function deathOf({ deaths, attributes }) {
   const queue = attributes["x-first-death-queue"], reason = attributes["x-first-death-reason"];
   return deaths[0] ?? (queue && reason ? { queue, reason, receives: 0, time: null } : null);
 }
 
 /**
- * The table. `actions` are what can be done with chosen messages; `onChange` is called after something was done;
+ * The table. `actions` are what can be done with chosen messages, `isFor` some of them; `onChange` is called after
+ * something was done;
  * `isDead` shows where and why each died.
  */
 export function messageTable({ queue, actions, onChange, isDead = false }) {
@@ -39,6 +40,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   );
   const count = h("span");
   const buttons = actions.map(({ text, act }) => button(text, () => run(act)));
+  const isOffered = ({ isFor = () => true }) => messages.some(isFor);
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
   const timed = isDead ? null : titles().indexOf("Until");
@@ -47,7 +49,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
 
   function titles() {
     return isDead
-      ? ["Message", "Died in", "Why", "Ago", "Size"] : ["Message", "Age", "Until", "Handed out", "Size", "Died"];
+      ? ["Why", "Message", "Died in", "Ago", "Size"] : ["Message", "Age", "Until", "Deliveries", "Size", "Died"];
   }
 
   function fill(found) {
@@ -55,7 +57,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     // A message keeps its row: a click that was meant for a row must not be lost because the row was made anew under it.
     rows = new Map(messages.map((message) => [message.id, rows.get(message.id) ?? newRow(message)]));
     for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
-    const hasTimes = messages.some(({ at_ms }) => at_ms !== undefined);
+    const hasTimes = messages.some((message) => until(message) !== "");
     if (!isDead) show(heads[timed], hasTimes);
     for (const message of messages) rows.get(message.id).tell(message, hasTimes);
     arrange(body, [...rows.values()].map(({ element }) => element));
@@ -67,14 +69,17 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
       type: "checkbox", "aria-label": `Choose ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
     });
     const look = button(beginning(message), () => open(message), { class: "look", title: message.id });
-    const shown = titles().slice(1).map(() => h("td"));
+    const shown = titles().filter((title) => title !== "Message" && title !== "Why")
+      .map((title) => h("td", { class: { "Died in": null, Died: "why" }[title] ?? "short" }));
+    const reason = isDead ? h("td", { class: "why" }) : shown.at(-1);
     const row = h(
       "tr", {},
       actions.length > 0 && h("td", {}, choice),
+      isDead && reason,
       h("td", { class: "message" }, look),
       shown,
     );
-    const ageCell = shown[isDead ? 2 : 0];
+    const ageCell = shown[isDead ? 1 : 0];
     let since = null;
 
     function tell(now, hasTimes) {
@@ -82,19 +87,28 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
       choice.checked = chosen.has(message.id);
       const death = deathOf(message);
       since = isDead ? death?.time && death.time * 1000 : message.published_ms;
+      tellWhy(reason, death);
       const cells = isDead
-        ? [death?.queue ?? "—", death ? why(death) : "unknown", age(since), bytes(message.size)]
-        : [age(since), until(message.at_ms), String(message.receives), bytes(message.size), death ? why(death) : ""];
+        ? [death?.queue ?? "—", age(since), bytes(message.size)]
+        : [age(since), until(message), String(message.receives), bytes(message.size)];
       cells.forEach((text, place) => setText(shown[place], text));
       if (!isDead) show(shown[timed - 1], hasTimes);
     }
 
     function tick() {
       setText(ageCell, age(since));
-      if (!isDead) setText(shown[timed - 1], until(message.at_ms));
+      if (!isDead) setText(shown[timed - 1], until(message));
     }
 
     return { element: row, tell, tick };
+  }
+
+  /** The error that a worker told comes first: the reason below it is the same in most rows. */
+  function tellWhy(cell, death) {
+    const reason = death ? reasonOf(death) : isDead ? "unknown" : "";
+    if (cell.textContent === `${death?.error ?? ""}${reason}`) return;
+    const error = death?.error && h("strong", { title: death.error }, death.error);
+    cell.replaceChildren(...(error ? [error, h("small", {}, reason)] : [reason]));
   }
 
   async function open(message) {
@@ -131,7 +145,10 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     show(bar, actions.length > 0 && messages.length > 0);
     show(scroll, messages.length > 0);
     show(nothing, messages.length === 0);
-    for (const each of buttons) each.disabled = chosen.size === 0;
+    buttons.forEach((each, place) => {
+      each.disabled = chosen.size === 0;
+      show(each, isOffered(actions[place]));
+    });
     all.checked = chosen.size > 0 && chosen.size === messages.length;
     all.indeterminate = chosen.size > 0 && chosen.size < messages.length;
     setText(count, chosen.size ? `${many(chosen.size, "message")} chosen` : "");

@@ -12,18 +12,18 @@ const SHORT = 0.1; // of the file system
 const HISTOGRAMS = [
   ["mq_barrier_seconds", "until a batch was durable"],
   ["mq_publish_seconds", "from a publish to its answer"],
-  ["mq_delivery_age_seconds", "from a publish until it was handed out"],
+  ["mq_delivery_age_seconds", "from a publish until it was delivered"],
 ];
-const PARTS = [[0.5, "Half"], [0.99, "99%"]];
+const PARTS = [[0.5, "p50"], [0.99, "p99"]];
 
 /** The view. */
 export function nodeView({ onState }) {
   const store = h("dl", { class: "tiles" });
   const times = makeTable("Times", [
     ["What", (each) => each.what],
-    ...PARTS.map(([part, title]) => [`${title}, now`, (each) => within(each.lately, part), true]),
-    ...PARTS.map(([part, title]) => [`${title}, ever`, (each) => within(each.ever, part), true]),
-    ["Times", (each) => number(countOf(each.ever)), true],
+    ...PARTS.map(([part, title]) => [`${title}, last minute`, (each) => quantile(each.lately, part), true]),
+    ...PARTS.map(([part, title]) => [`${title} since start`, (each) => quantile(each.ever, part), true]),
+    ["Count", (each) => number(countOf(each.ever)), true],
   ], ({ what }) => what, "Nothing has been measured yet.");
   const samples = [];
   const cluster = h("p", { class: "summary" });
@@ -106,13 +106,15 @@ function countOf(buckets) {
   return buckets.at(-1)?.[1] ?? 0;
 }
 
-/** The time within which a part of all was done. */
-function within(buckets, part) {
+/** The time within which a part of all was done: interpolated in its bucket, as Prometheus' histogram_quantile does. */
+function quantile(buckets, part) {
   const count = countOf(buckets);
   if (!count) return "—";
   const place = buckets.findIndex(([, sum]) => sum >= part * count);
-  const [limit] = buckets[place];
-  return limit === Infinity ? `more than ${brief(buckets[place - 1]?.[0] ?? 0)}` : brief(limit);
+  const [limit, sum] = buckets[place];
+  const [start, before] = buckets[place - 1] ?? [0, 0];
+  if (limit === Infinity) return `more than ${brief(start)}`;
+  return brief(start + (limit - start) * ((part * count - before) / (sum - before)));
 }
 
 /** The gauges without labels, by name, as Prometheus gets them. */

@@ -18,7 +18,7 @@ const user = document.getElementById("user");
 const dead = h("span", { class: "badge" });
 const live = h("span", { class: "live" });
 const VIEWS = new Map([
-  ["queues", { title: "Queues", make: () => queuesView(tools) }],
+  ["queues", { title: "Queues", make: (query) => queuesView(query, tools) }],
   ["dead", { title: "Dead letters", make: () => deadView(tools) }],
   ["schedules", { title: "Schedules", make: () => schedulesView(tools), anywhere: "configure" }],
   ["consumers", { title: "Consumers", make: () => consumersView(tools), right: "monitor" }],
@@ -54,17 +54,21 @@ async function leave() {
 }
 
 function route() {
-  const [view, name] = location.hash.replace(/^#\/?/, "").split("/").map(decoded);
+  const [place, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [view, name] = place.split("/").map(decoded);
   end();
   const known = VIEWS.has(view) && isFor(VIEWS.get(view)) ? view : "queues";
-  const shown = view === "queue" && name ? queueView(name, tools) : VIEWS.get(known).make();
+  const shown = view === "queue" && name ? queueView(name, tools) : VIEWS.get(known).make(new URLSearchParams(query));
   end = shown.end;
   main.replaceChildren(shown.element);
   document.title = `${view === "queue" && name ? name : VIEWS.get(known).title} – mq`;
   const current = `#/${known}`;
   for (const link of views.children) {
-    if (link.getAttribute("href") === current) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
+    if (link.getAttribute("href") !== current) link.removeAttribute("aria-current");
+    else {
+      link.setAttribute("aria-current", "page");
+      link.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone the views scroll sideways
+    }
   }
 }
 

@@ -6,8 +6,8 @@ import { askText, confirmed } from "./dialogs.js";
 import { button, field, h, say, setText, show } from "./dom.js";
 import { age, many, number } from "./format.js";
 import { poll, watch } from "./live.js";
-import { messageTable } from "./messages.js";
-import { pausedText, storeText } from "./queues.js";
+import { deathOf, messageTable } from "./messages.js";
+import { listAddress, pausedText, storeText } from "./queues.js";
 import { settingsForm } from "./settings.js";
 
 const PAGE = 50;
@@ -19,7 +19,8 @@ const STATES = ["ready", "leased", "delayed"];
 /** The view. Returns its element, and what ends it. */
 export function queueView(name, { onState }) {
   let view = null, state = "ready", wanted = PAGE, counted = "", isAsking = false, isStale = false;
-  const tiles = new Map([...STATES, "oldest"].map((key) => [key, h("dd")]));
+  let shownReady = null; // the messages that the list last showed of those that are ready
+  const tiles = new Map([...STATES, "oldest", "consumers"].map((key) => [key, h("dd")]));
   const marks = h("span", { class: "marks" });
   const gone = h("p", { class: "problem", role: "alert" });
   const table = messageTable({ queue: name, actions: actionsOf(name), onChange: reload });
@@ -29,12 +30,13 @@ export function queueView(name, { onState }) {
   const pauses = mayPause && PAUSES.map(([setting, what]) => ({
     setting, what, button: button(`Pause ${what}`, act(() => togglePause(setting, what))),
   }));
+  const redriving = button("Redrive all…", act(redriveAll));
   const hour = h("div", { class: "plots" });
   const { form, fill } = settingsForm(name, () => view.settings);
 
   const element = h(
     "section", {},
-    h("p", { class: "crumbs" }, h("a", { href: "#/queues" }, "Queues")),
+    h("p", { class: "crumbs" }, h("a", { href: listAddress() }, "Queues")),
     h("h1", {}, name, " ", marks),
     gone,
     h("dl", { class: "tiles" }, [...tiles].map(([key, value]) => h("div", {}, h("dt", {}, titled(key)), value))),
@@ -42,13 +44,13 @@ export function queueView(name, { onState }) {
       "div", { class: "bar", role: "group", "aria-label": "The queue" },
       pauses.map((each) => each.button),
       may("configure", name) && [
-        button("Redrive all…", act(redriveAll)),
+        redriving,
         button("Purge…", act(purge), { class: "danger" }),
         button("Delete…", act(remove), { class: "danger" }),
       ],
     ),
     may("monitor", name) && h("details", { open: true }, h("summary", {}, "The last hour"), hour),
-    may("publish", name) && h("details", { open: true }, h("summary", {}, "Publish a message"), publishForm(name)),
+    may("publish", name) && h("details", {}, h("summary", {}, "Publish a message"), publishForm(name)),
     may("consume", name) && h(
       "section", { "aria-label": "Messages" },
       h("h2", {}, "Messages"),
@@ -60,6 +62,7 @@ export function queueView(name, { onState }) {
   );
   show(gone, false);
   show(more, false);
+  show(redriving, false);
 
   function settings() {
     const details = h("details", {}, h("summary", {}, "Settings"), form);
@@ -73,6 +76,8 @@ export function queueView(name, { onState }) {
     if (isFirst) fill(); // an opened form that is empty would be saved as no settings at all
     for (const each of STATES) setText(tiles.get(each), number(now[each]));
     setText(tiles.get("oldest"), age(now.oldest_ms));
+    setText(tiles.get("consumers"), number(now.consumers));
+    show(redriving, hasDeadLetters());
     setText(marks, [storeText(now), pausedText(now.settings)].filter(Boolean).join(", "));
     for (const each of pauses || []) {
       setText(each.button, `${now.settings[each.setting] ? "Resume" : "Pause"} ${each.what}`);
@@ -83,6 +88,14 @@ export function queueView(name, { onState }) {
       counted = counts;
       reload();
     }
+  }
+
+  /** Whether some message of the queue died elsewhere, as far as is known: all are shown, or another queue sends its dead
+   * letters here. */
+  function hasDeadLetters() {
+    if (!view.ready) return false;
+    if (shownReady?.some((message) => deathOf(message) !== null)) return true;
+    return view.takes_dead_letters && (shownReady === null || shownReady.length < view.ready);
   }
 
   function told(isLive, error) {
@@ -107,8 +120,12 @@ export function queueView(name, { onState }) {
     try {
       while (isStale) {
         isStale = false;
+        const asked = state;
         const { messages } = await askJson("GET", `${path(name, "preview")}?${new URLSearchParams({ state, max: wanted })}`);
+        if (asked !== state) continue; // another state was chosen meanwhile
         table.fill(messages);
+        if (state === "ready") shownReady = messages;
+        show(redriving, hasDeadLetters());
         show(more, messages.length === wanted && wanted < MOST);
       }
     } catch (error) {
@@ -177,11 +194,12 @@ export function queueView(name, { onState }) {
   return { element, end: () => { endWatch(); endPoll(); } };
 }
 
-/** What can be done with chosen messages of a queue: a button's text, and what it does. */
+/** What can be done with chosen messages of a queue: a button's text, what it does, and for which messages there is one. */
 export function actionsOf(queue) {
   return [
     may("configure", queue) && {
       text: "Redrive",
+      isFor: (message) => deathOf(message) !== null,
       act: async (ids) => {
         const done = await redrive(queue, { ids });
         if (done.moved) say(movedText(done, " to where they died"));

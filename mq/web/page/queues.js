@@ -10,13 +10,21 @@ const PAGE = 100;
 const WAIT_MS = 150;
 const COLUMNS = [
   ["name", "Queue"], ["ready", "Ready"], ["leased", "Leased"], ["delayed", "Delayed"], ["oldest", "Oldest"],
-  ["publish", "In / s"], ["deliver", "Out / s"], ["die", "Dying / s"],
+  ["consumers", "Consumers"], ["publish", "In / s"], ["deliver", "Out / s"], ["die", "Dying / s"],
 ];
 
-/** The view. Returns its element, and what ends it. */
-export function queuesView({ onState, onDead }) {
-  const asked = { view: "queues", sort: "name", reverse: "false", filter: "", skip: 0, max: PAGE };
-  const filter = h("input", { type: "search", placeholder: "part of a name", on: { input: later }, maxlength: 100 });
+const START = { sort: "name", reverse: "false", filter: "", skip: "0" };
+let address = "#/queues";
+
+/** The address of the list, as it was last sorted and filtered. */
+export function listAddress() {
+  return address;
+}
+
+/** The view, as the query of its address says. Returns its element, and what ends it. */
+export function queuesView(query, { onState, onDead }) {
+  const asked = { view: "queues", ...askedBy(query), max: PAGE };
+  const filter = h("input", { type: "search", placeholder: "part of a name", on: { input: later }, maxlength: 100, value: asked.filter });
   const summary = h("p", { class: "summary" });
   const body = h("tbody");
   const heads = COLUMNS.map(([key, title], place) => head(key, title, place));
@@ -35,7 +43,7 @@ export function queuesView({ onState, onDead }) {
     "section", {},
     h("h1", {}, "Queues"),
     summary,
-    h("div", { class: "bar" }, field("Filter", filter), mayAnywhere("configure") && newQueue()),
+    h("div", { class: "bar" }, mayAnywhere("configure") && newQueue(), field("Filter", filter)),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of queues" }, table),
     h("div", { class: "bar", role: "group", "aria-label": "Pages" }, before, place, after),
   );
@@ -68,12 +76,21 @@ export function queuesView({ onState, onDead }) {
 
   function begin() {
     end();
+    keepAddress();
     for (const cell of heads) {
       const isUp = (cell.dataset.key === "name") === (asked.reverse === "false");
       const order = isUp ? "ascending" : "descending";
       cell.setAttribute("aria-sort", cell.dataset.key === asked.sort ? order : "none");
     }
     end = watch(asked, tell, onState);
+  }
+
+  /** Keep what is shown in the address, so that a reload, a bookmark and the browser's Back show the same. */
+  function keepAddress() {
+    const changed = Object.entries(START).filter(([name, usual]) => String(asked[name]) !== usual);
+    const kept = new URLSearchParams(changed.map(([name]) => [name, asked[name]])).toString();
+    address = `#/queues${kept && `?${kept}`}`;
+    if (location.hash !== address && (kept || location.hash.includes("?"))) history.replaceState(null, "", address);
   }
 
   function tell(view) {
@@ -101,10 +118,13 @@ export function queuesView({ onState, onDead }) {
     }
     setText(cells.marks, [storeText(status), pausedText(status)].filter(Boolean).join(", "));
     const texts = [
-      number(status.ready), number(status.leased), number(status.delayed), age(status.oldest_ms),
+      number(status.ready), number(status.leased), number(status.delayed), age(status.oldest_ms), number(status.consumers),
       rate(status.published), rate(status.delivered), rate(status.died),
     ];
-    texts.forEach((text, place) => setText(cells.numbers[place], text));
+    texts.forEach((text, place) => {
+      setText(cells.numbers[place], text);
+      cells.numbers[place].classList.toggle("zero", text === "0" || text === "—");
+    });
     if (cells.line !== line) {
       cells.line = line;
       cells.hour.replaceChildren(...[sparkline(line, `at most ${number(Math.max(...line, 0))}`)].filter(Boolean));
@@ -112,9 +132,19 @@ export function queuesView({ onState, onDead }) {
     return cells.element;
   }
 
-  
   begin();
   return { element, end: () => { clearTimeout(timer); end(); } };
+}
+
+/** What to ask for by the query of an address; what it does not say, or says wrongly, is as at the start. */
+function askedBy(query) {
+  const sort = query.get("sort"), skip = query.get("skip") ?? "";
+  return {
+    sort: COLUMNS.some(([key]) => key === sort) ? sort : START.sort,
+    reverse: String(query.get("reverse") === "true"),
+    filter: (query.get("filter") ?? "").slice(0, 100),
+    skip: /^[0-9]{1,9}$/.test(skip) ? Number(skip) : 0,
+  };
 }
 
 /** Where a queue lives, if that is not the disk of a daemon alone. */
@@ -147,7 +177,7 @@ function newQueue() {
     h(
       "form", { class: "card", on: { submit: create } },
       field("Name", name, hint),
-      h("label", { class: "check" }, keepsDead, " what dies goes to a second queue, NAME.dead"),
+      h("label", { class: "check" }, keepsDead, " dead letters go to a second queue, NAME.dead"),
       h("button", { type: "submit", class: "primary" }, "Create"),
     ),
   );

@@ -18,9 +18,9 @@ export function schedulesView({ onState }) {
     columns: [
       ["Schedule", ({ name }) => name],
       ["Queue", ({ queue }) => h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue)],
-      ["When", when],
-      ["Next", ({ next }) => (next ? time(Date.parse(next)) : "—")],
-      ["Last", ({ last }) => (last ? time(Date.parse(last)) : "—")],
+      ["When", when, "short"],
+      ["Next", ({ next }) => (next ? time(Date.parse(next)) : "—"), "short"],
+      ["Last", ({ last }) => (last ? time(Date.parse(last)) : "—"), "short"],
       ["Went wrong", ({ error }) => error ?? ""],
       ["", (each) => button("Delete…", () => remove(each), { class: "danger", "aria-label": `Delete ${each.name}` })],
     ],

@@ -7,14 +7,14 @@ const MOST_ROWS = 200;
 
 /**
  * The table. `columns` are pairs of a title and a function from an item to what its cell shows; a column with a third
- * element, true, has numbers. `keyOf` tells items apart.
+ * element has numbers where that is true, and else times or sizes, which do not wrap. `keyOf` tells items apart.
  */
 export function makeTable(caption, columns, keyOf, empty) {
   const body = h("tbody");
   const nothing = h("p", { class: "nothing" }, empty);
   const rest = h("p", { class: "nothing" });
-  const heads = columns.map(([title, , isNumber]) => (
-    title ? h("th", { scope: "col", class: isNumber ? "number" : null }, title) : h("td")
+  const heads = columns.map(([title, , kind]) => (
+    title ? h("th", { scope: "col", class: classOf(kind) }, title) : h("td")
   ));
   const scroll = h(
     "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
@@ -39,13 +39,17 @@ export function makeTable(caption, columns, keyOf, empty) {
   }
 
   function cellsOf(item) {
-    return columns.map(([, shown, isNumber], place) => h(
-      place ? "td" : "th", { class: isNumber ? "number" : null, scope: place ? null : "row" }, shown(item),
+    return columns.map(([, shown, kind], place) => h(
+      place ? "td" : "th", { class: classOf(kind), scope: place ? null : "row" }, shown(item),
     ));
   }
 
   fill([]);
   return { element: h("div", {}, scroll, rest, nothing), fill };
+}
+
+function classOf(kind) {
+  return kind === true ? "number" : kind ?? null;
 }
 
 /** The row with these cells. Those of the row before stay where they say the same: a click on a button is not lost. */
