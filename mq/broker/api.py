@@ -266,7 +266,7 @@ class DeclarationsAPI(Protocol):
 
 
 class ClaimsAPI(Protocol):
-    """As :class:`~mq.broker.batch_consumers.Claims`."""
+    """As :class:`~mq.broker.batch_consumers.BatchConsumers`."""
 
     async def consumers(self, queue: str) -> list[ConsumerPosition]: ...
 
@@ -306,7 +306,7 @@ class ClaimsAPI(Protocol):
 
 
 class WritesAPI(Protocol):
-    """As :class:`~mq.broker.write_jobs.Writes`."""
+    """As :class:`~mq.broker.write_jobs.WriteJobs`."""
 
     async def of(self, queue: str) -> list[WriteJobStatus]: ...
 

@@ -147,187 +147,34 @@ class ConsumerPosition(NamedTuple):
     left: int
 
 
-class Claims:
-    """Operations of durable batch consumers, as doors call them: :attr:`Broker.claims`.
+class BatchConsumers:
+    """Operations of durable batch consumers: :attr:`Broker.claims`.
 
     A consumer starts, which returns an epoch; it claims a batch, reads it as often as it likes, acknowledges it, and
-    claims the next. A second start under the same name ends the first one's epoch. Every method raises
+    claims the next. A second start under the same name ends the first one's epoch. Every operation raises
     :class:`~mq.errors.NoSuchQueue` where there is no such queue. Those that change something raise
     :class:`~mq.errors.Conflict` on a store that other brokers change, too.
-
-    Args:
-        claims: carries the operations out.
-        look_up: returns a queue's index.
-        in_flight: keeps the broker from ending during a call.
-    """
-
-    def __init__(
-        self,
-        claims: BatchConsumers,
-        look_up: Callable[[str], Awaitable[QueueIndex]],
-        in_flight: InFlight,
-    ) -> None:
-        self._claims = claims
-        self._look_up = look_up
-        self._in_flight = in_flight
-
-    async def consumers(self, queue: str) -> list[ConsumerPosition]:
-        """Every consumer of a queue, by name."""
-        return self._claims.all(await self._look_up(queue))
-
-    async def consumer(self, queue: str, name: str) -> ConsumerPosition:
-        """How far a consumer is; one that was never started is at the beginning."""
-        return self._claims.position(await self._look_up(queue), _checked(name))
-
-    async def start(
-        self, queue: str, name: str, checkpoint: str = "", *, take_over: bool = False, within: float = math.inf
-    ) -> ConsumerPosition:
-        """Start a consumer, or restart it where it was, with a new epoch; durable on return. Calls with an older epoch
-        fail from then on.
-
-        Args:
-            queue: the queue's name.
-            name: the consumer.
-            checkpoint: names where the consumer's own system keeps its place; empty for none.
-            take_over: allow another checkpoint than the consumer's. Then nothing of its open claim counts as read.
-            within: seconds after which it returns though messages of the last acknowledged batch are left:
-                :meth:`acknowledge` that batch again until none is.
-
-        Raises:
-            InvalidSetting: not a consumer's name.
-            Conflict: the queue has too many consumers; or the consumer goes with another checkpoint.
-        """
-        with self._in_flight:
-            index = await self._look_up(queue)
-            return await self._claims.start(index, _checked(name), checkpoint, take_over=take_over, within=within)
-
-    async def claim(
-        self,
-        queue: str,
-        name: str,
-        batch: int,
-        epoch: int,
-        *,
-        most: int = CLAIM_MESSAGES,
-        most_bytes: int | None = None,
-        up_to: int | None = None,
-        lease: float = CLAIM_SECONDS,
-        regain: bool = False,
-    ) -> ClaimedBatch | None:
-        """Make a claim, or renew the open one; None when there is nothing to claim. Durable on return.
-
-        A repeated call returns the same messages, and leases those again whose leases had ended.
-
-        Args:
-            queue: the queue's name.
-            name: the consumer.
-            batch: the claim's number: the one after the last that was acknowledged.
-            epoch: as :meth:`start` told it.
-            most: how many messages a new claim gets at the most.
-            most_bytes: how many bytes their bodies have together at the most; a longer one comes alone.
-            up_to: the greatest sequence that a new claim may have.
-            lease: seconds until other consumers can get its messages.
-            regain: take messages again that an earlier call has lost, if they are READY by now, each at its old place.
-
-        Raises:
-            InvalidSetting: a number is out of its range.
-            Conflict: another epoch has begun; or it is not this batch's turn.
-            QueueHeld: one consumer alone has the queue's messages.
-        """
-        check_value("max", most, count(LARGEST_CLAIM))
-        check_value("lease", lease, VISIBILITY)
-        with self._in_flight:
-            index = await self._look_up(queue)
-            return await self._claims.claim(
-                index,
-                name,
-                batch,
-                epoch,
-                most=most,
-                most_bytes=most_bytes,
-                up_to=up_to,
-                seconds=lease,
-                regain=regain,
-            )
-
-    async def read(
-        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None = None
-    ) -> list[tuple[int, Message]]:
-        """Messages of an open claim, each with its sequence: from place `start` to before `stop`, at most 500.
-
-        A place keeps its message for as long as the claim has `of` messages. Close the bodies.
-
-        Raises:
-            Conflict: another epoch has begun; or that claim is not open.
-            ReceiptMismatch: a lease of the claim has ended, or it does not have `of` messages. Claim it again.
-        """
-        with self._in_flight:
-            return await self._claims.read(await self._look_up(queue), name, batch, epoch, start, stop, of)
-
-    async def note_read(
-        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str = ""
-    ) -> None:
-        """Note places of an open claim as read, from `start` to before `stop`, and the checkpoint. Durable on return;
-        may be repeated.
-
-        Args:
-            queue: the queue's name.
-            name: the consumer.
-            batch: the claim's number.
-            epoch: as :meth:`start` told it.
-            start: the first place, at least 0.
-            stop: the place after the last.
-            of: how many messages the claim had when they were read.
-            checkpoint: names where the consumer's own system keeps its place; empty for none.
-
-        Raises:
-            Conflict: another epoch has begun; that claim is not open, or has no such places; or the consumer goes with
-                another checkpoint.
-            ReceiptMismatch: the claim has another number of messages. Claim it again, and read it again.
-        """
-        with self._in_flight:
-            index = await self._look_up(queue)
-            await self._claims.note_read(index, name, batch, epoch, start, stop, of, checkpoint)
-
-    async def acknowledge(
-        self, queue: str, name: str, batch: int, epoch: int, *, if_read: bool = False, within: float = math.inf
-    ) -> int:
-        """Remove the messages of a claim for good. May be repeated. Returns how many are left to be removed.
-
-        It is durable before the first is removed that all of them go: a call that raises before has removed none.
-
-        Args:
-            queue: the queue's name.
-            name: the consumer.
-            batch: the claim's number.
-            epoch: as :meth:`start` told it.
-            if_read: only if all of them are noted as read.
-            within: seconds after which it returns though messages are left: call it again until none is.
-
-        Raises:
-            Conflict: another epoch has begun; no such claim was made; or not all of it was read.
-        """
-        with self._in_flight:
-            index = await self._look_up(queue)
-            return await self._claims.acknowledge(index, name, batch, epoch, if_read=if_read, within=within)
-
-    async def forget(self, queue: str, name: str) -> None:
-        """Delete a consumer. The messages of its open claim are READY at once."""
-        with self._in_flight:
-            await self._claims.forget(await self._look_up(queue), name)
-
-
-class BatchConsumers:
-    """Operations of durable batch consumers, on a queue's index.
 
     Args:
         core: what every part has.
         consumers: keeps their records.
         claimed: works on the messages of claims.
         upkeep: delivers messages in NEW.
+        look_up: returns a queue's index.
+        in_flight: keeps the broker from ending during an operation.
     """
 
-    def __init__(self, core: Core, consumers: ConsumerRecords, claimed: ClaimedMessages, upkeep: Upkeep) -> None:
+    def __init__(
+        self,
+        core: Core,
+        consumers: ConsumerRecords,
+        claimed: ClaimedMessages,
+        upkeep: Upkeep,
+        look_up: Callable[[str], Awaitable[QueueIndex]],
+        in_flight: InFlight,
+    ) -> None:
+        self._look_up = look_up
+        self._in_flight = in_flight
         self._consumers = consumers
         self._claimed = claimed
         self._upkeep = upkeep
@@ -381,58 +228,59 @@ class BatchConsumers:
 
     # Operations
 
-    def all(self, index: QueueIndex) -> list[ConsumerPosition]:
+    async def consumers(self, queue: str) -> list[ConsumerPosition]:
         """Every consumer of a queue, by name."""
+        index = await self._look_up(queue)
         return [self._position(consumer) for consumer in self._consumers.of(index)]
 
-    def position(self, index: QueueIndex, name: str) -> ConsumerPosition:
+    async def consumer(self, queue: str, name: str) -> ConsumerPosition:
         """How far a consumer is; one that was never started is at the beginning."""
-        return self._position(self._consumers.get(index, name) or BatchConsumer(name, index.incarnation))
+        index = await self._look_up(queue)
+        known = self._consumers.get(index, _checked(name))
+        return self._position(known or BatchConsumer(name, index.incarnation))
 
     async def start(
-        self,
-        index: QueueIndex,
-        name: str,
-        checkpoint: str = "",
-        *,
-        take_over: bool = False,
-        within: float = math.inf,
+        self, queue: str, name: str, checkpoint: str = "", *, take_over: bool = False, within: float = math.inf
     ) -> ConsumerPosition:
-        """Start a consumer, or restart it where it was, with a new epoch. Calls with an older epoch fail from then on.
+        """Start a consumer, or restart it where it was, with a new epoch; durable on return. Calls with an older epoch
+        fail from then on.
 
         Args:
-            index: the queue.
+            queue: the queue's name.
             name: the consumer.
             checkpoint: names where the consumer's own system keeps its place; empty for none.
-            take_over: allow another checkpoint than before. Then nothing of the open claim counts as read.
-            within: seconds for the removal of acknowledged messages that are left.
+            take_over: allow another checkpoint than the consumer's. Then nothing of its open claim counts as read.
+            within: seconds after which it returns though messages of the last acknowledged batch are left:
+                :meth:`acknowledge` that batch again until none is.
 
         Raises:
-            Conflict: claims cannot be kept on this store; the queue has too many consumers; or the consumer goes with
-                another checkpoint.
-            StorageError: not all acknowledged messages are removed yet, or the start is not noted.
+            InvalidSetting: not a consumer's name.
+            Conflict: the queue has too many consumers; or the consumer goes with another checkpoint.
         """
-        self._check_alone()
-        until = trio.current_time() + within
-        while True:
-            consumer = self._consumers.get_or_make(index, name)
-            async with consumer.changing():
-                if self._consumers.get(index, name) is consumer:  # else it was forgotten meanwhile
-                    # The answer says what was acknowledged: that is gone, but for what the answer says is left.
-                    await self._finish(index, consumer, until)
-                    state = consumer.state
-                    if state.checkpoint not in ("", checkpoint):
-                        if not take_over:
-                            raise _other_checkpoint(consumer, checkpoint)
-                        claim = state.claim._replace(read=()) if state.claim is not None else None
-                        state = state._replace(claim=claim, checkpoint="")
-                    epoch = max(state.epoch + 1, self._ids.new().time)  # new also where a consumer was forgotten
-                    await self._keep(index, consumer, state._replace(epoch=epoch))
-                    return self._position(consumer)
+        with self._in_flight:
+            index = await self._look_up(queue)
+            _checked(name)
+            self._check_alone()
+            until = trio.current_time() + within
+            while True:
+                consumer = self._consumers.get_or_make(index, name)
+                async with consumer.changing():
+                    if self._consumers.get(index, name) is consumer:  # else it was forgotten meanwhile
+                        # The answer says what was acknowledged: that is gone, but for what the answer says is left.
+                        await self._finish(index, consumer, until)
+                        state = consumer.state
+                        if state.checkpoint not in ("", checkpoint):
+                            if not take_over:
+                                raise _other_checkpoint(consumer, checkpoint)
+                            claim = state.claim._replace(read=()) if state.claim is not None else None
+                            state = state._replace(claim=claim, checkpoint="")
+                        epoch = max(state.epoch + 1, self._ids.new().time)  # new also where a consumer was forgotten
+                        await self._keep(index, consumer, state._replace(epoch=epoch))
+                        return self._position(consumer)
 
     async def claim(
         self,
-        index: QueueIndex,
+        queue: str,
         name: str,
         batch: int,
         epoch: int,
@@ -440,60 +288,58 @@ class BatchConsumers:
         most: int = CLAIM_MESSAGES,
         most_bytes: int | None = None,
         up_to: int | None = None,
-        seconds: float,
+        lease: float = CLAIM_SECONDS,
         regain: bool = False,
     ) -> ClaimedBatch | None:
-        """Make a claim, or renew the open one: leased for about `seconds` from now on.
+        """Make a claim, or renew the open one; None when there is nothing to claim. Durable on return.
+
+        A repeated call returns the same messages, and leases those again whose leases had ended.
 
         Args:
-            index: the queue.
+            queue: the queue's name.
             name: the consumer.
             batch: the claim's number: the one after the last that was acknowledged.
             epoch: as :meth:`start` told it.
             most: how many messages a new claim gets at the most.
             most_bytes: how many bytes their bodies have together at the most; a longer one comes alone.
             up_to: the greatest sequence that a new claim may have.
-            seconds: length of the lease.
-            regain: take messages again that the claim has lost and that are READY by now.
-
-        Returns:
-            The claim; None when there is nothing to claim.
+            lease: seconds until other consumers can get its messages.
+            regain: take messages again that an earlier call has lost, if they are READY by now, each at its old place.
 
         Raises:
+            InvalidSetting: a number is out of its range.
             Conflict: another epoch has begun; or it is not this batch's turn.
             QueueHeld: one consumer alone has the queue's messages.
         """
-        consumer = self._known(index, name, epoch)
-        async with consumer.changing():
-            self._check_epoch(consumer, epoch)
-            self._check_turn(consumer, batch)
-            if index.exclusion is not None:
-                raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
-            if consumer.state.open is not None:
-                return await self._hold(index, consumer, seconds, regain=regain)
-            return await self._make(index, consumer, batch, most, most_bytes, up_to, seconds)
+        check_value("max", most, count(LARGEST_CLAIM))
+        check_value("lease", lease, VISIBILITY)
+        with self._in_flight:
+            index = await self._look_up(queue)
+            consumer = self._known(index, name, epoch)
+            async with consumer.changing():
+                self._check_epoch(consumer, epoch)
+                self._check_turn(consumer, batch)
+                if index.exclusion is not None:
+                    raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
+                if consumer.state.open is not None:
+                    return await self._hold(index, consumer, lease, regain=regain)
+                return await self._make(index, consumer, batch, most, most_bytes, up_to, lease)
 
     async def read(
-        self, index: QueueIndex, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None = None
+        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None = None
     ) -> list[tuple[int, Message]]:
-        """The messages of an open claim from place `start` to before `stop`, at most LONGEST_SLICE, each with its
-        sequence. Their order never changes. Close their bodies.
+        """Messages of an open claim, each with its sequence: from place `start` to before `stop`, at most 500.
 
-        Args:
-            index: the queue.
-            name: the consumer.
-            batch: the claim's number.
-            epoch: as :meth:`start` told it.
-            start: the first place.
-            stop: the place after the last.
-            of: how many messages the claim must have; None for any number.
+        A place keeps its message for as long as the claim has `of` messages. Close the bodies.
 
         Raises:
             Conflict: another epoch has begun; or that claim is not open.
-            ReceiptMismatch: a lease of the claim has ended, or it has another number of messages.
+            ReceiptMismatch: a lease of the claim has ended, or it does not have `of` messages. Claim it again.
         """
-        consumer = self._of_claim(index, name, batch, epoch, of)
-        return await self._claimed.read(index, consumer, consumer.ids[start : min(stop, start + LONGEST_SLICE)])
+        with self._in_flight:
+            index = await self._look_up(queue)
+            consumer = self._of_claim(index, name, batch, epoch, of)
+            return await self._claimed.read(index, consumer, consumer.ids[start : min(stop, start + LONGEST_SLICE)])
 
     async def leased(
         self, index: QueueIndex, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None
@@ -512,17 +358,17 @@ class BatchConsumers:
         return consumer
 
     async def note_read(
-        self, index: QueueIndex, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str
+        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str = ""
     ) -> None:
-        """Note the places from `start` to before `stop` as read, and `checkpoint` as the consumer's. Durable on return;
+        """Note places of an open claim as read, from `start` to before `stop`, and the checkpoint. Durable on return;
         may be repeated.
 
         Args:
-            index: the queue.
+            queue: the queue's name.
             name: the consumer.
             batch: the claim's number.
             epoch: as :meth:`start` told it.
-            start: the first place.
+            start: the first place, at least 0.
             stop: the place after the last.
             of: how many messages the claim had when they were read.
             checkpoint: names where the consumer's own system keeps its place; empty for none.
@@ -530,74 +376,77 @@ class BatchConsumers:
         Raises:
             Conflict: another epoch has begun; that claim is not open, or has no such places; or the consumer goes with
                 another checkpoint.
-            ReceiptMismatch: the claim has another number of messages, and so other places.
+            ReceiptMismatch: the claim has another number of messages. Claim it again, and read it again.
         """
-        consumer = self._known(index, name, epoch)
-        async with consumer.changing():
-            self._check_epoch(consumer, epoch)
-            claim = _check_places(consumer, batch, of)
-            if not 0 <= start < stop <= of:
-                raise Conflict(f"batch {batch} of consumer {name} has places 0 to {of}: none are {start} to {stop}")
-            state = consumer.state
-            if state.checkpoint and checkpoint not in ("", state.checkpoint):
-                raise _other_checkpoint(consumer, checkpoint)
-            claim = claim.with_read(start, stop)
-            await self._keep(index, consumer, state._replace(claim=claim, checkpoint=checkpoint or state.checkpoint))
+        with self._in_flight:
+            index = await self._look_up(queue)
+            consumer = self._known(index, name, epoch)
+            async with consumer.changing():
+                self._check_epoch(consumer, epoch)
+                claim = _check_places(consumer, batch, of)
+                if not 0 <= start < stop <= of:
+                    raise Conflict(f"batch {batch} of consumer {name} has places 0 to {of}: none are {start} to {stop}")
+                state = consumer.state
+                if state.checkpoint and checkpoint not in ("", state.checkpoint):
+                    raise _other_checkpoint(consumer, checkpoint)
+                claim = claim.with_read(start, stop)
+                await self._keep(
+                    index, consumer, state._replace(claim=claim, checkpoint=checkpoint or state.checkpoint)
+                )
 
     async def acknowledge(
-        self, index: QueueIndex, name: str, batch: int, epoch: int, *, if_read: bool = False, within: float = math.inf
+        self, queue: str, name: str, batch: int, epoch: int, *, if_read: bool = False, within: float = math.inf
     ) -> int:
-        """Remove the messages of a claim for good, also those that others have got since a lease ended. May be
-        repeated.
+        """Remove the messages of a claim for good. May be repeated. Returns how many are left to be removed.
+
+        It is durable before the first is removed that all of them go: a call that raises before has removed none.
 
         Args:
-            index: the queue.
+            queue: the queue's name.
             name: the consumer.
             batch: the claim's number.
             epoch: as :meth:`start` told it.
-            if_read: only if all its messages are noted as read.
-            within: seconds after which it returns though messages are left.
-
-        Returns:
-            How many messages are left to be removed.
+            if_read: only if all of them are noted as read.
+            within: seconds after which it returns though messages are left: call it again until none is.
 
         Raises:
             Conflict: another epoch has begun; no such claim was made; or not all of it was read.
-            StorageError: not all of it is removed. Another call removes the rest.
         """
-        consumer, until = self._known(index, name, epoch), trio.current_time() + within
-        async with consumer.changing():
-            self._check_epoch(consumer, epoch)
-            state = consumer.state
-            if batch > state.acknowledged and (state.open is None or state.open.batch != batch):
-                raise Conflict(f"batch {batch} of consumer {name} is not open: there is nothing to acknowledge")
-            if batch > state.acknowledged:
-                if if_read:
-                    _check_read(consumer)
-                await self._secure_keys(consumer.ids)
-                await self._keep(index, consumer, state._replace(acknowledged=batch))
-            return await self._finish(index, consumer, until)
+        with self._in_flight:
+            index = await self._look_up(queue)
+            consumer, until = self._known(index, name, epoch), trio.current_time() + within
+            async with consumer.changing():
+                self._check_epoch(consumer, epoch)
+                state = consumer.state
+                if batch > state.acknowledged and (state.open is None or state.open.batch != batch):
+                    raise Conflict(f"batch {batch} of consumer {name} is not open: there is nothing to acknowledge")
+                if batch > state.acknowledged:
+                    if if_read:
+                        _check_read(consumer)
+                    await self._secure_keys(consumer.ids)
+                    await self._keep(index, consumer, state._replace(acknowledged=batch))
+                return await self._finish(index, consumer, until)
 
-    async def forget(self, index: QueueIndex, name: str) -> None:
-        """Delete a consumer. The messages of its open claim are READY at once.
-
-        Raises:
-            StorageError: some messages are not, or the consumer may still be there.
-        """
-        consumer = self._consumers.get(index, name)
-        if consumer is None:
-            return
-        async with consumer.changing():
-            if consumer.state.is_acknowledged:
-                await self._finish(index, consumer)
-            if consumer.is_held:
-                await self._end_lease(index, consumer)
-            else:
-                self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
-            if not await self._claimed.returned(index, consumer):
-                raise StorageFull(f"not all that consumer {name} has claimed can be given back now. Try again later")
-            await self._consumers.drop(index, consumer)
-            consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
+    async def forget(self, queue: str, name: str) -> None:
+        """Delete a consumer. The messages of its open claim are READY at once."""
+        with self._in_flight:
+            index = await self._look_up(queue)
+            consumer = self._consumers.get(index, name)
+            if consumer is None:
+                return
+            async with consumer.changing():
+                if consumer.state.is_acknowledged:
+                    await self._finish(index, consumer)
+                if consumer.is_held:
+                    await self._end_lease(index, consumer)
+                else:
+                    self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
+                if not await self._claimed.returned(index, consumer):
+                    raise StorageFull(
+                        f"not all that consumer {name} has claimed can be given back now. Try again later"
+                    )
+                await self._consumers.drop(index, consumer)
+                consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
 
     # Implementation
 

@@ -14,7 +14,7 @@ from mq import threads
 from mq.broker import dead_letters
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
 from mq.broker.background_check import BackgroundCheck
-from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, Claims, ConsumerRecords
+from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
 from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
@@ -44,7 +44,7 @@ from mq.broker.shared import StoreWatcher
 from mq.broker.unacked import Unacked, UnackedMessage
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
-from mq.broker.write_jobs import WriteJobs, Writes
+from mq.broker.write_jobs import WriteJobs
 from mq.errors import (
     Conflict,
     MQError,
@@ -88,9 +88,9 @@ class Broker:
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
         self.declarations: Declarations = wiring.declarations  # what a door declares beyond messages
-        self._in_flight = InFlight(wiring.committer)
-        self.claims = Claims(wiring.claims, self._queues.get, self._in_flight)
-        self.writes = Writes(wiring.writes, self._queues.get, self._in_flight)
+        self._in_flight = wiring.in_flight
+        self.claims = wiring.claims
+        self.writes = wiring.writes
         self.browsing = wiring.browse
         self.columns = wiring.columns
         self.node_control: NodeControl = NoNode()
@@ -598,10 +598,12 @@ class Wiring:
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.writes = WriteJobs(core, self._keys, self.publishing, self.upkeep)
+        self.in_flight = InFlight(self.committer)
+        self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover)
-        self.claims = BatchConsumers(core, ConsumerRecords(core, leases), claimed, upkeep)
+        records = ConsumerRecords(core, leases)
+        self.claims = BatchConsumers(core, records, claimed, upkeep, self.queues.get, self.in_flight)
         self.check = BackgroundCheck(core)
         self.columns = ColumnReader.of(core, self.claims, self.queues.get, self._get_caught_up)
 

@@ -120,7 +120,7 @@ class ColumnReader:
         """Up to `most` messages of an open claim from place `start` on, to before `stop`; None as for :meth:`browse`.
 
         Raises:
-            NoSuchQueue, Conflict, ReceiptMismatch: as :meth:`mq.broker.batch_consumers.Claims.read`.
+            NoSuchQueue, Conflict, ReceiptMismatch: as :meth:`mq.broker.batch_consumers.BatchConsumers.read`.
         """
         index = await self._look_up(queue)
         most = max(0, min(stop - start, most, LONGEST_COLUMNS))

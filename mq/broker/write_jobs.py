@@ -111,16 +111,30 @@ class WriteJobStatus(NamedTuple):
 
 
 class WriteJobs:
-    """The write jobs of a store that no other broker changes.
+    """The write jobs of a store that no other broker changes: :attr:`Broker.writes`.
+
+    Every operation raises :class:`~mq.errors.NoSuchQueue` where there is no such queue.
 
     Args:
         core: what every part has.
         keys: the idempotency keys; None among peers.
         publisher: publishes the rows of committed jobs.
         upkeep: delivers them.
+        look_up: returns a queue's index.
+        in_flight: keeps the broker from ending during an operation.
     """
 
-    def __init__(self, core: Core, keys: Keys | None, publisher: Publisher, upkeep: Upkeep) -> None:
+    def __init__(
+        self,
+        core: Core,
+        keys: Keys | None,
+        publisher: Publisher,
+        upkeep: Upkeep,
+        look_up: Callable[[str], Awaitable[QueueIndex]],
+        in_flight: InFlight,
+    ) -> None:
+        self._look_up = look_up
+        self._in_flight = in_flight
         self._core = core
         self._keys = keys
         self._publisher = publisher
@@ -233,18 +247,19 @@ class WriteJobs:
 
     async def of(self, queue: str) -> list[WriteJobStatus]:
         """The jobs with rows for a queue that have not ended, by name."""
+        await self._look_up(queue)
         await self._loaded()
         found = [job.status() for _, job in sorted(self._jobs.items())]
         return [each for each in found if queue in each.queues and each.state in ("open", "committed")]
 
     async def add(
-        self, index: QueueIndex, name: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
+        self, queue: str, name: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
     ) -> list[MQError | None]:
         """Hold messages back for a job, durably; for each, in their order, None or why it is refused. What has the same
         part and number as something before is the same, sent again.
 
         Args:
-            index: where they are to go.
+            queue: where they are to go.
             name: the job. It begins with its first messages.
             part: names a task, or one run of it. A commit names the parts that count.
             number: of the request in its part; the rows come in this order.
@@ -259,21 +274,23 @@ class WriteJobs:
             TooLargeForQueue: they would not all fit in the queue if it were empty, and no commit brings a part of them.
             StorageError: none is held.
         """
-        await self._loaded()
-        _check_names(name, part)
-        refused = [self._refusal(index, draft) for draft in drafts]
-        good = [draft for draft, error in zip(drafts, refused, strict=True) if error is None]
-        if not good:
+        with self._in_flight:
+            index = await self._look_up(queue)
+            await self._loaded()
+            _check_names(name, part)
+            refused = [self._refusal(index, draft) for draft in drafts]
+            good = [draft for draft, error in zip(drafts, refused, strict=True) if error is None]
+            if not good:
+                return refused
+            _check_fits(index, good)
+            job = await self._begun(name, user)
+            async with job.locks.setdefault(part, trio.Lock()):
+                if (part, number) in job.parts:
+                    job.check_same(part, number, index, good)
+                else:
+                    await self._hold(job, index, part, number, good)
+            job.since = trio.current_time()
             return refused
-        _check_fits(index, good)
-        job = await self._begun(name, user)
-        async with job.locks.setdefault(part, trio.Lock()):
-            if (part, number) in job.parts:
-                job.check_same(part, number, index, good)
-            else:
-                await self._hold(job, index, part, number, good)
-        job.since = trio.current_time()
-        return refused
 
     async def commit(
         self, queue: str, name: str, parts: Sequence[str], rows: int, user: str | None = None
@@ -296,29 +313,35 @@ class WriteJobs:
             StorageUnsure, StorageFailed: it may be committed, or not; asking again tells.
             StorageError: what is not in its queue yet comes later, or nothing was committed: asking again tells.
         """
-        await self._loaded()
-        _check_names(name, *parts)
-        job = self._jobs.get(name)
-        if job is None:
-            if rows == 0:
-                return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
-            raise Conflict(f"write job {shorten(name)} is not there: it was ended or abandoned. Write its rows anew")
-        job.check_owner(user)
-        async with job.ending:
-            _check_has(job, queue)
-            if job.state is JobState.ABORTED:
-                raise Conflict(f"write job {name} was aborted, or abandoned: nothing of it has come into its queues")
-            if job.state is JobState.OPEN:
-                await self._decide(job, parts, rows)
-            if job.state is JobState.COMMITTED:
-                try:
-                    await self._finish(job)
-                except MQError:
-                    job.retry_at = trio.current_time() + RETRY_SECONDS
-                    raise
-                finally:
-                    self._changed.set()  # what is left, if anything, is _run's: where the caller has gone, at once
-            return job.status()
+        with self._in_flight:
+            await self._look_up(queue)
+            await self._loaded()
+            _check_names(name, *parts)
+            job = self._jobs.get(name)
+            if job is None:
+                if rows == 0:
+                    return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
+                raise Conflict(
+                    f"write job {shorten(name)} is not there: it was ended or abandoned. Write its rows anew"
+                )
+            job.check_owner(user)
+            async with job.ending:
+                _check_has(job, queue)
+                if job.state is JobState.ABORTED:
+                    raise Conflict(
+                        f"write job {name} was aborted, or abandoned: nothing of it has come into its queues"
+                    )
+                if job.state is JobState.OPEN:
+                    await self._decide(job, parts, rows)
+                if job.state is JobState.COMMITTED:
+                    try:
+                        await self._finish(job)
+                    except MQError:
+                        job.retry_at = trio.current_time() + RETRY_SECONDS
+                        raise
+                    finally:
+                        self._changed.set()  # what is left, if anything, is _run's: where the caller has gone, at once
+                return job.status()
 
     async def abort(self, queue: str, name: str, user: str | None = None) -> None:
         """End a job, so that none of its rows comes; forget one that is done.
@@ -334,13 +357,15 @@ class WriteJobs:
             Conflict: it is committed.
             StorageError: it is not ended yet.
         """
-        await self._loaded()
-        _check_names(name)
-        job = self._jobs.get(name)
-        if job is not None:
-            job.check_owner(user)
-            _check_has(job, queue)
-            await self._abort(job)
+        with self._in_flight:
+            await self._look_up(queue)
+            await self._loaded()
+            _check_names(name)
+            job = self._jobs.get(name)
+            if job is not None:
+                job.check_owner(user)
+                _check_has(job, queue)
+                await self._abort(job)
 
     async def settle(self, index: QueueIndex) -> None:
         """Wait while rows of a committed job come into a queue."""
@@ -743,45 +768,6 @@ class _Job:
         rows = sum(chunk.rows for chunk in held) if self.state is JobState.OPEN else self.rows
         again = self.again if self.state is JobState.DONE else None
         return WriteJobStatus(self.name, self.state.value, sorted({chunk.queue for chunk in held}), rows, again)
-
-
-class Writes:
-    """Write jobs, as doors call them: :attr:`Broker.writes`. Every method raises :class:`~mq.errors.NoSuchQueue` where
-    there is no such queue.
-
-    Args:
-        jobs: carries the operations out.
-        look_up: returns a queue's index.
-        in_flight: keeps the broker from ending during a call.
-    """
-
-    def __init__(self, jobs: WriteJobs, look_up: Callable[[str], Awaitable[QueueIndex]], in_flight: InFlight) -> None:
-        self._jobs = jobs
-        self._look_up = look_up
-        self._in_flight = in_flight
-
-    async def of(self, queue: str) -> list[WriteJobStatus]:
-        """The jobs with rows for a queue that have not ended, by name."""
-        return await self._jobs.of((await self._look_up(queue)).name)
-
-    async def add(
-        self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
-    ) -> list[MQError | None]:
-        """As :meth:`WriteJobs.add`."""
-        with self._in_flight:
-            return await self._jobs.add(await self._look_up(queue), job, part, number, drafts, user)
-
-    async def commit(
-        self, queue: str, job: str, parts: Sequence[str], rows: int, user: str | None = None
-    ) -> WriteJobStatus:
-        """As :meth:`WriteJobs.commit`, for a job that has rows for this queue, or none."""
-        with self._in_flight:
-            return await self._jobs.commit((await self._look_up(queue)).name, job, parts, rows, user)
-
-    async def abort(self, queue: str, job: str, user: str | None = None) -> None:
-        """As :meth:`WriteJobs.abort`, for a job that has rows for this queue, or none."""
-        with self._in_flight:
-            await self._jobs.abort((await self._look_up(queue)).name, job, user)
 
 
 def _check_names(*names: str) -> None:

@@ -287,7 +287,7 @@ async def test_keys_end_again_once_a_job_is_done(broker: Broker, monkeypatch: py
     """Whenever the caller of its commit goes."""
     monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 1)
     await broker.create_queue("r")
-    keys = broker.writes._jobs._keys
+    keys = broker.writes._keys
     assert keys is not None
     for steps in range(60):
         job = f"job-{steps}"
