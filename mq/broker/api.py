@@ -389,6 +389,9 @@ class BrokerAPI(Protocol):
     def description(self) -> Description: ...
 
     @property
+    def health(self) -> Health | None: ...
+
+    @property
     def ready(self) -> bool: ...
 
     @property

@@ -83,7 +83,7 @@ class BackgroundCheck:
         storage, seconds = self._core.storage, self._core.config.verify_seconds
         if not seconds or not verifies(storage):
             return
-        health = self._core.storage.description.health
+        health = storage.health
         assert health is not None, "verifies() says so"
         if self._is_kept:
             record = (await self._core.storage.records(KIND)).get(KEY)

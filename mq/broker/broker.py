@@ -57,7 +57,7 @@ from mq.errors import (
 )
 from mq.lifecycle import Observer, Span
 from mq.message import Message, MessageId, MessageIds, QueueName, shorten
-from mq.storage.interface import Description, Sharing, Storage
+from mq.storage.interface import Description, Health, Sharing, Storage, health_of
 
 
 class Broker:
@@ -125,6 +125,11 @@ class Broker:
     def description(self) -> Description:
         """What the store is."""
         return self._storage.description
+
+    @property
+    def health(self) -> Health | None:
+        """What the store knows of damage; None if it finds none by itself."""
+        return health_of(self._storage)
 
     @property
     def ready(self) -> bool:

@@ -641,9 +641,9 @@ class PublishJob:
         assert isinstance(write, Write), "what has an id is not dispatched directly"
         return write
 
-    def bytes_in_group(self, *, counts_staged: bool) -> int:
+    def bytes_in_group(self) -> int:
         """How many bytes the Write takes of a group."""
-        return bytes_of_message(self._body, self._attributes, counts_staged=counts_staged)
+        return bytes_of_message(self._body, self._attributes)
 
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
@@ -743,7 +743,7 @@ class KeyedJob:
         self.is_noted = self.is_doubtful = False
         self.key_bytes = 0 if key is None else len(encode_basestring_ascii(key))
         of_key = 0 if key is None else self.key_bytes + _BYTES_OF_KEY
-        self.bytes = of_key + job.bytes_in_group(counts_staged=keyed.counts_staged)
+        self.bytes = of_key + job.bytes_in_group()
         self._keyed = keyed
 
     def operation(self) -> Operation:
@@ -781,13 +781,10 @@ class KeyedJobs:
 
     Attributes:
         does_groups: whether the store does; else nothing comes but what is in doubt.
-        counts_staged: whether a staged body counts in a group.
     """
 
     def __init__(self, core: Core, keys: Keys) -> None:
-        description = core.storage.description
-        self.does_groups = description.groups > 0
-        self.counts_staged = description.counts_staged
+        self.does_groups = core.storage.description.groups > 0
         self._storage = core.storage
         self._committer = core.committer
         self._keys = keys

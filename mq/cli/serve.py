@@ -250,7 +250,7 @@ async def _serve_root(
         collect_seldom()
         what = store.description
         durable = "durable" if what.durable else "not durable"
-        which = f"{__version__}{build.told(native=what.native)}"
+        which = f"{__version__}{build.told(native=getattr(store, 'is_native', False))}"
         _say(settings, f"mq {which} serves {what.name} ({durable}) on {' '.join(urls)}")
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):

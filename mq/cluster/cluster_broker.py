@@ -33,7 +33,7 @@ from mq.cluster.shared_records import SharedRecords
 from mq.cluster.spool import GatheredBody, SpooledBody, spool
 from mq.errors import Conflict, MQError, NotServed
 from mq.message import Message, MessageId, QueueName
-from mq.storage.interface import Description
+from mq.storage.interface import Description, Health
 
 SHOWN_PATIENCE_SECONDS: Final = 1.0
 """How long a list of all queues waits for those of the cluster."""
@@ -98,6 +98,11 @@ class ClusterBroker(Forwarding):
     def description(self) -> Description:
         """What the local store is."""
         return self._local.description
+
+    @property
+    def health(self) -> Health | None:
+        """What the local store knows of damage."""
+        return self._local.health
 
     @property
     def ready(self) -> bool:

@@ -27,7 +27,7 @@ class _Elsewhere:
     """What the store has of a body that is not in it yet: nothing."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = self.unwritten = size
         self.checksum = 0
 
     async def discard(self) -> None:

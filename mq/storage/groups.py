@@ -106,25 +106,22 @@ def _can(description: Description, operation: AnyOperation) -> bool:
         return False
     if description.group_bytes is None:
         return True
-    counts = description.counts_staged
-    return sum(_bytes(each, counts_staged=counts) for each in operation.operations) <= description.group_bytes
+    return sum(map(_bytes, operation.operations)) <= description.group_bytes
 
 
-def _bytes(operation: AnyOperation, *, counts_staged: bool) -> int:
+def _bytes(operation: AnyOperation) -> int:
     """About how many bytes an operation has besides its place."""
     if isinstance(operation, Put):
         return _bytes_of_json(operation.value)
     if isinstance(operation, Write):
-        return bytes_of_message(operation.body, operation.attributes, counts_staged=counts_staged)
+        return bytes_of_message(operation.body, operation.attributes)
     return 0
 
 
-def bytes_of_message(body: bytes | Staged, attributes: Mapping[str, Any], *, counts_staged: bool) -> int:
+def bytes_of_message(body: bytes | Staged, attributes: Mapping[str, Any]) -> int:
     """How many bytes a message takes of a group, besides its place."""
     of_attributes = _bytes_of_json(attributes) if attributes else len("{}")
-    if isinstance(body, bytes):
-        return len(body) + of_attributes
-    return (body.size if counts_staged else 0) + of_attributes
+    return (len(body) if isinstance(body, bytes) else body.unwritten) + of_attributes
 
 
 def _bytes_of_json(value: Mapping[str, Any]) -> int:

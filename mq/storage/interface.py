@@ -104,6 +104,10 @@ class Staged(Protocol):
     def checksum(self) -> int:
         """CRC-32 of the bytes."""
 
+    @property
+    def unwritten(self) -> int:
+        """How many of its bytes are not in the store yet, and count in a :class:`Group` with its Write."""
+
     async def discard(self) -> None:
         """Take it away again. Does nothing once its Write is done."""
 
@@ -356,7 +360,6 @@ class Description(NamedTuple):
         name: its address, as given to the registry.
         durable: what it answers survives the loss of power.
         shared: other processes may change it at the same time.
-        ordered: it can serve messages in the order of their ids.
         max_body: the longest body in bytes; None for no limit of its own.
         journaled: its moves are atomic over a crash without a barrier. Where False, a move is made whole by a
             barrier of its own even if it was allowed to ride on the next one.
@@ -368,26 +371,17 @@ class Description(NamedTuple):
             takes them, nothing is durable before what an earlier batch did, and of one message or record nothing before
             what was done before it.
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
-        counts_staged: among these are the bodies that were staged.
-        tells: it tells of the first outcomes of a batch before it has them all (:class:`TellingStorage`).
-        native: mq-native makes its system calls, or at least those that read.
-        health: what it knows of damage; None if it finds none by itself.
     """
 
     name: str
     durable: bool
     shared: bool
-    ordered: bool
     max_body: int | None
     journaled: bool
     places: bool = False
     removes: bool = False
     groups: int = 0
     group_bytes: int | None = None
-    counts_staged: bool = False
-    tells: bool = False
-    native: bool = False
-    health: Health | None = None
 
 
 class Storage(Protocol):
@@ -491,6 +485,10 @@ def is_for_cluster(storage: Storage) -> TypeGuard[ClusterStorage]:
 class TellingStorage(Storage, Protocol):
     """What a store can do besides, if a batch is durable before all of it is done."""
 
+    @property
+    def tells(self) -> bool:
+        """Whether it does so now. Fixed once it is open."""
+
     async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
         """As :meth:`Storage.commit`, and `hear` is called in the event loop with the outcomes of the first operations,
         in order, as they come: they count from then on.
@@ -502,7 +500,7 @@ class TellingStorage(Storage, Protocol):
 
 def tells(storage: Storage) -> TypeGuard[TellingStorage]:
     """Whether a store does."""
-    return storage.description.tells and hasattr(storage, "commit_in_parts")
+    return bool(getattr(storage, "tells", False))
 
 
 Hear = Callable[[Sequence[Outcome], float], object]
@@ -512,6 +510,10 @@ Hear = Callable[[Sequence[Outcome], float], object]
 class VerifyingStorage(Protocol):
     """What a store can do besides, if its messages may rot on a disk."""
 
+    @property
+    def health(self) -> Health | None:
+        """What it knows of damage; None before it is open."""
+
     async def verify(self, entries: Sequence[Entry]) -> None:
         """Compare messages on the medium with their checksums, and note the damaged ones in the store's health. One
         that is not there, or has no checksum, is passed over."""
@@ -519,12 +521,18 @@ class VerifyingStorage(Protocol):
 
 def verifies(storage: Storage) -> TypeGuard[VerifyingStorage]:
     """Whether a store can."""
-    return storage.description.health is not None and hasattr(storage, "verify")
+    return health_of(storage) is not None
+
+
+def health_of(storage: Storage) -> Health | None:
+    """Return what a store knows of damage; None if it finds none by itself."""
+    health: Health | None = getattr(storage, "health", None)
+    return health
 
 
 def damages_of(storage: Storage, kind: str = "") -> list[Damage]:
     """What a store has found damaged: all of it, or the records of a kind."""
-    health = storage.description.health
+    health = health_of(storage)
     return [damage for damage in (health.damages if health is not None else ()) if kind in ("", damage.kind)]
 
 

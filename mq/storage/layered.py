@@ -26,6 +26,7 @@ from mq.storage.interface import (
     Drop,
     Entry,
     Group,
+    Health,
     Hear,
     MessageColumns,
     Move,
@@ -40,6 +41,7 @@ from mq.storage.interface import (
     TellingStorage,
     Unlink,
     Write,
+    health_of,
     reads_columns,
     tells,
     verifies,
@@ -83,6 +85,21 @@ class LayeredStorage:
         """The description of the store below."""
         below = self._below.description
         return below._replace(name=f"layered:{below.name}")
+
+    @property
+    def tells(self) -> bool:
+        """Whether the store below does."""
+        return tells(self._below)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether the store below is."""
+        return bool(getattr(self._below, "is_native", False))
+
+    @property
+    def health(self) -> Health | None:
+        """What the store below knows of damage."""
+        return health_of(self._below)
 
     async def open(self) -> None:
         """Open the store below; memory is empty."""

@@ -77,7 +77,7 @@ class _KeptMessage(NamedTuple):
 class _StagedBytes:
     def __init__(self, data: bytes) -> None:
         self.data: bytes | None = data
-        self.size = len(data)
+        self.size = self.unwritten = len(data)
         self.checksum = checksum(data)
 
     async def discard(self) -> None:
@@ -107,7 +107,6 @@ class MemoryStorage:
             "memory:",
             durable=False,
             shared=False,
-            ordered=True,
             max_body=None,
             journaled=True,
             places=True,

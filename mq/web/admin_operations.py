@@ -116,7 +116,7 @@ async def _scrape(context: RequestContext) -> bytes:
     snapshot = snapshot._replace(memory_refused=refused, disk_refused=budget.refused[Use.STAGED], slow_ended=ended)
     quotas = context.request.quotas or Quotas()
     snapshot = snapshot._replace(limit_refused={kind: quotas.refused[kind] for kind in (CONNECTIONS, PUBLISH_RATE)})
-    snapshot = snapshot._replace(health=context.broker.description.health)
+    snapshot = snapshot._replace(health=context.broker.health)
     return await trio.to_thread.run_sync(_metrics_page, snapshot, context.metrics.folder, abandon_on_cancel=True)
 
 

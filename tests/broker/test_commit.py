@@ -305,9 +305,7 @@ async def test_who_comes_first_is_answered_first(_: int, autojump_clock: MockClo
 class TellingDisk(Disk):
     """A disk on which a batch is durable at once, and each operation then takes its time."""
 
-    @property
-    def description(self) -> Description:
-        return super().description._replace(tells=True)
+    tells = True
 
     async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
         self.sizes.append(len(operations))

@@ -52,7 +52,7 @@ def record_of(root: Path, kind: str, start: str) -> Path:
 
 
 def health_of(broker: Broker) -> Health:
-    health = broker.description.health
+    health = broker.health
     assert health is not None
     return health
 

@@ -22,6 +22,8 @@ class Telling(MemoryStorage):
         fails: the last operation of the next batch fails, as on a medium that breaks.
     """
 
+    tells = True
+
     def __init__(self) -> None:
         super().__init__()
         self.may_end = trio.Event()
@@ -30,7 +32,7 @@ class Telling(MemoryStorage):
 
     @property
     def description(self) -> Description:
-        return super().description._replace(durable=True, tells=True)
+        return super().description._replace(durable=True)
 
     async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
         await trio.lowlevel.checkpoint()

@@ -23,7 +23,7 @@ from mq.schedules.schedule import KIND as SCHEDULE
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
-from mq.storage.interface import Health
+from mq.storage.interface import Health, health_of
 from mq.storage.options import StorageOptions
 
 LIST: Final = Path(__file__).parents[2] / "docs" / "dev" / "storage-formats.md"
@@ -269,7 +269,7 @@ async def start(root: Path) -> Seen:
     seen = Seen("", {}, {})
     try:
         async with opened(root) as (storage, broker):
-            health = storage.description.health
+            health = health_of(storage)
             assert health is not None
             content = await _content(broker)
             seen = Seen("", content, _counts(health))

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.parametrize("backend", ["memory"], indirect=True)
 
 
 async def test_says_that_it_is_not_durable(storage: Storage) -> None:
-    expected = Description("memory:", False, False, True, None, True, places=True, removes=True, groups=10_000)
+    expected = Description("memory:", False, False, None, True, places=True, removes=True, groups=10_000)
     assert storage.description == expected
 
 

@@ -135,7 +135,7 @@ async def the_description_is_sane(storage: Storage) -> None:
     """Of the right types, and the same each time."""
     description = storage.description
     assert ":" in description.name, f"the name is the address, NAME:rest, not {description.name!r}"
-    for field in ("durable", "shared", "ordered", "journaled", "places"):
+    for field in ("durable", "shared", "journaled", "places", "removes"):
         value = getattr(description, field)
         assert isinstance(value, bool), f"description.{field} is {value!r}, not True or False"
     assert description.max_body is None or description.max_body > 0, f"max_body is {description.max_body}"

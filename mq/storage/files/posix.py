@@ -47,6 +47,7 @@ from mq.storage.interface import (
     Change,
     Description,
     Entry,
+    Health,
     Hear,
     MessageColumns,
     Operation,
@@ -168,7 +169,6 @@ class FolderStorage:
             name=self._name,
             durable=self._mount.durable,
             shared=self._options.sharing is Sharing.PEERS,
-            ordered=True,
             max_body=None,
             journaled=self._mount.atomic_rename,
             places=log is not None,
@@ -177,10 +177,23 @@ class FolderStorage:
             removes=(self._mount.ordered or log is not None) and self._mount.atomic_rename,
             groups=most,
             group_bytes=most_bytes,
-            tells=log is not None and (self._committing is not None or self._hop_in_parts is not None),
-            native=self._open is not None and self._open.folders.native_reads is not None,
-            health=None if self._open is None else self._open.folders.health,
         )
+
+    @property
+    def tells(self) -> bool:
+        """Whether a batch is durable before all of it is done."""
+        has_log = self._open is not None and self._open.folders.log is not None
+        return has_log and (self._committing is not None or self._hop_in_parts is not None)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether mq-native makes the system calls, or at least those that read."""
+        return self._open is not None and self._open.folders.native_reads is not None
+
+    @property
+    def health(self) -> Health | None:
+        """What is known of damage; None before it is open."""
+        return None if self._open is None else self._open.folders.health
 
     async def open(self) -> None:
         """Check, lock and repair the root.

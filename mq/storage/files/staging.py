@@ -119,6 +119,11 @@ class StagedBody:
         """CRC-32 of the bytes."""
         return self.file.checksum
 
+    @property
+    def unwritten(self) -> int:
+        """None of its bytes: they are on the disk."""
+        return 0
+
     async def discard(self) -> None:
         """Remove it, unless its Write is done."""
         async with self._alone:

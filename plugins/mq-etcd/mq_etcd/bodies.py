@@ -24,6 +24,11 @@ class StagedBytes:
     size: int
     checksum: int
 
+    @property
+    def unwritten(self) -> int:
+        """All of its bytes: its Write brings them to etcd."""
+        return self.size
+
     async def discard(self) -> None:
         """Let go of the bytes."""
         self.data.clear()

@@ -93,13 +93,11 @@ class EtcdStorage:
             self._name,
             durable=True,
             shared=False,
-            ordered=True,
             max_body=LARGEST_BODY,
             journaled=True,
             places=True,
             groups=MOST_IN_GROUP,
             group_bytes=MOST_GROUP_BYTES,
-            counts_staged=True,
         )
 
     async def open(self) -> None:

@@ -22,6 +22,7 @@ class StagedBody:
         number: under which its chunks are; None where it is in memory.
         size: length in bytes.
         checksum: CRC-32 of the bytes.
+        unwritten: 0: a longer one is in the table already, and a chunk is no longer than what a group always takes.
 
     Args:
         drop: takes the chunks away again, if the message has not been written.
@@ -38,6 +39,7 @@ class StagedBody:
         self.data = data
         self.number = number
         self.size = size
+        self.unwritten = 0
         self.checksum = checksum
         self._drop = drop
         self.is_discarded = False

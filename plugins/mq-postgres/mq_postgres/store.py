@@ -106,7 +106,6 @@ class PostgresStorage:
             self._name,
             durable=True,
             shared=False,
-            ordered=True,
             max_body=None,
             journaled=True,
             places=True,

@@ -52,6 +52,11 @@ class StagedBytes:
         return len(self.data)
 
     @property
+    def unwritten(self) -> int:
+        """All of its bytes: they are in memory until the Write."""
+        return len(self.data)
+
+    @property
     def checksum(self) -> int:
         """CRC-32 of the bytes."""
         return checksum(self.data)
@@ -77,7 +82,6 @@ class TemplateStorage:
             self._name,
             durable=True,
             shared=False,
-            ordered=True,
             max_body=MAX_BODY,
             journaled=True,
             places=True,

@@ -8,7 +8,6 @@ import trio
 import trio.testing
 
 from mq.storage.interface import (
-    Description,
     Hear,
     Move,
     Operation,
@@ -106,9 +105,7 @@ class LeavesCancelledWritesHalf(MemoryStorage):
 class Tells(MemoryStorage):
     """A store that tells of all but the last of a batch."""
 
-    @property
-    def description(self) -> Description:
-        return super().description._replace(tells=True)
+    tells = True
 
     async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
         first = [*await super().commit(operations[:-1])]
