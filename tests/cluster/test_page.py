@@ -52,6 +52,7 @@ def look_on(hand: Hand, master: Machine) -> None:
     links = hand.tab.get_by_role("region", name="Links").locator("tbody tr")
     hand.until(lambda: [row.split("\t")[1:3] for row in links.all_inner_texts()] == [["up", "up"], ["up", "up"]])
     hand.open(f"#/queue/{QUEUE}")
+    hand.press("Publish a message")
     hand.write("Body", "for all nodes")
     hand.click("button", "Publish")
     hand.row("for all nodes").wait_for()

@@ -155,6 +155,7 @@ def test_the_console_works_in_a_browser(proxied: Proxied, browser: Any) -> None:
         hand.press("New queue")
         hand.write("Name", "console")
         hand.click("button", "Create")
+        hand.press("Publish a message")
         hand.write("Body", "seen by an event")
         hand.click("button", "Publish")
         hand.row("seen by an event").wait_for()
