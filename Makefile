@@ -10,7 +10,7 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist=loadfile
 # Or else each of the many processes that tests start compiles all of mq anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup dev run quick test proof judge lint format types docs site dist deb locked sbom compiled bench pictures layouts simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
+.PHONY: help setup dev run quick test proof judge lint format types docs pages site dist deb locked sbom compiled bench pictures layouts simulate oracle oracle-renew planted torture powercut crowd shared chaos fuzz coverage clean
 
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -53,6 +53,9 @@ types: $(READY) ## strict types
 
 docs: $(READY) ## are the pages true: links, examples, the table of seeds
 	$(BIN)/pytest tests/test_docs.py
+
+pages: $(READY) ## write the parts of the pages that are made from the code
+	$(BIN)/python tools/pages.py
 
 site: $(READY) ## make the site of the docs in build/site; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

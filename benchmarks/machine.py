@@ -49,7 +49,7 @@ def facts(folder: str) -> dict[str, str]:
 
 
 def is_compiled() -> bool:
-    """Whether the mq that is measured is the compiled one (docs/dev/compiled.md)."""
+    """Whether the mq that is measured is the compiled one (docs/service.md)."""
     found = find_spec("mq.broker.index")
     return found is not None and not str(found.origin).endswith(".py")
 

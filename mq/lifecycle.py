@@ -1,7 +1,7 @@
 """The states of a message, and every move between them that is legal.
 
 The table is data: the simulator checks against it, observers receive it as events, and the picture in
-``docs/lifecycle.md`` is drawn from it by :func:`diagram`.
+``docs/dev/architecture.md`` is drawn from it by :func:`diagram`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
 import os
 import re
 import tomllib
@@ -16,6 +14,7 @@ from mq.lifecycle import diagram
 from mq.settings import LINES
 from tests.documents import blocks, headings, links
 from tests.sentences import digest, pieces
+from tools import pages
 
 TREE = Path(__file__).resolve().parent.parent
 SEEDS = TREE / "docs" / "dev" / "specifications.md"
@@ -51,7 +50,7 @@ def test_python_examples_compile() -> None:
 
 
 def test_lifecycle_page_holds_the_table_as_it_is() -> None:
-    assert diagram() in blocks(TREE / "docs" / "lifecycle.md", "mermaid")
+    assert diagram() in blocks(TREE / "docs" / "dev" / "architecture.md", "mermaid")
 
 
 def test_a_page_lists_every_setting() -> None:
@@ -148,45 +147,31 @@ def test_pieces_of_a_text() -> None:
     assert digest("# A *head*") == digest("a   HEAD") != digest("a heads")
 
 
-def fields_of(name: str) -> list[str]:
-    """The public fields of a class: of its body where it declares them there, else what its constructor sets."""
-    module, _, cls = name.rpartition(".")
-    tree = ast.parse((TREE / Path(*module.split("."))).with_suffix(".py").read_text())
-    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
-    targets = [each.target for each in node.body if isinstance(each, ast.AnnAssign)]
-    declared = [target.id for target in targets if isinstance(target, ast.Name)]
-    if declared:
-        return declared
-    made = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-    stored = [
-        each
-        for function in made
-        for each in ast.walk(function)
-        if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store)
-        if isinstance(each.value, ast.Name) and each.value.id == "self" and not each.attr.startswith("_")
-    ]
-    return list(dict.fromkeys(each.attr for each in sorted(stored, key=lambda each: (each.lineno, each.col_offset))))
+def test_parts_made_from_the_code_are_current() -> None:
+    texts = {path: (TREE / path).read_text(encoding="utf-8") for path in pages.PARTS}
+    stale = [path for path, text in texts.items() if text != pages.made(path, text)]
+    assert stale == [], "python tools/pages.py writes them"
 
 
-def test_the_page_of_types_has_their_fields() -> None:
-    rows = re.findall(r"^\| `(mq[\w.]+)` \| (.*?) \|", (TREE / "docs" / "dev" / "data.md").read_text(), re.MULTILINE)
-    assert len(rows) > 30
-    assert [(name, re.findall(r"`(\w+)`", fields)) for name, fields in rows] == [
-        (name, fields_of(name)) for name, _ in rows
-    ]
+def test_page_without_its_parts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"docs/http\.md has to have these parts"):
+        pages.made("docs/http.md", "nothing")
 
 
-def test_the_page_of_limits_has_those_of_the_code() -> None:
-    page = (TREE / "docs" / "limits.md").read_text()
-    rows = re.findall(r"^\| .+? \| ([\d,]+) .*?\| `(mq[\w.]+)` \|$", page, re.MULTILINE)
-    assert len(rows) > 15
-    assert [(name, int(limit.replace(",", ""))) for limit, name in rows] == [(name, constant(name)) for _, name in rows]
+def test_figures_of_packages_stay_until_they_differ_by_a_fifth() -> None:
+    shown = "\n".join(pages.packages(""))
+    [row] = [line for line in shown.splitlines() if line.startswith("| `mq.broker` |")]
+    lines = int(row.split("|")[4].replace(",", ""))
+    near, far = (row.replace(f"{lines:,}", f"{int(lines * factor):,}") for factor in (1.15, 1.4))
+    assert near in "\n".join(pages.packages(shown.replace(row, near)))
+    assert row in "\n".join(pages.packages(shown.replace(row, far)))
 
 
-def constant(name: str) -> object:
-    module, _, attribute = name.rpartition(".")
-    return getattr(importlib.import_module(module), attribute)
+USERS_PAGES = sorted(page for page in (TREE / "docs").glob("*.md") if page.name != "benchmarks.md")
+"""Benchmarks show figures that were wanted."""
+WORKSHOP = re.compile(r"tests/[\w/]+|`test_\w+|-m proof|pytest [-\w]+|\| (?:wanted|missed|reached) \|")
 
 
-def test_the_page_of_the_house_is_short() -> None:
-    assert len((TREE / "docs" / "dev" / "architecture.md").read_text().splitlines()) <= 150
+def test_users_pages_name_no_test_and_no_wanted_figure() -> None:
+    found = {page.name: WORKSHOP.findall(page.read_text(encoding="utf-8")) for page in USERS_PAGES}
+    assert {name: words for name, words in found.items() if words} == {}

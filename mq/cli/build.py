@@ -1,4 +1,4 @@
-"""Which optional accelerators this mq has: compiled modules (docs/dev/compiled.md) and mq-native."""
+"""Which optional accelerators this mq has: compiled modules (docs/service.md) and mq-native."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class _Run:
     def _crash(self) -> None:
         """End a life: the power fails, or just the process ends."""
         unsure = self.faults.seen["sync error"] and self.plan.medium is not Medium.ORDERED
-        if self.random.random() < 0.8 or unsure:  # without a journal, docs/dev/storage-formats.md asks for a remount
+        if self.random.random() < 0.8 or unsure:  # without a journal, docs/on-disk.md asks for a remount
             self.disk.crash()
             self.boots, self.booted = self.boots + 1, self.elapsed
         else:

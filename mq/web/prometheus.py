@@ -31,21 +31,24 @@ MOST_QUEUES: Final = 1000
 
 COUNTED: Final = {
     Kind.PUBLISH: ("mq_messages_published", "messages that were stored"),
-    Kind.LEASE: ("mq_messages_leased", "messages that were handed out: one that comes again counts again"),
-    Kind.REQUEUE: ("mq_messages_requeued", "messages that came back without an acknowledgement"),
+    Kind.LEASE: ("mq_messages_leased", "messages delivered, by a lease or over AMQP; a redelivery counts again"),
+    Kind.REQUEUE: ("mq_messages_requeued", "messages that came back unacknowledged: their lease or connection ended"),
     Kind.REMOVE: ("mq_messages_removed", "messages that were acknowledged or removed"),
     Kind.EXPIRE: ("mq_messages_expired", "messages whose time to live ended, and that have no dead-letter queue"),
     Kind.DIE: ("mq_messages_died", "messages that went to a dead-letter queue, counted where they died"),
-    Kind.REROUTE: ("mq_messages_moved", "messages that went from one queue to another by hand"),
+    Kind.REROUTE: ("mq_messages_moved", "messages that a client moved to another queue"),
 }
 """Transitions that are shown: the name of the counter, without its ``_total``, and its help."""
 
 
 TIMED: Final = {
-    Span.PUBLISH.value: ("mq_publish_seconds", "from a publish, of one message or a batch, to its answer"),
-    Span.BARRIER.value: ("mq_barrier_seconds", "until a batch that was given to the store was durable"),
-    STEP: ("mq_event_loop_step_seconds", "how long a task ran before others did"),
-    DELIVERY_AGE: ("mq_delivery_age_seconds", "how long ago a message was published when it was handed out"),
+    Span.PUBLISH.value: (
+        "mq_publish_seconds",
+        "time from a publish, of one message or a batch, to its answer, in the broker",
+    ),
+    Span.BARRIER.value: ("mq_barrier_seconds", "time until a batch that was given to the store was durable"),
+    STEP: ("mq_event_loop_step_seconds", "time for which a task ran before others did"),
+    DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message at each delivery, its delay included"),
 }
 """Durations that are shown: the name of the histogram, and its help."""
 
@@ -101,7 +104,7 @@ class Scrape(NamedTuple):
 def page(snapshot: Scrape) -> bytes:
     """The page, in the text format. It takes its time with many queues: call it in a thread."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _families(snapshot)))
+    registry.register(_Collector(lambda: families(snapshot)))
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -113,7 +116,8 @@ class _Collector:
         self.collect = collect
 
 
-def _families(snapshot: Scrape) -> Iterator[Metric]:
+def families(snapshot: Scrape) -> Iterator[Metric]:
+    """Return what is shown of a scrape, one metric after the other."""
     yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
     yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
@@ -238,11 +242,9 @@ def _stores(snapshot: Scrape) -> Iterator[Metric]:
 
 def _depths(snapshot: Scrape) -> Iterator[Metric]:
     depths = GaugeMetricFamily(
-        "mq_queue_messages", "messages in a queue, by what they wait for", labels=["queue", "state"]
+        "mq_queue_messages", "messages in a queue: ready, leased, delayed", labels=["queue", "state"]
     )
-    oldest = GaugeMetricFamily(
-        "mq_queue_oldest_seconds", "how long the message that is handed out next has been there", labels=["queue"]
-    )
+    oldest = GaugeMetricFamily("mq_queue_oldest_seconds", "age of the message that is delivered next", labels=["queue"])
     ready = leased = delayed = 0
     age = 0.0
     for status in snapshot.queues:

@@ -281,7 +281,7 @@ def test_what_waits_gets_another_time(client: Client, mq: Mq) -> None:
 
 
 def test_what_a_wrong_clock_put_off_is_seen_and_let_come(client: Client, mq: Mq) -> None:
-    """As docs/dev/storage-formats.md says it."""
+    """As docs/on-disk.md says it."""
     far_off = [client.publish("q", "in years", delay=9 * 365 * 86_400).id for _ in range(2)]
     client.publish("q", "soon", delay=3600)
     rows = [row.split("\t") for row in mq("peek", "q", "--state", "delayed", "-n", 1000).lines]

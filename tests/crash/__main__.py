@@ -1,11 +1,10 @@
-"""``make powercut``: the whole matrix. Prints it, and writes docs/dev/powercut.md when all of it was run."""
+"""``make powercut``: the whole matrix. Prints it, and writes a part of docs/dev/proof.md when all of it was run."""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
 import click
@@ -13,10 +12,10 @@ import click
 from tests.crash.bench import TREE
 from tests.crash.matrix import PROMISED, WORKLOADS, Cell, Found, break_disks, hunt, try_cell
 from tests.crash.mutants import MUTANTS
-from tests.crash.page import matrix, page
+from tests.crash.page import matrix, page, put
 from tests.crash.rig import FILE_SYSTEMS, missing
 
-PAGE: Final = TREE / "docs" / "dev" / "powercut.md"
+PAGE: Final = TREE / "docs" / "dev" / "proof.md"
 
 
 @click.command()
@@ -43,7 +42,8 @@ def main(points: int, seed: int, systems: str, workloads: str, only_matrix: bool
         found = [_say_found(hunt(mutant, seed)) for mutant in MUTANTS]
         is_good &= not any(wrong for _, _, wrong in failures) and all(one.how for one in found)
         if chosen == list(FILE_SYSTEMS) and workloads.split(",") == list(WORKLOADS):
-            _write(PAGE, page(cells, failures, found, time.monotonic() - begin))
+            put(PAGE, page(cells, failures, found, time.monotonic() - begin))
+            click.echo(f"wrote {PAGE.relative_to(TREE)}")
     click.echo(f"\n{matrix(cells)}")
     sys.exit(not is_good)
 
@@ -61,12 +61,6 @@ def _say_cell(cell: Cell) -> Cell:
 def _say_found(found: Found) -> Found:
     click.echo(f"{found.system:16} planted: {found.mutant:28} {found.how or 'NOT FOUND'} ({found.points} points)")
     return found
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(text)
-    click.echo(f"wrote {path.relative_to(TREE)}")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from tests.crash.__main__ import PAGE
 from tests.crash.judge import Flaw
 from tests.crash.matrix import Cell, Found
-from tests.crash.page import matrix, page
+from tests.crash.page import BEGIN, END, matrix, page, put
 from tests.crash.trial import Cost, Verdict
 
 COST = Cost(2.0, 1.63)
@@ -43,3 +46,15 @@ def test_the_page_says_what_was_run() -> None:
     assert "| sync again | ext4 | a failing disk | lost |" in text
     assert "| hidden | ext4 | 400 points | **not found** |" in text
     assert "{" not in text
+
+
+def test_put_replaces_only_the_part_between_the_markers(tmp_path: Path) -> None:
+    target = tmp_path / "proof.md"
+    target.write_text(f"before\n{BEGIN}old\n{END}\nafter\n")
+    put(target, "new\n")
+    assert target.read_text() == f"before\n{BEGIN}new\n{END}\nafter\n"
+
+
+def test_page_of_the_documentation_has_the_markers() -> None:
+    text = PAGE.read_text()
+    assert text.count(BEGIN) == text.partition(BEGIN)[2].count(END) == 1

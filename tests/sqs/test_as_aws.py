@@ -1,4 +1,4 @@
-"""Behaviour in which AWS is laxer than its documentation, or different from it: mq's side of docs/sqs.md's table."""
+"""Behaviour in which AWS differs from its documentation: mq's side of the table in docs/dev/proof.md."""
 
 from __future__ import annotations
 

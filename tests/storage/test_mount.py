@@ -374,7 +374,7 @@ def test_the_running_kernel_is_asked() -> None:
     assert syncfs_reports_errors() is ((major, minor) >= (5, 8))
 
 
-PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "dev" / "storage-formats.md"
+PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "on-disk.md"
 ROW: Final = re.compile(r"^\| (.*`.*) \| (rename|link) \| (yes|no) \| (yes|no) \| (.+) \|$", re.MULTILINE)
 
 

@@ -1,7 +1,7 @@
 """What the file system under a root keeps over a power cut, read from the kernel's own tables.
 
-Measured, not assumed: docs/dev/storage-formats.md has the table. An unknown file system gets the protocol that needs
-the least of it.
+Measured, not assumed: docs/on-disk.md has the table. An unknown file system gets the protocol that needs the least of
+it.
 """
 
 from __future__ import annotations
