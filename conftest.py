@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
@@ -16,11 +17,18 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
-TOGETHER: Final = {"tests/pipelines/": "spark", "tests/spark/": "spark"}
-"""Folder -> group: its tests run in one process with all others of the group. Two Sparks at a time are too many."""
+WITH_SPARK: Final = ("cluster", "come_and_go", "real_data", "session", "staged", "tables", "versions")
+TOGETHER: Final = {"tests/pipelines/": "spark", **{f"tests/spark/test_{name}.py": "spark" for name in WITH_SPARK}}
+"""Folder or file -> group: its tests run in one process with all others of the group. Two Spark sessions at a time are
+too many. The other tests in tests/spark start none."""
 APART: Final = (
+    "tests/crash/test_powercut.py",
+    "tests/e2e/test_exec.py",
     "tests/e2e/test_kill.py",
+    "tests/e2e/test_wrong_clock.py",
+    "tests/fair/test_jobs.py",
     "tests/faults/test_call_sites.py",
+    "tests/faults/test_full_disk.py",
     "tests/oracle/test_oracle.py",
     "tests/simulation/test_planted_bugs.py",
     "tests/simulation/test_seeds.py",
@@ -35,6 +43,9 @@ PROCESSOR_SECONDS: Final = "processor seconds"
 BEGAN: Final = pytest.StashKey[float]()
 
 # Collecting
+
+# Or else every process of every run compiles all tests anew, with their assertions: 12 s of processor time.
+sys.dont_write_bytecode = False
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,4 @@
-"""One test for a table of cases that share its fixtures, where ``pytest.mark.parametrize`` would make hundreds."""
+"""Cases of tests: tables that one test goes through, and cases that only ``make proof`` runs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
+
+def proof(*values: Any) -> Any:
+    """Return the values of a case of ``pytest.mark.parametrize`` for ``make proof`` alone: others sample its kind."""
+    return pytest.param(*values, marks=pytest.mark.proof)
+
 
 _Factories = Mapping[str, Callable[..., Any]]
 

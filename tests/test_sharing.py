@@ -39,7 +39,12 @@ def folder(tmp_path: Path) -> Path:
     """Twelve tests in each of four files."""
     shutil.copy(TREE / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text(SETTINGS)
-    for name, mark in {"e2e/kill": "slow", "spark/a": "slow", "pipelines/b": "slow", "storage/c": "proof"}.items():
+    for name, mark in {
+        "e2e/kill": "slow",
+        "spark/session": "slow",
+        "pipelines/b": "slow",
+        "storage/c": "proof",
+    }.items():
         path = tmp_path / "tests" / f"{name.replace('/', '/test_')}.py"
         path.parent.mkdir(parents=True)
         path.write_text(TWELVE.replace("MARK", mark))
@@ -68,8 +73,8 @@ def processes(folder: Path) -> dict[str, set[str]]:
 def test_a_group_runs_in_one_process_and_a_long_file_in_all(folder: Path) -> None:
     told = run(folder)
     ran = processes(folder)
-    assert sorted(ran) == ["test_a.py", "test_b.py", "test_kill.py"]
-    assert len(ran["test_a.py"] | ran["test_b.py"]) == 1
+    assert sorted(ran) == ["test_b.py", "test_kill.py", "test_session.py"]
+    assert len(ran["test_session.py"] | ran["test_b.py"]) == 1
     assert "36 passed" in told.splitlines()[-1]
     (folder / "ran").unlink()
     run(folder, "tests/e2e")

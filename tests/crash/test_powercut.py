@@ -27,11 +27,11 @@ CLEARED_SECONDS = 30.0
 @pytest.mark.parametrize(
     ("system", "workload", "points"),
     [
-        ("ext4", "everything", 80),
-        ("ext4", "two peers", 30),
-        ("ext4", SECOND_CUT, 20),
-        ("ext4", "log large", 30),
-        ("ext4-nojournal", "everything", 40),
+        ("ext4", "everything", 30),
+        ("ext4", "two peers", 15),
+        ("ext4", SECOND_CUT, 10),
+        ("ext4", "log large", 15),
+        ("ext4-nojournal", "everything", 20),
     ],
 )
 def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, report: Report) -> None:

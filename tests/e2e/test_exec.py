@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from mq.client import Client
+from tests.cases import proof
 from tests.e2e.daemon import TREE, Daemon
 
 pytestmark = pytest.mark.slow
@@ -144,9 +145,10 @@ def runs(pid: int) -> bool:
 @pytest.mark.parametrize(
     ("name", "number"),
     [
-        *((name, signal.SIGTERM) for name in COMMANDS),
-        ("a shell that starts others", signal.SIGHUP),
+        ("an orphan that has left the session", signal.SIGTERM),
         ("a shell that starts others", signal.SIGINT),
+        *(proof(name, signal.SIGTERM) for name in COMMANDS if name != "an orphan that has left the session"),
+        proof("a shell that starts others", signal.SIGHUP),
     ],
 )
 def test_no_process_of_a_command_runs_when_its_message_is_given_back(
@@ -163,7 +165,7 @@ def test_no_process_of_a_command_runs_when_its_message_is_given_back(
     assert (consumers.folder / "succeeded").read_text() == "[]", "the same work was done twice at the same time"
 
 
-@pytest.mark.parametrize("name", ["a shell that starts others", "processes that ignore SIGTERM"])
+@pytest.mark.parametrize("name", ["processes that ignore SIGTERM", proof("a shell that starts others")])
 def test_no_process_of_a_command_runs_when_a_lease_ends_that_cannot_be_extended(
     name: str, client: Client, daemon: Daemon, consumers: Consumers
 ) -> None:
@@ -180,7 +182,7 @@ def test_no_process_of_a_command_runs_when_a_lease_ends_that_cannot_be_extended(
     assert (consumers.folder / "succeeded").read_text() == "[]"
 
 
-@pytest.mark.parametrize("name", ["a shell that starts others", "processes that ignore SIGTERM"])
+@pytest.mark.parametrize("name", ["processes that ignore SIGTERM", proof("a shell that starts others")])
 def test_no_process_of_a_command_runs_when_the_lease_of_a_killed_program_ends(
     name: str, client: Client, consumers: Consumers
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.cases import proof
 from tests.e2e.daemon import Daemon
 
 LIBRARY: Final = next(iter(glob.glob("/usr/lib/*/faketime/libfaketimeMT.so.1")), "")
@@ -109,7 +110,7 @@ def until(is_so: Callable[[], bool], seconds: float) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("offset", ["+5d", "+2y", "+30y", "-1d", "-20y"])
+@pytest.mark.parametrize("offset", ["+30y", "-20y", *(proof(offset) for offset in ("+5d", "+2y", "-1d"))])
 def test_wrong_clock_removes_no_message_with_a_time_to_live(daemon: FakedDaemon, offset: str) -> None:
     fill(daemon)
     daemon.set_clock(offset)
@@ -121,7 +122,7 @@ def test_wrong_clock_removes_no_message_with_a_time_to_live(daemon: FakedDaemon,
     assert (daemon.messages("jobs"), daemon.messages("h")) == (COUNT, COUNT)
 
 
-@pytest.mark.parametrize("pause", [0.0, 0.02, 0.1, 0.4])
+@pytest.mark.parametrize("pause", [0.02, *map(proof, (0.0, 0.1, 0.4))])
 def test_delay_lasts_no_longer_when_the_clock_is_set_back(daemon: FakedDaemon, pause: float) -> None:
     daemon.ask("PUT", "/q")
     assert daemon.ask("POST", "/q/messages", b"x", X_Message_Delay="3")[0] == 201
@@ -138,8 +139,9 @@ def test_given_instant_comes_within_a_minute_after_the_clock_was_set(daemon: Fak
     until(lambda: daemon.ask("GET", "/q")[1]["ready"] == 1, 60)
 
 
-@pytest.mark.parametrize("offset", ["+2y", "-2y"])
-@pytest.mark.parametrize("is_killed", [False, True])
+@pytest.mark.parametrize(
+    ("offset", "is_killed"), [("+2y", False), ("-2y", True), proof("-2y", False), proof("+2y", True)]
+)
 def test_start_with_a_clock_in_doubt_expires_nothing_and_fires_no_schedule(
     daemon: FakedDaemon, offset: str, *, is_killed: bool
 ) -> None:

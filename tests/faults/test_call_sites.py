@@ -19,10 +19,9 @@ from tests.faults.runs import VARIANTS, strike
 ALWAYS: Final = ("ordered", "link", "shared")
 IN_TURN: Final = [name for name in VARIANTS if name not in ALWAYS]
 """These differ in less: each commit has one of them, and `make proof` all."""
-PARTS: Final = 9
+PARTS: Final = 27
 FEW: Final = 2
-"""So many parts of a variant each commit has, and `make proof` all: whole, they are a fifth of the time that
-`make test` spends on processors."""
+"""Parts of a variant that each commit runs; `make proof` runs all of them."""
 
 
 def parts() -> Iterator[object]:

@@ -17,6 +17,7 @@ import httpx
 import pytest
 import trio
 
+from tests.cases import proof
 from tests.e2e.daemon import Daemon
 from tests.hostile.attacks import ATTACKS, IDLE_CONNECTIONS, SMUGGLED, SMUGGLING, Attack, held, say
 
@@ -45,6 +46,9 @@ def files() -> Iterator[int]:
 def lane(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """More for the daemon's command line."""
     return request.param
+
+
+ON_ONE_PATH: Final = pytest.mark.parametrize("lane", [(), proof(("--no-fast-lane",))], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +121,7 @@ async def withstand(daemon: Daemon, attack: Attack, most_megabytes: int = MOST_M
     assert daemon.is_running()
 
 
+@ON_ONE_PATH
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 async def test_honest_clients_are_served_during(shared: Daemon, attack: Attack) -> None:
     await withstand(shared, attack)
@@ -130,6 +135,7 @@ async def test_no_form_of_smuggling_gets_a_hidden_request_through(shared: Daemon
         assert (await client.get(f"/{SMUGGLED}")).status_code == 404
 
 
+@ON_ONE_PATH
 async def test_ten_thousand_idle_connections(daemon: Daemon, files: int) -> None:
     count = min(IDLE_CONNECTIONS, files - _OTHER_FILES)
     before = megabytes(daemon, "VmRSS")
