@@ -83,8 +83,8 @@ sbom: $(READY) ## what is in the one-file program, as CycloneDX: dist/mq.cdx.jso
 compiled: $(READY) ## mq with its hot modules compiled, in build/compiled, to run tests and benchmarks from
 	$(BIN)/python tools/from_compiled.py
 
-bench: $(READY) ## mq compiled beside its peers, minutes; make bench FULL=1 measures all and rewrites docs/benchmarks.md
-	$(BIN)/python tools/from_compiled.py --or-as-it-is -m benchmarks all --state $(CURDIR)/build/bench \
+bench: $(READY) ## mq compiled beside its peers, minutes; make bench FULL=1 rewrites docs/benchmarks.md
+	$(BIN)/python tools/from_compiled.py --or-as-it-is -m benchmarks compare \
 		$(if $(FULL),--full --out $(CURDIR)/docs/benchmarks --page $(CURDIR)/docs/benchmarks.md,--out $(CURDIR)/build/bench)
 
 simulate: $(READY) ## the seeded simulation: make simulate SEEDS=1000000

@@ -1,4 +1,4 @@
-"""``python -m benchmarks compare``: mq and every peer that is installed, by the same driver, taking turns.
+"""``python -m benchmarks compare``: mq and every peer that is installed, by the same load generator, taking turns.
 
 All servers run all the time; one of them is busy. In each round every server has its turn at a load before the next
 load comes, and each round begins with another server. Peers that are not there are named and left out.
@@ -7,32 +7,33 @@ load comes, and each round begins with another server. Peers that are not there 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tqdm import tqdm
 
-from benchmarks.results import Results
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.system import System
-from benchmarks.turns import Load, count_calls, take_turn
+from benchmarks.turns import Load, Turn, count_calls, take_turn
 
 Key = tuple[str, int, int, int]
 """System, clients, size, round."""
+Medians = Mapping[tuple[str, str, int, int], Turn]
+"""By system, workload, clients and size."""
 
 
 class Plan(NamedTuple):
-    """What to measure.
+    """How much to measure.
 
     Attributes:
-        clients: how many at once.
+        clients: connections at once.
         sizes: of bodies, in bytes.
         rounds: repetitions.
         seconds: length of a phase.
         warm_up: seconds before each turn that do not count.
-        calls: whether to count system calls, too.
     """
 
     clients: Sequence[int]
@@ -40,7 +41,6 @@ class Plan(NamedTuple):
     rounds: int
     seconds: float
     warm_up: float = 0.2
-    calls: bool = True
 
 
 QUICK: Final = Plan(clients=(1, 32, 256), sizes=(1024,), rounds=3, seconds=0.5)
@@ -53,11 +53,11 @@ class Comparison(NamedTuple):
     """What came out.
 
     Attributes:
-        results: all turns, and where they were taken.
+        turns: every phase of every turn.
         calls: system calls a message, by system and workload, and who counted.
     """
 
-    results: Results
+    turns: list[Turn]
     calls: Mapping[str, Mapping[str, tuple[float, str]]]
 
 
@@ -68,31 +68,18 @@ def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
     return [SYSTEMS[name] for name in reasons if name not in absent], absent
 
 
-def compare(systems: Sequence[System], plan: Plan, folder: Path, state: Path, header: Mapping[str, Any]) -> Comparison:
-    """Measure what has not been measured yet.
-
-    Args:
-        systems: in the order in which they take turns.
-        plan: what to measure.
-        folder: where data is kept.
-        state: the file of what was measured so far.
-        header: what must be the same for going on.
-    """
-    results = Results(state, {**header, "plan": plan._asdict(), "systems": [system.name for system in systems]})
-    calls: dict[str, dict[str, tuple[float, str]]] = {}
+def compare(systems: Sequence[System], plan: Plan, folder: Path) -> Comparison:
+    """Measure all systems, in the order in which they take turns, with their data in `folder`."""
+    turns: list[Turn] = []
     with ExitStack() as stack:
         servers = {system.name: stack.enter_context(_started(system, folder)) for system in systems}
-        keys = [key for key in _keys(systems, plan) if key not in results]
-        with tqdm(total=len(keys), unit="turn", disable=None) as bar:
-            for key in keys:
-                name, clients, size, number = key
+        with tqdm(list(_keys(systems, plan)), unit="turn", disable=None) as bar:
+            for name, clients, size, number in bar:
                 bar.set_postfix_str(f"{name}, {clients} clients, {size} bytes")
                 load = Load(clients, size, plan.seconds, plan.warm_up)
-                results.add(key, take_turn(SYSTEMS[name], servers[name], folder, load, number))
-                bar.update()
-        if plan.calls:
-            calls = {system.name: count_calls(system, servers[system.name], CALLS_LOAD) for system in systems}
-    return Comparison(results, calls)
+                turns += take_turn(SYSTEMS[name], servers[name], folder, load, number)
+        calls = {system.name: count_calls(system, servers[system.name], CALLS_LOAD) for system in systems}
+    return Comparison(turns, calls)
 
 
 def _started(system: System, folder: Path) -> Any:
@@ -106,3 +93,19 @@ def _keys(systems: Sequence[System], plan: Plan) -> Iterator[Key]:
         shift = number % len(systems)
         for system in (*systems[shift:], *systems[:shift]):
             yield system.name, clients, size, number
+
+
+def medians(turns: Iterable[Turn]) -> dict[tuple[str, str, int, int], Turn]:
+    """Medians over the rounds, by (system, workload, clients, size)."""
+    groups: dict[tuple[str, str, int, int], list[Turn]] = {}
+    for turn in turns:
+        groups.setdefault(turn[:4], []).append(turn)
+    return {key: _median(group) for key, group in groups.items()}
+
+
+def _median(turns: Sequence[Turn]) -> Turn:
+    numbers = [
+        None if None in column else statistics.median(column)
+        for column in zip(*(turn[5:] for turn in turns), strict=True)
+    ]
+    return Turn(*turns[0][:4], len(turns), *numbers)

@@ -1,8 +1,7 @@
 """The disks that servers are measured on.
 
 A file system of its own has its own counters of writes and flushes, and mq may sync it as a whole. It is ext4 on a
-loop device over a file, and takes root. The slow one stands on a file of :mod:`.slow_disk`, a program that is asked
-for every write and takes so long for each flush.
+loop device over a file, and takes root.
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 MEBIBYTES: Final = 2048
-SLOW_MEBIBYTES: Final = 1024
 _PATIENCE_SECONDS: Final = 120.0
 _UNMOUNT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.02
@@ -33,11 +30,6 @@ def plain(parent: str | None) -> Iterator[Path]:
         yield Path(folder)
 
 
-def in_memory() -> AbstractContextManager[Path]:
-    """A folder whose files cost next to nothing, where there is one."""
-    return plain("/dev/shm" if os.path.isdir("/dev/shm") else None)
-
-
 @contextmanager
 def own(parent: str | None) -> Iterator[Path]:
     """A file system of its own, over a file in `parent`. The file is written once before, so its blocks are really
@@ -47,25 +39,6 @@ def own(parent: str | None) -> Iterator[Path]:
         _run("dd", "if=/dev/zero", f"of={image}", "bs=1M", f"count={MEBIBYTES}", "conv=fsync", "status=none")
         with _mounted(image, folder / "mounted") as mounted:
             yield mounted
-
-
-@contextmanager
-def slow(flush_seconds: float) -> Iterator[Path]:
-    """A file system of its own, in memory, whose disk takes so long for each flush."""
-    with in_memory() as folder, ExitStack() as stack:
-        image, fuse = folder / "image", folder / "fuse"
-        with image.open("wb") as empty:
-            empty.truncate(SLOW_MEBIBYTES << 20)
-        fuse.mkdir()
-        command = [sys.executable, "-m", "benchmarks.slow_disk", str(fuse), str(image), str(flush_seconds)]
-        device = stack.enter_context(subprocess.Popen(command, stdin=subprocess.DEVNULL))
-        stack.callback(_run_quietly, "umount", str(fuse))
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while not (fuse / "disk").exists():
-            if device.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError("the slow disk does not start")
-            time.sleep(_POLL_SECONDS)
-        yield stack.enter_context(_mounted(fuse / "disk", folder / "mounted"))
 
 
 def why_not_own() -> str:
@@ -78,14 +51,6 @@ def why_not_own() -> str:
         return "there is no /dev/loop-control"
     missing = [name for name in ("mkfs.ext4", "losetup", "mount") if shutil.which(name) is None]
     return f"there is no {missing[0]}" if missing else ""
-
-
-def why_not_slow() -> str:
-    """Why the slow disk cannot be had; empty when it can."""
-    if not os.path.exists("/dev/fuse"):
-        return "there is no /dev/fuse"
-    probe = subprocess.run([sys.executable, "-c", "import mfusepy"], capture_output=True)
-    return why_not_own() or ("there is no mfusepy, or no libfuse for it" if probe.returncode else "")
 
 
 @contextmanager
@@ -118,7 +83,3 @@ def _run(*command: str) -> str:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()[-300:]}")
     return done.stdout.strip()
-
-
-def _run_quietly(*command: str) -> None:
-    subprocess.run(command, capture_output=True, timeout=_PATIENCE_SECONDS)

@@ -58,13 +58,6 @@ class Turn(NamedTuple):
     consumed: Phase
 
 
-class Rates(NamedTuple):
-    """Messages per second, a number for each round."""
-
-    publish: list[float]
-    consume: list[float]
-
-
 async def measure(folder: str, rounds: int, messages: int, clients: int = CLIENTS) -> list[Figure]:
     """Ratios to the bare loop.
 
@@ -74,7 +67,7 @@ async def measure(folder: str, rounds: int, messages: int, clients: int = CLIENT
         messages: in each turn.
         clients: concurrent publishers, and later consumers.
     """
-    mq, bare = Rates([], []), Rates([], [])
+    mq, bare = _Rates([], []), _Rates([], [])
     turn = await _take_turn(folder, messages, clients)
     _take_bare_turn(folder, turn)
     for number in range(rounds):
@@ -90,7 +83,12 @@ async def measure(folder: str, rounds: int, messages: int, clients: int = CLIENT
     ]
 
 
-def _note(rates: Rates, messages: int, publish_seconds: float, consume_seconds: float) -> None:
+class _Rates(NamedTuple):
+    publish: list[float]
+    consume: list[float]
+
+
+def _note(rates: _Rates, messages: int, publish_seconds: float, consume_seconds: float) -> None:
     rates.publish.append(messages / publish_seconds)
     rates.consume.append(messages / consume_seconds)
 

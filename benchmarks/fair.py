@@ -7,22 +7,19 @@ and transient, and gets it, on a queue of its own, again and again. Figures are 
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import pika
 
+from benchmarks.counts import processor_seconds
 from benchmarks.figures import Figure, at_most
-from benchmarks.idle import port_of
+from benchmarks.systems.mq import MqAmqp
 
 MOST_MS: Final = 100.0
 """The longest round trip that a job may cause."""
@@ -31,6 +28,8 @@ _TRANSIENT: Final = pika.BasicProperties(delivery_mode=1)
 _DEAD: Final = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
 _PATIENCE_SECONDS: Final = 600.0
 _PAUSE_SECONDS: Final = 0.01
+_OF_A_ROUND: Final = 0.0015
+"""About the processor seconds of one of the other client's rounds, which are not the job's."""
 
 
 class Bystander(NamedTuple):
@@ -44,13 +43,14 @@ class Bystander(NamedTuple):
 def measure(folder: str, messages: int) -> list[Figure]:
     """Each job once, with so many messages."""
     figures: list[Figure] = []
-    with _daemon(folder) as (pid, port):
+    with MqAmqp().start(Path(folder)) as server:
+        [port] = server.ports
         for name, prepare in JOBS.items():
             job = prepare(port, messages)
             with _bystander(port) as stop:
-                began, used = time.monotonic(), _processor_seconds(pid)
+                began, used = time.monotonic(), processor_seconds(server.pids)
                 job()
-                seconds, used = time.monotonic() - began, _processor_seconds(pid) - used
+                seconds, used = time.monotonic() - began, processor_seconds(server.pids) - used
                 seen = stop()
             note = f"median {seen.median:.1f} ms of {seen.rounds}; the job took {seconds:.1f} s"
             if name != "nothing":
@@ -59,32 +59,6 @@ def measure(folder: str, messages: int) -> list[Figure]:
                 at_most(f"another client's longest round trip: {name}", seen.longest, MOST_MS, "ms", note=note)
             )
     return figures
-
-
-_OF_A_ROUND: Final = 0.0015
-"""About the processor seconds of one of the other client's rounds, which are not the job's."""
-
-
-@contextmanager
-def _daemon(folder: str) -> Iterator[tuple[int, int]]:
-    """A daemon's process, and its port for AMQP."""
-    log, amqp = f"{folder}/fair.log", _free_port()
-    with open(log, "w+", encoding="utf-8") as output:
-        words = ["--root", f"{folder}/fair", "--port", "0", "--amqp-port", str(amqp)]
-        daemon = subprocess.Popen([sys.executable, "-m", "mq", *words], stderr=output)
-        try:
-            port_of(daemon, log)
-            yield daemon.pid, amqp
-        finally:
-            daemon.send_signal(signal.SIGKILL)
-            daemon.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        port: int = held.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -126,12 +100,6 @@ def _go_round(port: int, said: Connection) -> None:
             break
         time.sleep(_PAUSE_SECONDS)
     said.send(times)
-
-
-def _processor_seconds(pid: int) -> float:
-    with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
-        fields = stat.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # The jobs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,11 +38,6 @@ def at_most(name: str, value: float, bound: float, unit: str = "", note: str = "
     return Figure(name, value, unit, f"≤ {bound:g}", value <= bound, note)
 
 
-def not_measured(name: str, why: str, wanted: str = "") -> Figure:
-    """A row that says why it has no number."""
-    return Figure(name, math.nan, wanted=wanted, note=f"not measured: {why}")
-
-
 def spread(values: Iterable[float], unit: str) -> str:
     """The median of some numbers and how far they lie apart, for a note."""
     ordered = sorted(values)
@@ -55,12 +49,7 @@ def median_ratio(numbers: Sequence[float], others: Sequence[float]) -> float:
     return statistics.median(numbers) / statistics.median(others)
 
 
-# As JSON for programs and as Markdown for people
-
-
-def as_json(facts: Mapping[str, str], figures: Sequence[Figure]) -> str:
-    """All there is to know of a run."""
-    return json.dumps({"machine": facts, "figures": [figure._asdict() for figure in figures]}, indent=2) + "\n"
+# As Markdown
 
 
 def as_markdown(facts: Mapping[str, str], figures: Sequence[Figure]) -> str:

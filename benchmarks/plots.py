@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,13 +11,10 @@ import matplotlib as mpl
 mpl.use("svg")
 
 from matplotlib import pyplot
-from matplotlib.ticker import NullFormatter
 
+from benchmarks.compare import Medians
 from benchmarks.systems import SYSTEMS
-from benchmarks.turns import WORKLOADS, Turn
-
-Medians = Mapping[tuple[str, str, int, int], Turn]
-"""By system, workload, clients and size."""
+from benchmarks.turns import WORKLOADS
 
 _SETTINGS: Final[dict[str, Any]] = {
     "svg.hashsalt": "mq",
@@ -29,7 +26,7 @@ _SETTINGS: Final[dict[str, Any]] = {
     "axes.spines.right": False,
 }
 _COLOURS: Final = dict(
-    zip(SYSTEMS, ("#d62728", "#e377c2", "#ff7f0e", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f"), strict=True)
+    zip(SYSTEMS, ("#d62728", "#ff7f0e", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#7f7f7f"), strict=True)
 )
 _SIZE: Final = 1024
 _CLIENTS: Final = 32
@@ -51,7 +48,12 @@ def draw(medians: Medians, folder: Path) -> list[tuple[str, str]]:
         (
             "processor.svg",
             "Processor time of the server, µs a message, at 32 connections, 1 KiB",
-            lambda axes, workload: _processor(medians, axes, workload),
+            lambda axes, workload: _bars(medians, axes, workload, "cpu"),
+        ),
+        (
+            "flushes.svg",
+            "Flushes of the disk, a message, at 32 connections, 1 KiB",
+            lambda axes, workload: _bars(medians, axes, workload, "flushes"),
         ),
     ]
     with mpl.rc_context(_SETTINGS):
@@ -74,7 +76,7 @@ def _rates(medians: Medians, axes: Any, workload: str) -> None:
             range(len(clients)), rates, "o-", color=_COLOURS[system], label=SYSTEMS[system].title, **_weight(system)
         )
     axes.set_yscale("log")
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_formatter("")
     axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set_xticks(range(len(clients)), clients)
     axes.set_xlabel("connections")
@@ -90,14 +92,15 @@ def _latencies(medians: Medians, axes: Any, workload: str) -> None:
         axes.plot([turn.p50], [row], "o", color=_COLOURS[system])
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_minor_formatter("")
     _name_rows(axes, systems)
 
 
-def _processor(medians: Medians, axes: Any, workload: str) -> None:
+def _bars(medians: Medians, axes: Any, workload: str, what: str) -> None:
     systems = _systems(medians)
     for row, system in enumerate(systems):
-        axes.barh(row, medians[system, workload, _CLIENTS, _SIZE].cpu, color=_COLOURS[system])
+        turn = medians[system, workload, _CLIENTS, _SIZE]
+        axes.barh(row, getattr(turn, what) or 0, color=_COLOURS[system])
     _name_rows(axes, systems)
 
 

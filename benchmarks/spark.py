@@ -18,7 +18,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from benchmarks.figures import Figure, at_least, at_most, median_ratio, spread
-from benchmarks.http import _daemon
+from benchmarks.systems.mq import Mq
 from mq.client import Client, Outgoing
 from mq.spark.pipelines.session import provide_java
 
@@ -60,8 +60,8 @@ def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figur
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.log.level", "ERROR").config("spark.ui.showConsoleProgress", "false").getOrCreate()
     try:
-        with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
-            bench = _Bench(spark, client, f"http://127.0.0.1:{port}", Path(folder))
+        with Mq().start(Path(folder)) as server, Client(f"http://127.0.0.1:{server.ports[0]}") as client:
+            bench = _Bench(spark, client, f"http://127.0.0.1:{server.ports[0]}", Path(folder))
             figures = [figure for rows in READS if rows <= longest for figure in bench.reads(rounds, rows)]
             written, streamed = bench.writes(rounds, messages), bench.streams(rounds, messages)
             return [first, *figures, *written, *streamed, bench.idle()]
@@ -70,10 +70,10 @@ def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figur
 
 
 def _first_row(folder: str) -> Figure:
-    with _daemon(folder) as (port, _), Client(f"http://127.0.0.1:{port}") as client:
+    with Mq().start(Path(folder)) as server, Client(f"http://127.0.0.1:{server.ports[0]}") as client:
         client.create_queue("first")
         client.publish_many("first", map(Outgoing, _bodies(100)))
-        program = [sys.executable, "-c", _NEWCOMER, f"http://127.0.0.1:{port}"]
+        program = [sys.executable, "-c", _NEWCOMER, f"http://127.0.0.1:{server.ports[0]}"]
         took = _timed(lambda: subprocess.run(program, check=True, capture_output=True, timeout=600))
     return at_most("Spark: a newcomer's first row, from the start of Python to its end", took, FIRST_ROW_SECONDS, "s")
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -68,8 +67,6 @@ class Load(NamedTuple):
         seconds: length of each phase.
         warm_up: seconds of publishing before, which do not count.
         workloads: which phases; there is always one of publishing.
-        queues: how many there are; the connections to each server share them. Several are only for the mixed
-            workload, where no connection waits for what another queue has.
     """
 
     clients: int
@@ -77,7 +74,6 @@ class Load(NamedTuple):
     seconds: float
     warm_up: float = 0.2
     workloads: Sequence[str] = WORKLOADS
-    queues: int = 1
 
 
 def take_turn(system: System, server: Server, folder: Path, load: Load, number: int = 0) -> list[Turn]:
@@ -103,17 +99,13 @@ async def _take_turn(
     codec: type[Codec], server: Server, folder: Path, load: Load, measured: Callable[[str, Used, Timed], None]
 ) -> None:
     body = os.urandom(load.size)
-    queues = [f"q{next(_NUMBERS)}" for _ in range(load.queues)]
-    turn = itertools.cycle([queue for queue in queues for _ in server.ports])
+    queue = f"q{next(_NUMBERS)}"
 
     def make() -> Codec:
-        return codec(next(turn), body)
+        return codec(queue, body)
 
-    each = getattr(codec, "size", 1)
-    most = max(MOST_BYTES // (load.size * each), 4 * load.clients)
+    most = max(MOST_BYTES // load.size, 4 * load.clients)
     async with open_session(make, server.ports, load.clients) as session:
-        if load.queues > 1:
-            await session.each(lambda codec: codec.create())
         there = await session.run(publish, load.warm_up, least=load.clients, most=most)
 
         async def phase(workload: str, operation: Operation, most: int, least: int = 0) -> Timed:
@@ -132,8 +124,7 @@ async def _take_turn(
             await session.run(consume, 0.0, least=rest, most=rest)
         if MIXED in load.workloads:
             await phase(MIXED, publish_and_consume, most)
-    for queue in queues:
-        await delete_queue(partial(codec, queue, body), server.ports[0])
+    await delete_queue(make, server.ports[0])
 
 
 def count_calls(system: System, server: Server, load: Load) -> dict[str, tuple[float, str]]:
@@ -200,8 +191,3 @@ def _turn(system: str, workload: str, load: Load, number: int, used: Used, timed
         writes=each(device and device.writes),
         written=each(device and device.written_bytes),
     )
-
-
-def of(turns: Iterable[Turn], **wanted: Any) -> list[Turn]:
-    """Those whose attributes are as wanted."""
-    return [turn for turn in turns if all(getattr(turn, name) == value for name, value in wanted.items())]

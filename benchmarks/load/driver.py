@@ -124,7 +124,6 @@ class Session:
         *,
         least: int = 0,
         most: int | None = None,
-        is_over: Callable[[], bool] = lambda: False,
     ) -> Timed:
         """All connections do it again and again.
 
@@ -133,7 +132,6 @@ class Session:
             seconds: when to begin no more.
             least: begin so many all the same.
             most: never begin more.
-            is_over: whether to begin no more, asked before each.
         """
         latencies: list[float] = []
         clock = time.perf_counter
@@ -143,7 +141,7 @@ class Session:
             nonlocal begun
             codec, do = connection.codec, connection.do
             before = clock()
-            while begun != most and (before < end or begun < least) and not is_over():
+            while begun != most and (before < end or begun < least):
                 begun += 1
                 await do(operation(codec))
                 now = clock()

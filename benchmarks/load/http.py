@@ -79,31 +79,6 @@ class HttpCodec(Codec):
         return "\r\n".join([*head, *lines, "", ""]).encode() + body
 
 
-class HttpBatchCodec(HttpCodec):
-    """Publishes a hundred messages with one request.
-
-    Attributes:
-        size: messages in a batch.
-    """
-
-    size: Final = 100
-    _BOUNDARY: Final = "mq-bench"
-
-    def __init__(self, queue: str, body: bytes) -> None:
-        super().__init__(queue, body)
-        part = f"--{self._BOUNDARY}\r\nContent-Type: application/octet-stream\r\n\r\n".encode() + body + b"\r\n"
-        self._batch = self._request(
-            "POST",
-            f"/{queue}/messages/batch",
-            part * self.size + f"--{self._BOUNDARY}--\r\n".encode(),
-            f"Content-Type: multipart/mixed; boundary={self._BOUNDARY}",
-        )
-
-    def publish(self) -> Steps:
-        """As in Codec; one call publishes the whole batch."""
-        _good((yield self._batch), b"200")
-
-
 def _good(answer: Answer, status: bytes | None = None) -> None:
     got = answer.head[_STATUS]
     check(got == status if status else got.startswith(b"2"), answer)

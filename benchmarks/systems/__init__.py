@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from benchmarks.systems.mq import Mq, MqAmqp, MqWithoutLog
+from benchmarks.systems.mq import Mq, MqAmqp
 from benchmarks.systems.rabbitmq import RabbitClassic, RabbitQuorum
 from benchmarks.systems.small import Beanstalkd, Nats, Redis
 from benchmarks.systems.system import System
 
 SYSTEMS: Final[dict[str, System]] = {
-    system.name: system
-    for system in (Mq(), MqWithoutLog(), MqAmqp(), Beanstalkd(), Redis(), RabbitClassic(), RabbitQuorum(), Nats())
+    system.name: system for system in (Mq(), MqAmqp(), Beanstalkd(), Redis(), RabbitClassic(), RabbitQuorum(), Nats())
 }
 """By name."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.load.beanstalk import BeanstalkCodec
 from benchmarks.load.nats import NatsCodec
 from benchmarks.load.redis import RedisCodec
-from benchmarks.systems.system import Server, System, absent, process, said, wait_for_port
+from benchmarks.systems.system import Server, System, process, wait_for_port
 from mq.testing.ports import HeldPort
 
 
@@ -21,16 +21,9 @@ class Beanstalkd(System):
     name = "beanstalkd"
     title = "beanstalkd -f0"
     package = "beanstalkd"
+    command = ("beanstalkd", "-v")
     durability = "fsync of the binlog after each write to it; a reservation is not written"
     codec = BeanstalkCodec
-
-    def absence(self) -> str:
-        """As in System."""
-        return absent("beanstalkd", self.package)
-
-    def version(self) -> str:
-        """As in System."""
-        return said("beanstalkd", "-v")
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
@@ -50,16 +43,9 @@ class Redis(System):
     name = "redis"
     title = "Redis streams"
     package = "redis-server"
+    command = ("redis-server", "--version")
     durability = "appendfsync always: the file is synced before the answers of a turn of its event loop; leases, too"
     codec = RedisCodec
-
-    def absence(self) -> str:
-        """As in System."""
-        return absent("redis-server", self.package)
-
-    def version(self) -> str:
-        """As in System."""
-        return said("redis-server", "--version")
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
@@ -80,6 +66,7 @@ class Nats(System):
     name = "nats"
     title = "NATS JetStream"
     package = "nats-server"
+    command = ("nats-server", "--version")
     codec = NatsCodec
 
     @property
@@ -93,14 +80,6 @@ class Nats(System):
         if self._knows_sync_always():
             return "sync_interval always: each write is synced"
         return "**none**: this version knows no `sync_interval: always` and syncs every two minutes"
-
-    def absence(self) -> str:
-        """As in System."""
-        return absent("nats-server", self.package)
-
-    def version(self) -> str:
-        """As in System."""
-        return said("nats-server", "--version")
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:

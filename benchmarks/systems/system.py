@@ -46,6 +46,7 @@ class System(ABC):
         name: in commands and in figures.
         title: in tables.
         package: the Debian package that has it; empty for mq.
+        command: prints its version.
         durability: what is on the disk when it answers.
         durable: whether that holds without power for each confirmed publish.
         codec: its protocol.
@@ -54,33 +55,24 @@ class System(ABC):
     name: ClassVar[str]
     title: ClassVar[str]
     package: ClassVar[str] = ""
+    command: ClassVar[tuple[str, ...]] = ()
     durability: ClassVar[str]
     durable: ClassVar[bool] = True
     codec: ClassVar[type[Codec]]
 
-    @abstractmethod
     def absence(self) -> str:
-        """Why it cannot be measured here; empty when it can."""
+        """Return why it cannot be measured here; empty when it can."""
+        return "" if shutil.which(self.command[0]) else f"no {self.command[0]} here (apt install {self.package})"
 
-    @abstractmethod
     def version(self) -> str:
-        """As its users know it."""
+        """Return its version, as its users know it: the first number with dots that its program prints."""
+        done = subprocess.run(self.command, capture_output=True, text=True, timeout=START_SECONDS)
+        found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
+        return found[0] if found else "unknown"
 
     @abstractmethod
     def start(self, folder: Path) -> AbstractContextManager[Server]:
         """Run it for the length of a block, with all its data below `folder`, which is there and empty."""
-
-
-def absent(program: str, package: str) -> str:
-    """Why a program cannot be run; empty when it can."""
-    return "" if shutil.which(program) else f"no {program} here (apt install {package})"
-
-
-def said(*command: str) -> str:
-    """The first number with dots that a program says of itself."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
-    found = re.search(r"\d+(\.\d+)+", done.stdout + done.stderr)
-    return found[0] if found else "unknown"
 
 
 @contextmanager

@@ -46,7 +46,6 @@ CONVERSATIONS = {
             b"HTTP/1.1 202 \r\ncontent-length: 0\r\n\r\n",
         ],
     ),
-    "http batch": (http.HttpBatchCodec, "publish", [b"HTTP/1.1 200 \r\ncontent-length: 2\r\n\r\n{}"]),
     "beanstalk publish": (beanstalk.BeanstalkCodec, "publish", [b"INSERTED 1\r\n"]),
     "beanstalk consume": (
         beanstalk.BeanstalkCodec,
