@@ -5,8 +5,8 @@ Every loop over messages, frames or bytes that a client can make long spends its
 other tasks run before the loop goes on. Where several tasks use up their turns at once, one of them continues in each
 pass of the event loop, so that many long jobs delay a short request no more than one.
 
-The same object, a Trio instrument, measures the steps: ``mq_event_loop_step_seconds``, and a log line for a step that
-took too long.
+The same object, a Trio instrument, measures each pass of the event loop, in which every task that can run makes one
+step: ``mq_event_loop_step_seconds``, and a log line for a step that took too long.
 
 This module knows nothing of the rest of mq.
 """
@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from typing import Final, Generic, TypeVar
 
 import trio
+from trio.lowlevel import current_task
 
 T = TypeVar("T")
 
@@ -46,10 +47,16 @@ MESSAGES_A_TURN: Final = JOB // MESSAGE
 FRAMES_A_TURN: Final = TURN // FRAME
 BYTES_A_TURN: Final = JOB // BYTE
 
-STEP_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Seconds: the upper bounds of the histogram of steps."""
+PASS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Seconds: the upper bounds of the histogram of passes."""
 LONG_STEP_SECONDS: Final = 0.1
-"""A longer step is logged with the name of its task."""
+"""A longer step is logged with the name of its task, and a longer pass without one where its steps are not measured."""
+BUSY_PASSES_PER_SECOND: Final = 1000
+"""While the event loop makes more passes, steps are not measured one by one: that costs up to 5 % of a message."""
+WATCH_SECONDS: Final = 60.0
+"""After a long pass steps are measured for so long all the same, so that the next long one is logged with its task."""
+PASSES_A_LOOK: Final = 256
+"""How often the event loop looks how busy it is. A power of two."""
 _QUIET_SECONDS: Final = 10.0
 """After a log line about a long step, until the next."""
 
@@ -58,10 +65,8 @@ class LoopTurns(trio.abc.Instrument):
     """The turns of one event loop. Get it by :func:`of_run`, once before a loop.
 
     Attributes:
-        left: units of work that the present step may still do. Count down what is done, and await :meth:`end` once it
-            is 0 or less.
-        steps: of all tasks so far.
-        long_steps: those of more than a millisecond, up to each of :data:`STEP_BOUNDS`, and at last longer ones.
+        passes: of the event loop so far.
+        long_passes: those of more than a millisecond, up to each of :data:`PASS_BOUNDS`, and at last longer ones.
             Durations are of the wall clock, as the other tasks see them.
         long_seconds: their sum.
     """
@@ -70,44 +75,69 @@ class LoopTurns(trio.abc.Instrument):
         "_began",
         "_ended_in",
         "_is_pacing",
+        "_left",
         "_line",
+        "_looked",
+        "_pass",
         "_silent_until",
+        "_steps",
         "_task",
-        "_turn",
         "_unlogged",
-        "left",
+        "_watches_until",
+        "long_passes",
         "long_seconds",
-        "long_steps",
         "passes",
-        "steps",
     )
 
     def __init__(self) -> None:
-        self.left = JOB
-        self.steps = 0
-        self.long_steps = [0] * (len(STEP_BOUNDS) + 1)
+        self.passes = 0
+        self.long_passes = [0] * (len(PASS_BOUNDS) + 1)
         self.long_seconds = 0.0
-        self.passes = 0  # of the event loop
+        self._left = 0  # units of work that the present step may still do
+        self._pass = -1  # that of the present step
+        self._task: trio.lowlevel.Task | None = None  # its task
         self._ended_in = -1  # the pass in which a task used up its turn last
         self._line = trio.lowlevel.ParkingLot()
         self._is_pacing = False
-        self._turn = JOB  # of the steps that begin now
-        self._task: trio.lowlevel.Task | None = None
-        self._began = 0.0  # the present step
+        self._began = self._looked = time.perf_counter()  # the present pass, and the last look at how busy the loop is
+        self._steps: _Steps | None = None
+        self._watches_until = float("-inf")
         self._silent_until = float("-inf")
         self._unlogged = 0
 
+    def start(self) -> None:
+        """Measure the event loop that runs here."""
+        trio.lowlevel.add_instrument(self)
+        self._measure_steps(True)
+
     def spend(self, units: int) -> bool:
         """Count work that is about to be done. True if the turn is used up: await :meth:`end` then."""
-        self.left -= units
-        return self.left <= 0
+        if self._pass != self.passes or self._task is not current_task():
+            self._begin_step()
+        self._left -= units
+        return self._left <= 0
+
+    def take(self, units: int, least: int = 1) -> bool:
+        """Count work that is about to be done if at least so much of the turn is left. Else False: await :meth:`end`,
+        and try again."""
+        if self._pass != self.passes or self._task is not current_task():
+            self._begin_step()
+        if self._left < least:
+            return False
+        self._left -= units
+        return True
+
+    def _begin_step(self) -> None:
+        """Give the present step its turn. A task makes one step in each pass, so this needs no hook in every step."""
+        self._pass, self._task = self.passes, current_task()
+        # A pass in which a turn was used up has had it: what begins a loop now does little before it waits in line.
+        self._left = FIRST if self._ended_in == self.passes else JOB
 
     async def end(self) -> None:
         """Let other tasks run, and begin a new turn. Not cancelled in between: a loop over messages ends with all of
         them done."""
         is_alone = self._ended_in != self.passes and not self._is_pacing
         self._ended_in = self.passes
-        self._turn = FIRST  # this pass has had its turn: what begins a loop in it does little before it waits in line
         if is_alone:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
@@ -116,13 +146,13 @@ class LoopTurns(trio.abc.Instrument):
                 trio.lowlevel.spawn_system_task(self._pace)
             with trio.CancelScope(shield=True):
                 await self._line.park()
-        self.left = JOB
+        self._pass, self._task, self._left = self.passes, current_task(), JOB
 
     def histogram(self) -> tuple[list[tuple[str, int]], float]:
-        """For each bound in seconds, and at last for ``+Inf``: how many steps took no longer. And how long those of
+        """For each bound in seconds, and at last for ``+Inf``: how many passes took no longer. And how long those of
         more than a millisecond took together."""
-        found, so_far = [], self.steps - sum(self.long_steps)
-        for bound, count in zip((*map(str, STEP_BOUNDS), "+Inf"), self.long_steps, strict=True):
+        found, so_far = [], self.passes - sum(self.long_passes)
+        for bound, count in zip((*map(str, PASS_BOUNDS), "+Inf"), self.long_passes, strict=True):
             so_far += count
             found.append((bound, so_far))
         return found, self.long_seconds
@@ -134,49 +164,89 @@ class LoopTurns(trio.abc.Instrument):
             await trio.lowlevel.checkpoint()
         self._is_pacing = False
 
-    # The instrument: as little as possible, for it runs with every step of every task, and takes 0.6 of its some 10 µs.
-    # A second hook a step would cost as much again; attributes in slots, and defaults for globals, save a third.
+    # The instrument: two hooks a pass, of some 0.5 µs each. A hook in each step would cost a message twice as much.
 
-    def before_task_step(
-        self,
-        task: trio.lowlevel.Task,
-        now: Callable[[], float] = time.perf_counter,
-        short: float = STEP_BOUNDS[0],
-    ) -> None:
-        """End the measurement of the step before, and begin that of this one."""
-        began = now()
-        if began - self._began > short:
-            self._note_long(began)
-        self._began = began
-        self._task = task
-        self.left = self._turn
-        self.steps += 1
+    def after_io_wait(self, timeout: float, now: Callable[[], float] = time.perf_counter) -> None:
+        """Begin the measurement of a pass."""
+        self._began = now()
 
     def before_io_wait(
-        self, timeout: float, now: Callable[[], float] = time.perf_counter, short: float = STEP_BOUNDS[0]
+        self, timeout: float, now: Callable[[], float] = time.perf_counter, short: float = PASS_BOUNDS[0]
     ) -> None:
-        """End the measurement of the last step of a pass."""
+        """End the measurement of a pass."""
+        self.passes = passes = self.passes + 1
         ended = now()
         if ended - self._began > short:
             self._note_long(ended)
-        self._task = None
-        self._turn = JOB
-        self.passes += 1
+        if not passes % PASSES_A_LOOK:
+            self._look(ended)
+
+    def _look(self, now: float) -> None:
+        """Measure single steps while that costs little, or is needed to find a slow one."""
+        is_busy = now - self._looked < PASSES_A_LOOK / BUSY_PASSES_PER_SECOND
+        self._looked = now
+        self._measure_steps(not is_busy or now < self._watches_until)
+
+    def _measure_steps(self, is_wanted: bool) -> None:
+        if is_wanted and self._steps is None:
+            self._steps = _Steps()
+            trio.lowlevel.add_instrument(self._steps)
+        elif not is_wanted and self._steps is not None:
+            trio.lowlevel.remove_instrument(self._steps)
+            self._steps = None
 
     def _note_long(self, ended: float) -> None:
-        """Count a step of more than a millisecond. Between two passes there is none, but perhaps a long wait."""
-        if self._task is None:
-            return
+        """Count a pass of more than a millisecond, and log one that held up the other tasks for long."""
         took = ended - self._began
-        self.long_steps[bisect_left(STEP_BOUNDS, took)] += 1
+        self.long_passes[bisect_left(PASS_BOUNDS, took)] += 1
         self.long_seconds += took
+        if took <= LONG_STEP_SECONDS:
+            return
+        self._watches_until = ended + WATCH_SECONDS
+        if self._steps is None:
+            self._measure_steps(True)
+            text = "a pass of the event loop took %.0f ms; if that happens again soon, its longest task is logged here"
+            logger.warning(text, took * 1000)
+            return
+        took, name = self._steps.longest(self._began, ended)
         if took <= LONG_STEP_SECONDS:
             return
         self._unlogged += 1
         if ended >= self._silent_until:
             text = "a step of task %s took %.0f ms, in which no other task ran; %d such steps since the last line"
-            logger.warning(text, self._task.name, took * 1000, self._unlogged)
+            logger.warning(text, name, took * 1000, self._unlogged)
             self._unlogged, self._silent_until = 0, ended + _QUIET_SECONDS
+
+
+class _Steps(trio.abc.Instrument):
+    """Finds the longest step of a pass."""
+
+    __slots__ = ("_began", "_longest", "_task")
+
+    def __init__(self) -> None:
+        self._task: trio.lowlevel.Task | None = None
+        self._began = 0.0
+        self._longest = (0.0, "")
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Forget the pass before."""
+        self._task, self._longest = None, (0.0, "")
+
+    def before_task_step(self, task: trio.lowlevel.Task, now: Callable[[], float] = time.perf_counter) -> None:
+        """End the measurement of the step before, and begin that of this one."""
+        began = now()
+        self._end(began)
+        self._began, self._task = began, task
+
+    def longest(self, pass_began: float, ended: float) -> tuple[float, str]:
+        """Seconds of the longest step in the pass that ends now, and the name of its task."""
+        self._end(ended)
+        self._task = None
+        return self._longest
+
+    def _end(self, ended: float) -> None:
+        if self._task is not None and ended - self._began > self._longest[0]:
+            self._longest = (ended - self._began, self._task.name)
 
 
 _TURNS: Final[trio.lowlevel.RunVar[LoopTurns]] = trio.lowlevel.RunVar("turns")
@@ -189,7 +259,7 @@ def of_run() -> LoopTurns:
     except LookupError:
         turns = LoopTurns()
         _TURNS.set(turns)
-        trio.lowlevel.add_instrument(turns)
+        turns.start()
         return turns
 
 
@@ -202,8 +272,7 @@ async def spend(*, messages: int = 0, frames: int = 0, size: int = 0) -> None:
         size: bytes that were parsed or written as text.
     """
     turns = of_run()
-    turns.left -= messages * MESSAGE + frames * FRAME + size * BYTE
-    if turns.left <= 0:
+    if turns.spend(messages * MESSAGE + frames * FRAME + size * BYTE):
         await turns.end()
 
 
@@ -243,10 +312,9 @@ class _InTurns(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        turns = self._turns
-        if turns.left <= 0:
-            await turns.end()
-        turns.left -= self._units
+        if not self._turns.take(self._units):
+            await self._turns.end()
+            self._turns.take(self._units)
         try:
             return next(self._items)
         except StopIteration:
@@ -269,13 +337,13 @@ class _Slices(Generic[T]):
     async def __anext__(self) -> Sequence[T]:
         if self._at >= len(self._items):
             raise StopAsyncIteration
-        turns = self._turns
         some = self._items if len(self._items) <= self._most else self._items[self._at : self._at + self._most]
         self._at += len(some)
         units = len(some) * self._units
-        if turns.left < min(units, JOB):
-            await turns.end()
-        turns.left -= units
+        least = min(units, JOB)
+        if not self._turns.take(units, least):
+            await self._turns.end()
+            self._turns.take(units, least)
         return some
 
 

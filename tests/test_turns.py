@@ -147,27 +147,73 @@ async def test_each_long_job_gets_its_turn() -> None:
     assert len({points for _, points in ended}) == 1
 
 
-async def test_steps_are_counted() -> None:
+async def test_passes_are_counted() -> None:
     counted = turns.of_run()
     await trio.lowlevel.checkpoint()
-    before = counted.steps
+    before = counted.passes
     for _ in range(10):
         await trio.lowlevel.checkpoint()
-    assert counted.steps == before + 10
+    assert counted.passes == before + 10
+
+
+async def make_long_step() -> None:
+    await trio.lowlevel.checkpoint()
+    until = time.perf_counter() + turns.LONG_STEP_SECONDS * 1.1
+    while time.perf_counter() < until:  # by the real clock, as the instrument measures
+        pass
 
 
 async def test_long_step_is_logged_once_with_its_task(caplog: pytest.LogCaptureFixture) -> None:
     counted = turns.of_run()
     caplog.set_level(logging.WARNING, "mq.turns")
     for _ in range(3):
-        await trio.lowlevel.checkpoint()
-        until = time.perf_counter() + turns.LONG_STEP_SECONDS * 1.1
-        while time.perf_counter() < until:  # by the real clock, as the instrument measures
-            pass
+        await make_long_step()
     await trio.lowlevel.checkpoint()
-    assert sum(counted.long_steps) >= 3
+    assert sum(counted.long_passes) >= 3
     [line] = caplog.messages
     assert test_long_step_is_logged_once_with_its_task.__name__ in line
+
+
+async def test_steps_of_a_busy_loop_are_measured_after_a_long_pass(caplog: pytest.LogCaptureFixture) -> None:
+    counted = turns.of_run()
+    caplog.set_level(logging.WARNING, "mq.turns")
+    counted._measure_steps(False)  # as while the loop is busy
+    await make_long_step()
+    await make_long_step()
+    await trio.lowlevel.checkpoint()
+    first, second = caplog.messages
+    assert test_steps_of_a_busy_loop_are_measured_after_a_long_pass.__name__ not in first
+    assert test_steps_of_a_busy_loop_are_measured_after_a_long_pass.__name__ in second
+
+
+class Hooks(turns.LoopTurns):
+    """The hooks of an event loop that makes its passes by a clock of the test."""
+
+    now = 0.0
+
+    def make_passes(self, seconds: float, length: float = 0.0) -> None:
+        for _ in range(turns.PASSES_A_LOOK):
+            self.after_io_wait(0, lambda: self.now)
+            self.now += length
+            self.before_io_wait(0, lambda: self.now)
+            self.now += seconds - length
+
+    @property
+    def measures_steps(self) -> bool:
+        return self._steps is not None
+
+
+async def test_steps_are_measured_while_the_loop_is_not_busy() -> None:
+    hooks = Hooks()
+    often, seldom = 0.5 / turns.BUSY_PASSES_PER_SECOND, 2 / turns.BUSY_PASSES_PER_SECOND
+    seen = []
+    for seconds in (seldom, often, often, seldom, seldom):
+        hooks.make_passes(seconds)
+        seen.append(hooks.measures_steps)
+    assert seen[1:] == [False, False, True, True]
+    hooks.make_passes(turns.LONG_STEP_SECONDS * 2, turns.LONG_STEP_SECONDS * 1.1)
+    hooks.make_passes(often)
+    assert hooks.measures_steps  # to name the task of the next long step
 
 
 async def test_large_work_is_done_in_a_thread() -> None:

@@ -47,7 +47,7 @@ TIMED: Final = {
         "time from a publish, of one message or a batch, to its answer, in the broker",
     ),
     Span.BARRIER.value: ("mq_barrier_seconds", "time until a batch that was given to the store was durable"),
-    STEP: ("mq_event_loop_step_seconds", "time for which a task ran before others did"),
+    STEP: ("mq_event_loop_step_seconds", "length of a pass of the event loop: a step of each ready task"),
     DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message at each delivery, its delay included"),
 }
 """Durations that are shown: the name of the histogram, and its help."""
