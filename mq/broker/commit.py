@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar, cast
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import trio
 from trio_util import AsyncBool
@@ -37,7 +37,6 @@ from mq.storage.interface import (
     Group,
     Hear,
     Move,
-    Operation,
     Outcome,
     Result,
     Storage,
@@ -75,6 +74,8 @@ QUIET_STEPS: Final = 3
 arrival to its operation."""
 MOST_STEPS: Final = 16
 """Steps of the event loop that a batch waits at the most."""
+_PLAIN: Final = frozenset({Write, Move, Unlink})
+"""Operations that every store does by itself."""
 
 
 class Committer:
@@ -227,7 +228,7 @@ class Committer:
         operations = [operation for each in submissions for operation in each.left]
         if submissions[0].is_long(self.pace.limit):
             del operations[self.pace.limit :]
-        has_groups = any(isinstance(operation, groups.BEYOND) for operation in operations)
+        has_groups = not _PLAIN.issuperset(map(type, operations))
         size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
         turns.of_run().spend(len(operations) * turns.LIGHT // 2)
         answering = _Answering(submissions, began)
@@ -306,9 +307,9 @@ class Committer:
         if has_groups:
             outcomes = await groups.commit(storage, operations)
         elif self._telling is not None:  # nearly always
-            outcomes = await self._telling.commit_in_parts(cast("Sequence[Operation]", operations), hear)
+            outcomes = await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # all are plain
         else:
-            outcomes = await storage.commit(cast("Sequence[Operation]", operations))
+            outcomes = await storage.commit(operations)  # type: ignore[arg-type] # likewise
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
                 raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")

@@ -100,19 +100,32 @@ class Share:
         resource: as given.
         most: bytes.
         used: bytes that are reserved.
-        waiting: tasks that wait until some of them are given back.
+        waiters: how many tasks wait until some of them are given back.
     """
 
-    __slots__ = ("_disk", "_part", "most", "name", "resource", "used", "waiting")
+    __slots__ = ("_disk", "_part", "_waiting", "most", "name", "resource", "used", "waiters")
 
     def __init__(self, name: str, resource: Resource, part: int | None) -> None:
         self.name = name
         self.resource = resource
         self.most = resource.most - resource.most // CLIENT_PART if part is None else resource.most // part
         self.used = 0
-        self.waiting = trio.lowlevel.ParkingLot()
+        self.waiters = 0
+        self._waiting = trio.lowlevel.ParkingLot()
         self._part = part
         self._disk: Share | None = None
+
+    async def wait(self) -> None:
+        """Wait until some bytes are given back."""
+        self.waiters += 1
+        try:
+            await self._waiting.park()
+        finally:
+            self.waiters -= 1
+
+    def wake(self) -> None:
+        """Wake some of those that wait."""
+        self._waiting.unpark(count=_WOKEN_TOGETHER)
 
     def of_disk(self, disk: Resource) -> Share:
         """The share of the disk that the same clients have."""
@@ -478,16 +491,32 @@ class Room:
         more = size - self.size
         if more <= 0:
             return
-        self._heed_login()
+        if self._logins != self.client.logins:
+            self._heed_login()
         for share in self.shares:
             if share.used + more > share.most and share.used > self.size:
                 raise self._refused(size, share)
         if size > self.shares[0].most:
             raise _too_large(size, self.shares[0].resource)
+        self._add(more)
+
+    def cover_if_free(self, size: int) -> bool:
+        """As :meth:`cover`, but return False where so much is not free, and count no refusal."""
+        more = size - self.size
+        if more > 0:
+            if self._logins != self.client.logins:
+                self._heed_login()
+            for share in self.shares:
+                if share.used + more > share.most:
+                    return False
+            self._add(more)
+        return True
+
+    def _add(self, more: int) -> None:
         for share in self.shares:
             share.used += more
         is_new = not self.size
-        self.size = size
+        self.size += more
         if is_new:
             self.client.note(self)
 
@@ -500,7 +529,7 @@ class Room:
         while (lacking := self._lacking(size)) is not None:
             self.client.budget.make_room(lacking, size - self.size)
             with trio.move_on_after(RETRY_SECONDS):
-                await lacking.waiting.park()
+                await lacking.wait()
         self.cover(size)
 
     async def cover_after_slow(self, size: int) -> None:
@@ -514,7 +543,7 @@ class Room:
         if lacking is not None and self.client.budget.make_room(lacking, size - self.size):
             with trio.move_on_after(RETRY_SECONDS):
                 while (lacking := self._lacking(size)) is not None:
-                    await lacking.waiting.park()
+                    await lacking.wait()
         self.cover(size)
 
     def _lacking(self, size: int) -> Share | None:
@@ -534,8 +563,8 @@ class Room:
         self.size = size
         for share in self.shares:
             share.used -= less
-            if share.waiting:
-                share.waiting.unpark(count=_WOKEN_TOGETHER)
+            if share.waiters:
+                share.wake()
         if self._sends_since is not None:
             self._released += less
             if not self._is_behind():
@@ -543,8 +572,9 @@ class Room:
         if self.use is not Use.STAGED:
             self.client.budget.note_freed(less)
         if not size:
-            self._sends_since = None
-            self.client.budget.unwatch(self)
+            if self._sends_since is not None:
+                self._sends_since = None
+                self.client.budget.unwatch(self)
             self.client.note(self)
 
     def move(self) -> None:

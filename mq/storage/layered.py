@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, TypeGuard, cast
+from typing import Any, Final, TypeGuard
 
 import trio
 
@@ -30,7 +30,6 @@ from mq.storage.interface import (
     Hear,
     MessageColumns,
     Move,
-    Operation,
     Outcome,
     Put,
     Result,
@@ -181,12 +180,12 @@ class LayeredStorage:
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
         if self._telling is not None and self._is_below(operations):
-            return await self._telling.commit_in_parts(cast("Sequence[Operation]", operations), hear)
+            return await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # as below
         return await self.commit(operations)
 
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         # This store is described as the one below: no Put, Drop or Group comes that the one below cannot do by itself.
-        return await self._below.commit(cast("Sequence[Operation]", operations))
+        return await self._below.commit(operations)  # type: ignore[arg-type]
 
     async def _commit_group(self, group: Group) -> Outcome:
         """Do a group that has a part in memory. That part is first, for a crash takes it anyway."""

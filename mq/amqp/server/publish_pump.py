@@ -113,7 +113,12 @@ class PublishPump:
         self._under_way = 0
         self._stuck: AsyncValue[int] = AsyncValue(0)  # portions that wait for room
         self._bytes: AsyncValue[int] = AsyncValue(0)
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()  # workers that wait for messages
+        self._workers = 0
+        self._is_taking = False  # a worker takes a portion: the next one begins once its messages have their place
+        self._last = _Portion()
+        self._last.note_told()
+        self._nursery: trio.Nursery | None = None
         self._failure: MQError | None = None
         self._has_ended = False
         self._is_left = False
@@ -144,7 +149,7 @@ class PublishPump:
             self._rate.begin()
         self._waiting.extend(messages)
         self._count(sum(map(_size, messages)))
-        self._work.set()
+        self._call_worker()
 
     async def wait_for_room(self) -> None:
         """Wait until more may be read from the connection."""
@@ -173,11 +178,13 @@ class PublishPump:
             MQError: the store has failed, or the broker ends; what waited is not stored.
         """
         try:
-            async with trio.open_nursery() as nursery:
-                await self._begin_portions(nursery)
+            async with trio.open_nursery() as self._nursery:
+                self._call_worker()
+                self._nursery.start_soon(trio.sleep_forever)
             if self._failure is not None:
                 raise self._failure
         finally:
+            self._nursery = None
             self._alarm.clear(self)
             self._has_ended = True
             self.lost += self._under_way + len(self._waiting)
@@ -205,43 +212,61 @@ class PublishPump:
             [message for part in parts for message in part.unrouted],
         )
 
-    async def _begin_portions(self, nursery: trio.Nursery) -> None:
-        """Begin to store what waits, one portion behind the other, for ever."""
-        room = trio.Semaphore(MOST_PORTIONS)
-        before = _Portion()
-        before.is_told.set()
-        while True:
-            await self._work.wait()
-            self._work = trio.Event()
-            while self._is_worth_a_portion():
-                await room.acquire()
-                await self._stuck.wait_value(0)
-                portion = _Portion(self._next_ones())
-                self._under_way += len(portion.messages)
-                nursery.start_soon(self._store_portion, portion, before.is_told, room, nursery.cancel_scope)
-                await portion.has_place.wait()
-                before = portion
-
-    async def _store_portion(
-        self, portion: _Portion, may_tell: trio.Event, room: trio.Semaphore, scope: trio.CancelScope
-    ) -> None:
-        """Store a portion, and tell of it after those before it."""
-        try:
-            unstored = await self._store(portion.messages, portion.has_place.set)
-        except MQError as error:
-            if self._failure is None:
-                self._failure, self.why = error, str(error)
-            scope.cancel()
+    def _call_worker(self) -> None:
+        """Let a worker take the next portion, if there is one to begin now."""
+        if self._is_taking or not self._is_worth_a_portion():
             return
-        portion.has_place.set()
-        await may_tell.wait()
+        if self._idle:
+            self._is_taking = True
+            self._idle.unpark()
+        elif self._workers < MOST_PORTIONS and self._nursery is not None:
+            self._is_taking = True
+            self._workers += 1
+            self._nursery.start_soon(self._store_portions, self._nursery.cancel_scope)
+
+    async def _store_portions(self, scope: trio.CancelScope) -> None:
+        """Store one portion after the other, while other workers store those between. It takes the first one now."""
+        # Workers stay, since a task for each portion would cost a message more than all that it does.
+        while True:
+            while self._stuck.value:
+                await self._stuck.wait_value(0)
+            portion, before = _Portion(self._next_ones()), self._last
+            self._last = portion
+            self._under_way += len(portion.messages)
+            try:
+                await self._store_portion(portion, before)
+            except MQError as error:
+                if self._failure is None:
+                    self._failure, self.why = error, str(error)
+                scope.cancel()
+                return
+            del portion, before  # and their messages
+            if not self._is_taking and self._is_worth_a_portion():
+                self._is_taking = True
+            else:
+                await self._idle.park()
+
+    async def _store_portion(self, portion: _Portion, before: _Portion) -> None:
+        """Store a portion, and tell of it after those before it.
+
+        Raises:
+            MQError: as :meth:`run`.
+        """
+
+        def has_place() -> None:
+            if not portion.has_place:
+                portion.has_place = True
+                self._is_taking = False
+                self._call_worker()
+
+        unstored = await self._store(portion.messages, has_place)
+        has_place()
+        await before.until_told()
         self._under_way -= len(portion.messages)
         self._rate.add(len(portion.messages))
         self._count(-sum(map(_size, portion.messages)))
         self._told(portion.messages, unstored)
-        portion.is_told.set()
-        room.release()
-        self._work.set()
+        portion.note_told()
 
     def _next_ones(self) -> Iterator[PublishedMessage]:
         """Take the messages of a portion: fewer than usual if each goes to many queues."""
@@ -296,7 +321,7 @@ class PublishPump:
         mandatory = [message for message in messages if message.mandatory and id(message) in queues]
         unrouted = [message for message in mandatory if missing[id(message)] == len(queues[id(message)])]
         if not (full or unserved or unfit or unrouted):
-            return _ALL_STORED
+            return ALL_STORED
         return Unstored(
             [message for message in messages if id(message) in full],
             [message for message in messages if id(message) in unserved],
@@ -336,8 +361,8 @@ class PublishPump:
         own = self._bytes.value + size
         if size < 0:
             self._room.shrink(own)
-        elif own - self._room.size <= self._room.free:  # else nothing more is read until it is less
-            self._room.cover(own)
+        else:
+            self._room.cover_if_free(own)  # if it is not, nothing more is read until it is less
         part = 2 if self.is_ahead else 1  # what is ahead stays so until half of that is left
         is_early = part * own > self._room.client.budget.most // EARLY_PART
         self.is_ahead = is_early or self._has_work_for(EARLY_SECONDS / part)
@@ -394,16 +419,28 @@ class _Portion:
     Attributes:
         messages: in order.
         has_place: all that is stored from now on comes behind them.
-        is_told: the client has been told of them.
     """
 
     def __init__(self, messages: Iterable[PublishedMessage] = ()) -> None:
         self.messages = list(messages)
-        self.has_place = trio.Event()
-        self.is_told = trio.Event()
+        self.has_place = False
+        self._is_told = False
+        self._telling: trio.Event | None = None
+
+    def note_told(self) -> None:
+        """The client has been told of them."""
+        self._is_told = True
+        if self._telling is not None:
+            self._telling.set()
+
+    async def until_told(self) -> None:
+        """Wait until the client has been told of them. A checkpoint if it has to wait."""
+        if not self._is_told:
+            self._telling = trio.Event()
+            await self._telling.wait()
 
 
-_ALL_STORED: Final = Unstored([], [], [], "", [])
+ALL_STORED: Final = Unstored([], [], [], "", [])
 
 
 def _size(message: PublishedMessage) -> int:

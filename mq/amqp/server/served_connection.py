@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -19,14 +21,14 @@ from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, Connection, Conn
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
-from mq.amqp.server.publish_pump import PublishPump, Unstored
+from mq.amqp.server.publish_pump import ALL_STORED, PublishPump, Unstored
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
 from mq.doors.connections import FewLines, Peer
-from mq.doors.listeners import TLSStream
+from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
@@ -126,8 +128,11 @@ class ServedConnection:
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
         self._unsent: AsyncValue[int] = AsyncValue(0)
+        self._writer = trio.lowlevel.ParkingLot()  # the writing task, while there is nothing to send
+        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
+        self._sleeps_until = math.inf
         self._nursery: trio.Nursery | None = None
         self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
@@ -241,7 +246,9 @@ class ServedConnection:
                 if self._publishes:  # one that only consumes is read on: its acknowledgements go through
                     await self._time_to_publish()
             data: bytes | bytearray = b""
-            if not has_more:
+            if has_more:
+                await trio.lowlevel.checkpoint()  # its turn is over
+            else:
                 try:
                     data = await self._receive()
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -250,13 +257,19 @@ class ServedConnection:
                     return
             await self._reader.begin()
             began = trio.current_time()
-            async with self._working:
+            if self._working.locked():
+                await self._working.acquire()
+            else:
+                self._working.acquire_nowait()  # nearly always, and no checkpoint
+            try:
                 self._renew_rights()
                 if data:
                     self._connection.receive(bytes(data))
                 has_more = await self._work_in_turn()
                 if not has_more:
                     self._count_input()
+            finally:
+                self._working.release()
             if self._publish_pump.is_ahead:
                 # A thread that stores messages waits for Python's lock after each system call while this one works.
                 await trio.sleep(min(LONGEST_PAUSE_SECONDS, trio.current_time() - began))
@@ -265,7 +278,8 @@ class ServedConnection:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
         held = self._connection.held
         if held <= UNCOUNTED_BYTES:
-            self._input.shrink(0)
+            if self._input.size:
+                self._input.shrink(0)
             return
         self._input.shrink(held)
         try:
@@ -279,12 +293,24 @@ class ServedConnection:
         if not self._connection.session.unfinished:
             self._arrivals.close()
             self._arrival = None
-            is_new = self._connection.state in BEFORE_LOGIN
-            return await self._stream.receive_some(READ_BYTES_BEFORE_LOGIN if is_new else READ_BYTES)
+            most = READ_BYTES_BEFORE_LOGIN if self._connection.state in BEFORE_LOGIN else READ_BYTES
+            return await (self._stream.receive_some(most) if self._plain is None else self._receive_plain(most))
         if self._arrival is None:
             arriving = self._connection.session.room.arriving(_Received(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
         return await anext(self._arrival, b"")
+
+    async def _receive_plain(self, most: int) -> bytes:
+        """As `receive_some` of the stream, in a third of its calls. Always a checkpoint."""
+        assert self._plain is not None
+        while True:
+            await trio.lowlevel.wait_readable(self._plain)
+            try:
+                return self._plain.recv(most)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
 
     def _drop(self) -> None:
         """Drop a client that reads slowly, for others want the memory. It would not read a reason either."""
@@ -390,10 +416,13 @@ class ServedConnection:
         data = self._connection.outgoing()
         if data:
             self._outgoing.append(data)
-            self._unsent.value += len(data)
-            if self._unsent.value > MOST_BYTES_UNCOUNTED:
+            self._unsent.value = unsent = self._unsent.value + len(data)
+            self._writer.unpark()
+            if unsent > MOST_BYTES_UNCOUNTED:
                 self._count_unsent()
-        self._sleep.deadline = min(self._sleep.deadline, self._connection.wake_at())
+        wake_at = self._connection.wake_at()
+        if wake_at < self._sleeps_until:
+            self._sleeps_until = self._sleep.deadline = wake_at
 
     def _count_unsent(self) -> None:
         """Reserve memory for what the client has not read. A client for which there is none is dropped."""
@@ -406,7 +435,8 @@ class ServedConnection:
 
     async def _write(self) -> None:
         while True:
-            await self._unsent.wait_value(lambda size: size > 0)
+            while not self._unsent.value:
+                await self._writer.park()
             if not await self._send():
                 self._outgoing.clear()
                 self._unsent.value = 0
@@ -429,11 +459,13 @@ class ServedConnection:
         try:
             for at in range(0, len(data), PIECE_BYTES):
                 piece = data[at : at + PIECE_BYTES]
-                with trio.move_on_after(STALLED_SECONDS) as patience:
-                    await self._stream.send_all(piece)
-                if patience.cancelled_caught:
-                    _DROPPED.write(self._peer, "it reads nothing")
-                    return False
+                rest = piece if self._plain is None else _send_now(self._plain, piece)
+                if rest:
+                    with trio.move_on_after(STALLED_SECONDS) as patience:
+                        await self._stream.send_all(rest)
+                    if patience.cancelled_caught:
+                        _DROPPED.write(self._peer, "it reads nothing")
+                        return False
                 self._unsent.value -= len(piece)
                 if self._sending.size:
                     self._sending.shrink(self._unsent.value if self._unsent.value > MOST_BYTES_UNCOUNTED else 0)
@@ -445,13 +477,15 @@ class ServedConnection:
         """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
         if stalled is not None and self._unsent.value >= MOST_BYTES_UNSENT:
             stalled()
-        await self._unsent.wait_value(lambda size: size < MOST_BYTES_UNSENT)
+        if self._unsent.value >= MOST_BYTES_UNSENT:
+            await self._unsent.wait_value(lambda size: size < MOST_BYTES_UNSENT)
 
     # Time
 
     async def _keep_time(self) -> None:
         while not self._connection.is_over:
-            with trio.CancelScope(deadline=self._connection.wake_at()) as self._sleep:
+            self._sleeps_until = self._connection.wake_at()
+            with trio.CancelScope(deadline=self._sleeps_until) as self._sleep:
                 await trio.sleep_forever()
             if self._publish_pump.is_awaited or self._is_acknowledgement_awaited or self._is_paused:
                 self._connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
@@ -470,6 +504,10 @@ class ServedConnection:
     def _stored(self, messages: list[PublishedMessage], but: Unstored) -> None:
         """Tell the client of messages that are stored or refused."""
         connection = self._connection
+        if but is ALL_STORED:
+            connection.published(messages, is_stored=True)
+            self._flush()
+            return
         if but.unrouted:
             give_back(connection, but.unrouted)
         refused = {id(message) for message in (*but.full, *but.unserved, *but.unfit)}
@@ -576,6 +614,20 @@ class ServedConnection:
 
     def _log_left(self, error: MQError) -> None:
         logger.warning("AMQP client %s left something behind: %s", self._peer, error)
+
+
+def _send_now(plain: socket.socket, data: memoryview) -> memoryview:
+    """Send what the kernel has room for, without a checkpoint. Returns the rest.
+
+    Raises:
+        trio.BrokenResourceError: the connection is broken.
+    """
+    try:
+        return data[plain.send(data) :]
+    except BlockingIOError:
+        return data
+    except OSError as error:
+        raise trio.BrokenResourceError from error
 
 
 class _Received:

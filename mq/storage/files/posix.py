@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Final, ParamSpec, TypeVar
 
 import trio
 
@@ -50,7 +50,6 @@ from mq.storage.interface import (
     Health,
     Hear,
     MessageColumns,
-    Operation,
     Outcome,
     Sharing,
     Stored,
@@ -346,8 +345,8 @@ class FolderStorage:
             self._read_ahead.fill(folders, operations)
         if log is not None:
             return commit(folders, opened.records, log, operations, early)
-        # without a log nothing else comes
-        return self._noting_cut(run_batch, folders, cast("Sequence[Operation]", operations))
+        # Without a log nothing else comes than plain operations.
+        return self._noting_cut(run_batch, folders, operations)
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
