@@ -230,10 +230,11 @@ class Committer:
             del operations[self.pace.limit :]
         has_groups = not _PLAIN.issuperset(map(type, operations))
         size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
-        turns.of_run().spend(len(operations) * turns.LIGHT // 2)
+        turn = turns.of_run()
+        turn.spend(len(operations) * turns.LIGHT // 2)
         answering = _Answering(submissions, began)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
-        ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0)
+        ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0, turn)
         rest = answering.unfinished()
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
@@ -436,17 +437,16 @@ class _Answering:
     def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> None:
         """Take the next outcomes, of which there are few."""
         ended = self._add(outcomes, late_seconds)
-        while self._is_next_complete():
-            self._answer_next(ended)
+        while self._left and self._answer_next(ended) is not None:
+            pass
 
-    async def end(self, outcomes: Sequence[Outcome], late_seconds: float) -> float:
-        """Take the last outcomes. Returns the time at which they were there."""
-        ended, turn = self._add(outcomes, late_seconds), turns.of_run()
-        while self._is_next_complete():
+    async def end(self, outcomes: Sequence[Outcome], late_seconds: float, turn: turns.LoopTurns) -> float:
+        """Take the last outcomes, in turns of the event loop. Returns the time at which they were there."""
+        ended = self._add(outcomes, late_seconds)
+        while self._left and (size := self._answer_next(ended)) is not None:
             # A quarter of what it takes: every client waits for this loop.
-            if turn.spend(len(self._left[0].left) * turns.FRAME // 4):
+            if turn.spend(size * turns.FRAME // 4):
                 await turn.end()
-            self._answer_next(ended)
         return ended
 
     def unfinished(self) -> Submission | None:
@@ -461,13 +461,16 @@ class _Answering:
         self._outcomes += outcomes
         return max(self._began, trio.current_time() - late_seconds)
 
-    def _is_next_complete(self) -> bool:
-        return bool(self._left) and len(self._left[0].left) <= len(self._outcomes) - self._at
-
-    def _answer_next(self, ended: float) -> None:
-        submission, at = self._left.popleft(), self._at
-        self._at += len(submission.left)
+    def _answer_next(self, ended: float) -> int | None:
+        """Answer the next submission, and return its number of operations; None if not all of them have outcomes."""
+        submission, at = self._left[0], self._at
+        size = len(submission.left)
+        if size > len(self._outcomes) - at:
+            return None
+        self._left.popleft()
+        self._at += size
         submission.answer(self._outcomes[at : self._at], ended)
+        return size
 
 
 class Begun(Protocol):
@@ -530,6 +533,9 @@ class Together(Generic[T]):
         self._add(items, messages)
 
     def _add_each(self, items: Sequence[T]) -> None:
+        if len(items) <= MOST_OF_A_CALL:
+            self._add(items, len(items))
+            return
         for some in turns.parts(items, MOST_OF_A_CALL):
             self._add(some, len(some))
 
@@ -691,8 +697,7 @@ class StoreProgress:
 
     def note(self) -> None:
         """The store has answered."""
-        now = trio.current_time()
-        if self._scopes and now >= self._extended + EXTENSION_SECONDS:
+        if self._scopes and (now := trio.current_time()) >= self._extended + EXTENSION_SECONDS:
             self._extended = now
             for scope in self._scopes:
                 scope.deadline = now + PATIENCE_SECONDS
