@@ -223,7 +223,7 @@ class Publisher:
         """As :meth:`publish`, for as many as one batch takes."""
         if index.settings.knows_bodies:
             await self._loader.load(index)
-        given, has_keys = drafts, _have_keys(drafts)
+        given, has_keys = drafts, any(draft.key is not None for draft in drafts)
         if len(drafts) <= turns.FRAMES_A_TURN:
             if has_keys:
                 drafts = [_after_purges(draft, index.purges) for draft in drafts]
@@ -538,13 +538,6 @@ def _answered(entry: _Prepared) -> Published | None:
     if entry.future is None or entry.future.value is None:
         return None
     return Published(entry.future.value, entry.is_new)
-
-
-def _have_keys(drafts: Sequence[Draft]) -> bool:
-    for draft in drafts:  # a generator expression would cost one draft, as most publishes have, twice as much
-        if draft.key is not None:
-            return True
-    return False
 
 
 async def _outcome(entry: _Prepared) -> Published | MQError:
