@@ -67,8 +67,11 @@ site: $(READY) ## make the site of the docs in build/site; a link that leads now
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "open it by: $(BIN)/python -m http.server --bind 127.0.0.1 --directory build/site"
 
-dist: $(READY) ## build the wheels and the one-file program into dist/
-	$(BIN)/python tools/dist.py dist
+build/tools/.ready: locked/tools.txt
+	@bash tools/setup.sh tools
+
+dist: build/tools/.ready ## build the wheels and the one-file program into dist/
+	build/tools/bin/python tools/dist.py dist
 
 deb: $(READY) ## build the package for Debian into dist/: program, unit, man pages, completions
 	$(BIN)/python tools/debian.py dist

@@ -11,7 +11,7 @@ import pytest
 
 TREE: Final = Path(__file__).resolve().parent.parent
 LOCKED: Final = TREE / "locked"
-PAGES: Final = ("build.txt", "dist.txt", "dev.txt", "postgres.txt")
+PAGES: Final = ("build.txt", "dist.txt", "dev.txt", "postgres.txt", "tools.txt")
 
 pytestmark = pytest.mark.skipif(not (TREE / "constraints.txt").exists(), reason="only the project's own tree has pins")
 

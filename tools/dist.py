@@ -48,9 +48,12 @@ def main(folder: Path) -> None:
 
 
 def build_wheel(folder: Path, tree: Path, *flags: str) -> Path:
-    """The wheel of a tree, in a folder of its own. It names mq's other wheels by their versions, not by this tree."""
+    """The wheel of a tree, in a folder of its own. It names mq's other wheels by their versions, not by this tree.
+
+    Hatchling is there already, in the version that ``locked/tools.txt`` pins.
+    """
     os.environ["MQ_RELEASE"] = "1"
-    run("build", "--wheel", *flags, "--outdir", str(folder), str(tree))
+    run("build", "--wheel", "--no-isolation", *flags, "--outdir", str(folder), str(tree))
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -62,8 +65,7 @@ def gather(folder: Path, packages: Path) -> list[Path]:
     Returns:
         The two wheels of mq itself, in a folder each below `folder`.
     """
-    # Their build tool is there: developers' mq has it.
-    plugins = [build_wheel(folder / name, TREE / "plugins" / name, "--no-isolation") for name in PACKED_PLUGINS]
+    plugins = [build_wheel(folder / name, TREE / "plugins" / name) for name in PACKED_PLUGINS]
     halves = [build_wheel(folder / "mq-client", TREE / "mq-client"), build_wheel(folder / "mq", TREE)]
     install = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
     run("pip", *install, "--require-hashes", "--requirement", str(TREE / "locked" / "dist.txt"))

@@ -4,7 +4,8 @@ offers.
 Usage: python tools/lock.py
 
 ``locked/dist.txt`` has what mq needs on every Python and machine of the one-file program. The image has that, and what
-mq-postgres needs (``locked/postgres.txt``); its build stage builds and compiles with ``locked/build.txt``.
+mq-postgres needs (``locked/postgres.txt``); its build stage builds and compiles with ``locked/build.txt``, and
+``make dist`` builds with ``locked/tools.txt``.
 ``locked/dev.txt`` has what developers and CI need on the Python and the machine that ran this. Versions are those of
 constraints.txt.
 """
@@ -32,6 +33,8 @@ TAGS: Final = ("manylinux_2_28", "manylinux2014")
 """For which systems wheels may be, in front of the machine's name: what mypy needs has the older one alone."""
 BUILDS: Final = ("editables", "hatchling", "pip", "setuptools")
 """What an editable install is built with, which has to be there before: then nothing is downloaded for it."""
+PACKS: Final = ("build", "hatchling", "pip", "shiv")
+"""What builds the wheels and the one-file program."""
 COMPILES: Final = ("hatchling", "mypy", "setuptools")
 """What mq and mq-native are built and compiled with: the mypyc that the tests of the compiled mq have run with."""
 
@@ -54,6 +57,11 @@ def main() -> None:
     more = [need for need in project(TREE / "plugins/mq-postgres")["dependencies"] if need.startswith("psycopg")]
     write(FOLDER / "postgres.txt", resolve_everywhere(more), f"mq-postgres in the image, on {everywhere}")
     write(FOLDER / "build.txt", resolve_everywhere(COMPILES), f"building and compiling mq on {everywhere}")
+    write(
+        FOLDER / "tools.txt",
+        resolve_everywhere(PACKS),
+        f"building mq's wheels and the one-file program on {everywhere}",
+    )
     plugins = [need for each in sorted(TREE.glob("plugins/*")) for need in project(each)["dependencies"]]
     others = [need for need in plugins if not need.startswith("mq")]
     dev = resolve([*needed, *extra(mq, "dev"), *others, *BUILDS])

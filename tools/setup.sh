@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
 # Makes .venv, everything in it editable. Without an argument it gets what `make run` runs: mq and, where there is a
 # C compiler, mq-native. With `all` it gets what tests and benchmarks use, too. It grows from the one to the other.
+# With `tools` it makes build/tools instead, which has what builds the wheels and the one-file program, and nothing else.
 # Takes the Python named by $PYTHON, else the first of these that is 3.11 or newer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wanted=${1:-}
+folder=.venv
+[ "$wanted" != tools ] || folder=build/tools
 
 say() { echo "setup: $*" >&2; }
 
@@ -17,16 +20,29 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
+without_venv() {
+    say "$("$python" --version) has no module $1; install it with: apt install python3-venv"
+    exit 1
+}
+
 [ -f .venv ] && rm .venv # tox leaves a note of its own environment under this name
-if [ ! -x .venv/bin/python ]; then
-    say "making .venv with $("$python" --version)"
-    "$python" -m venv --without-pip .venv
+if [ ! -x $folder/bin/python ]; then
+    say "making $folder with $("$python" --version)"
+    "$python" -c 'import venv' 2>/dev/null || without_venv venv
+    "$python" -m venv --without-pip $folder
 fi
-pip=("$python" -m pip --python .venv/bin/python) # faster than to bring a pip into .venv first
+pip=("$python" -m pip --python $folder/bin/python) # faster than to bring a pip into it first
 if ! "${pip[@]}" --version >/dev/null 2>&1; then # no pip there, or one older than 22.3
-    say "bringing pip into .venv"
-    .venv/bin/python -m ensurepip >/dev/null
-    pip=(.venv/bin/python -m pip)
+    say "bringing pip into $folder"
+    "$python" -c 'import ensurepip' 2>/dev/null || without_venv ensurepip
+    $folder/bin/python -m ensurepip >/dev/null
+    pip=($folder/bin/python -m pip)
+fi
+if [ "$wanted" = tools ]; then
+    "${pip[@]}" install -qq --disable-pip-version-check --no-compile --require-hashes -r locked/tools.txt
+    touch build/tools/.ready
+    say "done in $SECONDS s; build/tools has $(du -sm build/tools | cut -f1) MB"
+    exit
 fi
 # Python compiles what is imported; all of it would take longer than the rest.
 install=("${pip[@]}" install -qq --disable-pip-version-check --constraint constraints.txt --no-compile)
