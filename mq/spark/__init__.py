@@ -5,6 +5,7 @@
   ``filters``: those of a query that save work.
 * ``calls``: requests of its own, and columns as answers; ``connection``: sends them by :mod:`http.client`, with the
   requests and retries of :mod:`mq.client`. No event loop: this runs in Spark's Python workers.
+* ``progress``: the numbers in a stream's progress.
 * ``versions``: what differs between the versions of Spark.
 * ``pipelines``: programs over queues and the journal.
 
@@ -21,12 +22,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from mq.spark.errors import SparkSourceError
+from mq.spark.progress import SourceProgress, progress_of
 from mq.spark.source import MqDataSource, named_source
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MqDataSource", "register"]
+__all__ = ["MqDataSource", "SourceProgress", "progress_of", "register"]
 
 
 def register(spark: SparkSession, **options: str) -> str:

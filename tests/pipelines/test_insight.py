@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -137,6 +138,14 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
     assert (q["leased"], q["redelivered"], q["redelivery_rate"]) == (61, 2, 2 / 61)
     [waited] = [row for row in tables["latency"] if row["queue"] == "q" and row["what"] == "in queue"]
     assert (waited["messages"], waited["p50"], waited["longest"]) == (59, 1.0, 61.0)  # two of them straight from NEW
+    assert (q["published_per_second"] or 0) > 0
+    depths: dict[str, list[int | None]] = defaultdict(list)
+    for row in tables["depth"]:
+        depths[row["queue"]].append(row["depth"])
+    assert depths["q"][0] == 0  # the first census, of empty queues
+    assert None in depths["q"]  # behind the gap
+    assert depths["q"][-1] == 6
+    assert depths["temp"][-1] == depths["other"][-1] == 0  # they were deleted
     complaints = "\n".join(found.report.complaints)
     assert "7 transitions are missing" in complaints
     assert "a broker was killed" in complaints

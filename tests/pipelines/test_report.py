@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
+from itertools import pairwise
 from typing import Any
 from xml.etree import ElementTree
 
@@ -44,14 +47,30 @@ def tables(exceptions: int) -> dict[str, list[dict[str, Any]]]:
             }
             for what in ("in queue", "end to end")
         ],
+        "depth": [
+            {"queue": HOSTILE, "begin": at, "seconds": 1, "depth": None if number == 2 else number}
+            for number, at in enumerate(times)
+        ],
         "poison": [{"id": HOSTILE, "queue": HOSTILE, "receives": 3, "deaths": 1, "last": NOON}],
         "segments": [
-            {"path": HOSTILE, "broker": HOSTILE, "host": HOSTILE, "store": HOSTILE, "segment": 0, "rows": 9}
+            {
+                "path": HOSTILE,
+                "broker": HOSTILE,
+                "host": HOSTILE,
+                "store": HOSTILE,
+                "version": HOSTILE,
+                "segment": 0,
+                "rows": 9,
+            }
             | {"missing": 2, "is_cut": True, "stops": False, "torn": True}
         ],
         "places": [{"queue": HOSTILE, "place": place, "messages": 3} for place in ("ready", UNSURE)],
         "exceptions": [wrong] * exceptions,
     }
+
+
+def report(tables: dict[str, list[dict[str, Any]]], complaints: Sequence[str] = ()) -> Report:
+    return Report(tables, complaints, NOON + timedelta(hours=1), {"mq": "1.2.3", "Spark": "4.9"})
 
 
 class Checker(HTMLParser):
@@ -74,7 +93,7 @@ class Checker(HTMLParser):
 
 @pytest.mark.parametrize("exceptions", [0, 1, 700])
 def test_the_page_is_whole_and_needs_nothing_besides_itself(exceptions: int) -> None:
-    page = as_page(Report(tables(exceptions), [HOSTILE]))
+    page = as_page(report(tables(exceptions), [HOSTILE]))
     checker = Checker()
     checker.feed(page)
     assert not checker.open
@@ -89,9 +108,43 @@ def test_the_page_is_whole_and_needs_nothing_besides_itself(exceptions: int) -> 
     assert "Of 3 the journal does not know" in page
 
 
+def test_the_page_says_when_and_by_what_it_was_made() -> None:
+    page = as_page(report(tables(0)))
+    assert "Made 2026-11-21 13:00:00 UTC by mq 1.2.3, Spark 4.9, of a journal by mq &lt;script" in page
+
+
+def test_unknown_values_are_shown_as_unknown() -> None:
+    known = tables(1)
+    shown = as_page(report(known)).count(">unknown<")
+    unknown = tables(1)
+    for name in ("published_per_second", "redelivery_rate", "dead_letter_rate"):
+        unknown["queues"][0][name] = None
+    unknown["exceptions"][0] |= {"queue": None, "time": None}
+    unknown["segments"][0] |= {"torn": False}  # it may have been killed, or go on
+    assert as_page(report(unknown)).count(">unknown<") == shown + 6
+    assert shown == 0
+    assert "Unknown: the journal has no complete list" in as_page(report({**known, "depth": []}))
+
+
+def test_depth_keeps_its_value_until_the_next_and_stops_where_it_is_unknown() -> None:
+    [depth] = re.findall(r"<h2>Depth.*?</svg>", as_page(report({**tables(0), "throughput": []})))
+    lines = re.findall(r'<polyline points="([^"]+)"', depth)
+    assert [len(line.split()) for line in lines] == [4, 3]  # 0 until 1 s, 1 until it is unknown at 2 s; from 3 s on
+
+
+def test_each_time_is_labelled_once() -> None:
+    for length in (0, 1, 7, 59, 300, 4000, 40_000, 90_000, 700_000, 90_000_000):
+        drawn = lines("t", {"q": [(NOON, 1.0), (NOON + timedelta(seconds=length), 2.0)]}, "")
+        labels = re.findall(r'<text class="time"[^>]*>([^<]+)</text>', drawn)
+        assert 1 <= len(labels) <= 7, length
+        assert len(set(labels)) == len(labels), length
+        places = [float(place) for place in re.findall(r'class="time" x="([^"]+)"', drawn)]
+        assert all(after - before > 60 for before, after in pairwise(places)), length
+
+
 def test_an_empty_journal_makes_a_page_too() -> None:
     empty: dict[str, list[dict[str, Any]]] = {name: [] for name in tables(0)}
-    page = as_page(Report(empty, []))
+    page = as_page(report(empty))
     assert "<svg" not in page
     assert "Each of 0 messages" in page
 
@@ -116,11 +169,12 @@ def test_no_line_is_drawn_across_idle_time() -> None:
     assert [len(line.attrib["points"].split()) for line in figure.iter("polyline")] == [3, 2]
     assert len(list(figure.iter("circle"))) == 1
     tables_of_idle = tables(0) | {
+        "depth": [],
         "throughput": [
             {"queue": HOSTILE, "begin": at, "seconds": 1, "publish": 5, "lease": 0, "remove": 5} for at in times
-        ]
+        ],
     }
-    assert as_page(Report(tables_of_idle, [])).count("<polyline") == 4
+    assert as_page(report(tables_of_idle)).count("<polyline") == 4
 
 
 def test_spans_are_on_one_logarithmic_scale() -> None:

@@ -206,7 +206,7 @@ FAULTS: Final = {
     ),
     "a batch has ten thousand messages at the most": Fault(
         Bug("MqStreamReader._claim_shares", "min(..., LARGEST_CLAIM)", "min(..., 10_000)"),
-        test_readers.test_a_batch_may_have_more_than_ten_thousand_messages,
+        test_readers.test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts,
     ),
     "what comes while a run with availableNow goes on is read, too": Fault(
         Bug(
@@ -296,7 +296,7 @@ FAULTS: Final = {
     ),
     "what is left of an acknowledged batch stays": Fault(
         Bug("QueueClaims._remove", "self._run(call)", "self._run(call) * 0"),
-        test_readers.test_a_batch_is_acknowledged_in_parts,
+        test_readers.test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts,
     ),
     "damaged messages are removed with the others": Fault(
         Bug("MqStreamReader.read", "missing and options.fail_on_claim_lost", "False"),

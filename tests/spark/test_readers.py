@@ -542,8 +542,10 @@ def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Opti
     assert rows(reader, reader.partitions(start, end)) == [b"2"]
 
 
-def test_a_batch_may_have_more_than_ten_thousand_messages(client: Client, options: Options) -> None:
-    """A restarted driver, which asks for fewer, has the very same rows."""
+def test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts(
+    client: Client, options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted driver, which asks for fewer, has the very same rows. No request waits until all are removed."""
     bodies = [b"%d" % number for number in range(10_500)]
     client.publish_many(options.queue, map(Outgoing, bodies))
     large = with_options(options, max_messages_per_trigger=20_000, num_partitions=3)
@@ -554,9 +556,13 @@ def test_a_batch_may_have_more_than_ten_thousand_messages(client: Client, option
     again = stream(options)
     assert rows(again, again.partitions(start, end)) == bodies
     fill(client, options, 1)
+    monkeypatch.setattr(QueueClaims, "_within", 0.0)
     last = again.latestOffset(end, ReadMaxRows(20_000))
+    told = [each.getMessage() for each in caplog.records if "left to be removed" in each.getMessage()]
+    assert len(told) >= 2
     assert last["rows"] == 1
     assert client.queue(options.queue).leased == 1
+    assert client.queue(options.queue).ready == 0
 
 
 def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options) -> None:
@@ -633,23 +639,6 @@ def test_a_batch_has_its_messages_again_after_a_redrive(client: Client, options:
     reader = stream(options)
     assert rows(reader, reader.partitions(start, end)) == [b"0", b"1", b"2"]
     assert reader.latestOffset(end, LIMIT) == end
-    assert unsettled(client, options) == 0
-
-
-def test_a_batch_is_acknowledged_in_parts(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
-    """However many rows it has, no request waits for all of them; a driver that ends in between goes on."""
-    bodies = [b"%d" % number for number in range(9_000)]
-    client.publish_many(options.queue, map(Outgoing, bodies))
-    hasty = with_options(options, max_messages_per_trigger=20_000, timeout_seconds=60.0)
-    reader = stream(hasty)
-    start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadMaxRows(20_000))
-    assert rows(reader, reader.partitions(start, end)) == bodies
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(QueueClaims, "_within", 0.0)
-        assert reader.latestOffset(end, LIMIT) == end
-    told = [each.getMessage() for each in caplog.records if "left to be removed" in each.getMessage()]
-    assert len(told) >= 2
     assert unsettled(client, options) == 0
 
 

@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("pyspark")
 
 from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql.streaming import StreamingQueryListener
 
 from mq.client import Client, Outgoing
-from mq.spark import register
+from mq.spark import SourceProgress, progress_of, register
 from tests.e2e.daemon import TREE, Daemon
 from tests.spark.conftest import patiently, to_the_end, url
 
@@ -73,10 +74,29 @@ def plan_of(frame: Any) -> str:
     return str(frame._sc._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), "formatted"))
 
 
+class Listener(StreamingQueryListener):
+    """Keeps the numbers of each progress."""
+
+    def __init__(self, heard: list[SourceProgress]) -> None:
+        self._heard = heard
+
+    def onQueryStarted(self, event: Any) -> None: ...
+
+    def onQueryProgress(self, event: Any) -> None:
+        self._heard += progress_of(event.progress)
+
+    def onQueryIdle(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+
 def test_a_stream_carries_everything_once_and_tells_how_far_it_is(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:
     client.publish_many("q", [Outgoing(f"{number}") for number in range(1000)])
+    heard: list[SourceProgress] = []
+    listener = Listener(heard)
+    spark.streams.addListener(listener)
     for part in range(2):  # the second query goes on where the first one stopped
         stream = spark.readStream.format("mq").options(
             url=url(daemon), queue="q", consumer="c", maxMessagesPerTrigger=300
@@ -101,6 +121,11 @@ def test_a_stream_carries_everything_once_and_tells_how_far_it_is(
         assert lag["ready"] == 0
         if part == 0:
             client.publish_many("q", [Outgoing(f"{number}") for number in range(1000, 1300)])
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()  # listeners are told later
+    spark.streams.removeListener(listener)
+    assert {(each.consumer, each.queues) for each in heard} == {("c", ("q",))}
+    assert sum(each.rows for each in heard) == 1300
+    assert max(each.read for each in heard) == 300
     found = [int(bytes(row.value)) for row in spark.read.parquet(str(tmp_path / "out")).collect()]
     assert sorted(found) == list(range(1300))
     assert client.queue("q").ready == 0

@@ -45,7 +45,8 @@ REMOVED: Final = "removed"
 EXPIRED: Final = "expired"
 
 _NEW, _READY, _DELAYED, _REMOVED = (state.value for state in State)
-_IN_QUEUE: Final = (_NEW, _READY, _DELAYED)
+IN_QUEUE: Final = (_NEW, _READY, _DELAYED)
+"""The states of a message that is in a queue."""
 _SHOWN: Final = {_NEW: "not delivered yet", _READY: "ready", _DELAYED: "leased or delayed"}
 
 
@@ -115,7 +116,7 @@ def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame, damaged: 
     judged = _broken(steps.join(censuses, "ordinal"))
     last = judged.where("is_last").where(~(F.col("is_first") & (F.col("kind") == Kind.REAP.value)))
     last = _deleted(last, steps, notes.join(censuses.select("ordinal", "life"), "ordinal"))
-    is_in_queue = F.col("after").isin(*_IN_QUEUE)
+    is_in_queue = F.col("after").isin(*IN_QUEUE)
     is_lost = is_in_queue & ~F.col("is_deleted") & (F.col("next_census_era") == F.col("era"))
     is_unsure = F.col("after").isNull() | (F.col("era") < journal.last_era)
     ended = F.when(F.col("kind") == Kind.REAP.value, F.col("previous_kind")).otherwise(F.col("kind"))
@@ -158,7 +159,7 @@ def _broken(steps: DataFrame) -> DataFrame:
         F.when(F.col("is_first"), F.when(~is_publish & ~is_reap & is_known, NOWHERE))
         .when(is_publish, TWICE)
         .when((before == GONE) | ((before == _REMOVED) & ~is_reap), CAME_BACK)
-        .when(nothing_missing & before.isin(*_IN_QUEUE) & moved, TWO_PLACES)
+        .when(nothing_missing & before.isin(*IN_QUEUE) & moved, TWO_PLACES)
     )
     return steps.withColumn("wrong", wrong)
 
@@ -203,7 +204,7 @@ def _deleted(last: DataFrame, steps: DataFrame, notes: DataFrame) -> DataFrame:
         steps.where("is_first AND is_last")
         .where(F.col("kind") == Kind.REAP.value)
         .groupBy(F.col("queue").alias("queue_after"), "era")
-        .agg(F.max(_time_of("id")).alias("deleted_at"))
+        .agg(F.max(time_of("id")).alias("deleted_at"))
     )
     listed = notes.where(F.col("kind") == QUEUE).select(
         F.col("queue").alias("queue_after"), F.col("life").alias("next_census"), F.col("since").alias("made_at")
@@ -211,7 +212,7 @@ def _deleted(last: DataFrame, steps: DataFrame, notes: DataFrame) -> DataFrame:
     found = last.drop("life").join(F.broadcast(folders), ["queue_after", "era"], "left")
     found = found.join(F.broadcast(listed), ["queue_after", "next_census"], "left")
     by_census = F.col("next_census").isNotNull() & (F.col("made_at").isNull() | (F.col("made_at") > F.col("time")))
-    is_deleted = F.col("after").isin(*_IN_QUEUE) & (by_census | (F.col("deleted_at") >= F.col("time")))
+    is_deleted = F.col("after").isin(*IN_QUEUE) & (by_census | (F.col("deleted_at") >= F.col("time")))
     return found.withColumn("is_deleted", F.coalesce(is_deleted, F.lit(False)))
 
 
@@ -229,7 +230,7 @@ def _or(name: str, otherwise: str) -> Column:
     return F.coalesce(F.col(name), F.lit(otherwise))
 
 
-def _time_of(id: str) -> Column:
+def time_of(id: str) -> Column:
     """When an id was made: a UUID of version 1 counts 100 ns ticks since 1582."""
     digits = F.concat(F.substring(id, 16, 3), F.substring(id, 10, 4), F.substring(id, 1, 8))
     ticks = F.conv(digits, 16, 10).cast("long") - F.lit(0x01B21DD213814000)

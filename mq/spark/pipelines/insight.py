@@ -7,17 +7,22 @@ Results are tables in Parquet, and one page for people. They come from the journ
 from __future__ import annotations
 
 import json
+import platform
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
 from pyarrow.parquet import write_table
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
+from mq import __version__
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
 from mq.spark.pipelines.audit import audit, read_damaged, steps_of
+from mq.spark.pipelines.depth import depth_of
 from mq.spark.pipelines.journal import ReadJournal, read_journal
 from mq.spark.pipelines.report import Report, as_page
 
@@ -79,12 +84,13 @@ def insight(
         for number, (name, table) in enumerate(tables.items()):
             if progress is not None:
                 progress(name, number, len(tables))
-            found = table.toArrow()
+            found = table if isinstance(table, pa.Table) else table.toArrow()
             write_table(found, target / f"{name}.parquet")
             rows[name] = found.to_pylist()
     finally:
         steps.unpersist()
-    report = Report(rows, _complaints(journal))
+    versions = {"mq": __version__, "Spark": spark.version, "Python": platform.python_version()}
+    report = Report(rows, _complaints(journal), datetime.now(UTC), versions)
     page = target / "report.html"
     page.write_text(as_page(report), "utf-8")
     if progress is not None:
@@ -94,18 +100,17 @@ def insight(
 
 def _tables(
     spark: SparkSession, journal: ReadJournal, steps: DataFrame, damaged: Mapping[str, str]
-) -> dict[str, DataFrame]:
-    tables = {
+) -> dict[str, DataFrame | pa.Table]:
+    seconds = _step_of(steps)
+    tables: dict[str, DataFrame | pa.Table] = {
         "queues": queues_of(steps),
-        "throughput": throughput_of(steps),
+        "throughput": throughput_of(steps, seconds),
+        "depth": depth_of(journal, steps, seconds),
         "latency": latency_of(steps),
         "poison": poison_of(steps),
-        "segments": spark.createDataFrame(
-            [(*each.found, each.ordinal, each.is_cut) for each in journal.segments],
-            "path string, broker string, host string, store string, peers int, started_ns long, segment int, "
-            "first long, next long, rows long, missing long, gaps int, begins boolean, stops boolean, torn boolean, "
-            "ordinal int, is_cut boolean",
-        ).orderBy("ordinal"),
+        "segments": pa.Table.from_pylist(
+            [{**each.found._asdict(), "ordinal": each.ordinal, "is_cut": each.is_cut} for each in journal.segments]
+        ),
     }
     if not journal.shared:
         places, exceptions = audit(spark, journal, steps, damaged)
@@ -127,7 +132,8 @@ def queues_of(steps: DataFrame) -> DataFrame:
         F.min("time").alias("first"),
         F.max("time").alias("last"),
     )
-    seconds = F.greatest(F.unix_micros("last") - F.unix_micros("first"), F.lit(1)) / 1e6
+    # Of a single instant there is no rate: 0 seconds are a null.
+    seconds = F.nullif(F.unix_micros("last") - F.unix_micros("first"), F.lit(0)) / 1e6
     return (
         counted.withColumn("published_per_second", F.col("published") / seconds)
         .withColumn("removed_per_second", F.col("removed") / seconds)
@@ -137,16 +143,20 @@ def queues_of(steps: DataFrame) -> DataFrame:
     )
 
 
-def throughput_of(steps: DataFrame) -> DataFrame:
-    """How many messages were published, leased and removed, by queue and step of time."""
+def _step_of(steps: DataFrame) -> int:
+    """The seconds of a step of time, of which there are at most _POINTS."""
     ends = steps.agg(F.unix_seconds(F.min("time")), F.unix_seconds(F.max("time"))).first()
     span = (ends[1] - ends[0]) if ends is not None and ends[0] is not None else 0
-    step = next((step for step in _STEPS_SECONDS if span / step <= _POINTS), _STEPS_SECONDS[-1])
-    begin = F.timestamp_seconds(F.floor(F.unix_seconds("time") / step) * step)
+    return next((step for step in _STEPS_SECONDS if span / step <= _POINTS), _STEPS_SECONDS[-1])
+
+
+def throughput_of(steps: DataFrame, seconds: int) -> DataFrame:
+    """How many messages were published, leased and removed, by queue and step of time of so many seconds."""
+    begin = F.timestamp_seconds(F.floor(F.unix_seconds("time") / seconds) * seconds)
     return (
         steps.groupBy("queue", begin.alias("begin"))
         .agg(
-            F.lit(step).alias("seconds"),
+            F.lit(seconds).alias("seconds"),
             *(_count(_is(kind)).alias(kind.value) for kind in (Kind.PUBLISH, Kind.LEASE, Kind.REMOVE)),
         )
         .orderBy("queue", "begin")
@@ -259,4 +269,4 @@ def _first(name: str, kind: Kind) -> Column:
 
 
 def _ratio(part: str, whole: str) -> Column:
-    return F.when(F.col(whole) > 0, F.col(part) / F.col(whole)).otherwise(0.0)
+    return F.when(F.col(whole) > 0, F.col(part) / F.col(whole))  # of nothing it is unknown: null

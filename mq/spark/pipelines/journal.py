@@ -36,7 +36,7 @@ class Found(NamedTuple):
 
     Attributes:
         path: the file.
-        broker: whose life it is of; with host, store, peers, started_ns as in the segment's head.
+        broker: whose life it is of; with host, version (of mq), store, peers, started_ns as in the segment's head.
         segment: its number in the life.
         first: the number of its first row.
         next: the number of the row that has to follow its last one.
@@ -51,6 +51,7 @@ class Found(NamedTuple):
     path: str
     broker: str
     host: str
+    version: str
     store: str
     peers: int
     started_ns: int
@@ -171,6 +172,7 @@ def look(path: str) -> Found | None:
         path,
         head["broker"],
         head["host"],
+        head["version"],
         head["store"],
         int(head["peers"]),
         int(head["started_ns"]),

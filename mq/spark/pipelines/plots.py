@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final
 
 _WIDTH: Final = 760
@@ -15,10 +15,16 @@ _TOP: Final = 12
 _BOTTOM: Final = 28
 _RIGHT: Final = 12
 _ROW: Final = 26
+_LONGEST_NAME: Final = 30
 COLOURS: Final = 6
 """How many colours the page has: --c0 and so on."""
 
-Point = tuple[datetime, float]
+_TICK_SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400)
+_MOST_TICKS: Final = 6
+_DAY: Final = 86_400
+
+Point = tuple[datetime, float | None]
+"""An instant, and a value; None where it is unknown from then on."""
 
 
 def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: float = math.inf) -> str:
@@ -28,18 +34,22 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: fl
         title: of the plot.
         series: the points of each line by its name, in the order of time.
         unit: of the values.
-        step: seconds between two points. The line is interrupted where two are further apart.
+        step: seconds between two points. The line is interrupted where two are further apart, and where a value is
+            unknown.
     """
     points = [point for each in series.values() for point in each]
-    if not points:
+    known = [value for _, value in points if value is not None]
+    if not known:
         return ""
     begin, end = min(at for at, _ in points), max(at for at, _ in points)
-    top = _nice(max(value for _, value in points))
+    top = _nice(max(known))
     span = max((end - begin).total_seconds(), 1e-9)
 
-    def place(point: Point) -> str:
-        x = _LEFT + (point[0] - begin).total_seconds() / span * (_WIDTH - _LEFT - _RIGHT)
-        return f"{x:.1f},{_height(point[1] / top):.1f}"
+    def across(at: datetime) -> float:
+        return _LEFT + (at - begin).total_seconds() / span * (_WIDTH - _LEFT - _RIGHT)
+
+    def place(point: tuple[datetime, float]) -> str:
+        return f"{across(point[0]):.1f},{_height(point[1] / top):.1f}"
 
     drawn = [_grid_line(top * part / 4, top) for part in range(5)]
     for number, (name, each) in enumerate(series.items()):
@@ -51,21 +61,48 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: fl
                 continue
             x, y = place(run[0]).split(",")
             drawn.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"><title>{html.escape(name)}</title></circle>')
-    low, high = (f"{at:%Y-%m-%d %H:%M:%S}" for at in (begin, end))
-    drawn.append(f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{low}</text>')
-    drawn.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT - 8}" text-anchor="end">{high} UTC</text>')
-    return _figure(title, f"{unit}", drawn, _HEIGHT) + _legend(list(series))
+    for at, label in _ticks(begin, end):
+        drawn.append(f'<text class="time" x="{across(at):.1f}" y="{_HEIGHT - 8}" text-anchor="middle">{label}</text>')
+    days = f"{begin:%Y-%m-%d}" + ("" if begin.date() == end.date() else f" to {end:%Y-%m-%d}")
+    return _figure(title, f"{unit}, {days} UTC", drawn, _HEIGHT) + _legend(list(series))
 
 
-def _runs(points: Sequence[Point], step: float) -> list[list[Point]]:
-    """The points, cut where two are more than a step apart."""
-    runs: list[list[Point]] = []
-    for point in points:
-        if runs and (point[0] - runs[-1][-1][0]).total_seconds() <= step:
-            runs[-1].append(point)
-        else:
-            runs.append([point])
+def _ticks(begin: datetime, end: datetime) -> list[tuple[datetime, str]]:
+    """Instants of the axis, at round times, and their labels, no two alike."""
+    span = (end - begin).total_seconds()
+    step = next((step for step in _TICK_SECONDS if span / step <= _MOST_TICKS), 0)
+    step = step or math.ceil(span / _MOST_TICKS / _DAY) * _DAY
+    format = "%m-%d" if step >= _DAY else "%H:%M:%S" if step < 60 else "%H:%M"
+    if step < _DAY and begin.date() != end.date():
+        format = f"%m-%d {format}"
+    first = math.ceil(begin.timestamp() / step)
+    instants = [datetime.fromtimestamp(each * step, UTC) for each in range(first, int(end.timestamp() // step) + 1)]
+    return [(at, f"{at:{format}}") for at in instants]
+
+
+def _runs(points: Sequence[Point], step: float) -> list[list[tuple[datetime, float]]]:
+    """The points, cut where two are more than a step apart, and where a value is unknown."""
+    runs: list[list[tuple[datetime, float]]] = []
+    is_cut = True
+    for at, value in points:
+        if value is None:
+            is_cut = True
+            continue
+        if is_cut or (at - runs[-1][-1][0]).total_seconds() > step:
+            runs.append([])
+        runs[-1].append((at, value))
+        is_cut = False
     return runs
+
+
+def as_steps(points: Sequence[Point], end: datetime) -> list[Point]:
+    """The points of a line that keeps each value until the next one, and the last one until `end`."""
+    found: list[Point] = []
+    for at, value in points:
+        if found:
+            found.append((at, found[-1][1]))
+        found.append((at, value))
+    return [*found, (end, found[-1][1])] if found and found[-1][0] < end else found
 
 
 def spans(title: str, rows: Mapping[str, Sequence[float]], marks: Sequence[str]) -> str:
@@ -87,7 +124,7 @@ def spans(title: str, rows: Mapping[str, Sequence[float]], marks: Sequence[str])
         drawn.append(f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{seconds(10.0**power)}</text>')
     for number, (name, each) in enumerate(rows.items()):
         y = _TOP + _ROW * (number + 0.5)
-        shown = name if len(name) <= 30 else name[:29] + "…"
+        shown = _short(name)
         drawn.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{html.escape(shown)}</text>')
         drawn.append(
             f'<line class="span" x1="{across(min(each)):.1f}" x2="{across(max(each)):.1f}" y1="{y}" y2="{y}"/>'
@@ -120,10 +157,14 @@ def _figure(title: str, unit: str, drawn: Sequence[str], height: int) -> str:
 
 def _legend(names: Sequence[str]) -> str:
     keys = "".join(
-        f'<span><i style="background:var(--c{number % COLOURS})"></i>{html.escape(name)}</span>'
+        f'<span><i style="background:var(--c{number % COLOURS})"></i>{html.escape(_short(name))}</span>'
         for number, name in enumerate(names)
     )
     return f'<p class="legend">{keys}</p>'
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"
 
 
 def _grid_line(value: float, top: float) -> str:
