@@ -160,9 +160,12 @@ TRIO_FREE: Final = (
     "mq.vsqs",
     *(f"mq.vsqs.{part}" for part in ("file_names", "publisher", "receiver", "system", "view")),
     "mq.spark",
-    *(f"mq.spark.{part}" for part in ("calls", "connection", "errors", "options", "rows", "source")),
+    *(
+        f"mq.spark.{part}"
+        for part in ("calls", "connection", "errors", "filters", "options", "progress", "rows", "source")
+    ),
     *(f"mq.spark.{part}" for part in ("stream", "versions", "writers")),
-    *(f"mq.spark.pipelines.{part}" for part in ("archive", "audit", "insight", "plots")),
+    *(f"mq.spark.pipelines.{part}" for part in ("archive", "audit", "depth", "insight", "plots")),
     *(f"mq.spark.pipelines.{part}" for part in ("journal", "replay", "report", "session")),
     "mq.storage.files.calls",
     "mq.storage.files.folders",

@@ -45,7 +45,7 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
     """
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.insight")
-        found = module.insight(spark, journals, out, progress, doctor=doctor)
+        found = module.insight(spark, journals, out, progress, doctor=doctor, version=__version__)
     exceptions = found.report.tables.get("exceptions", [])
     if as_json:
         say(module.summary(found))

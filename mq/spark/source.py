@@ -112,6 +112,17 @@ class SequenceRange(InputPartition):
     up_to: int | None
 
 
+@dataclass
+class SequenceRanges(InputPartition):
+    """Parts of several queues, which one task reads one after the other.
+
+    Attributes:
+        ranges: in the order in which they are read.
+    """
+
+    ranges: tuple[SequenceRange, ...]
+
+
 class MqReader(DataSourceReader):
     """Browses queues.
 
@@ -136,18 +147,27 @@ class MqReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Parts of about the same length."""
         options = self._options
+        nothing = SequenceRange(options.asked_for, 0, 0)  # given no part, Spark makes up one of its own
         with DaemonConnection(options) as connection:
             queues = [queue for queue in connection.queues() if self._selection.has_queue(queue)]
             each = 1 if self._selection.ids is not None else -(-options.num_partitions // max(1, len(queues)))
-            parts: list[InputPartition] = []
+            parts: list[SequenceRange] = []
             for queue in queues if self._may_have_rows else ():
                 with self._passing_over_deleted():
                     parts += self._parts(connection, queue, each)
-        return parts or [SequenceRange(options.asked_for, 0, 0)]  # given none, Spark makes up a part of its own
+        if len(queues) > options.num_partitions:  # else many small queues would be as many tasks
+            size = max(1, -(-len(parts) // options.num_partitions))
+            ranges = [SequenceRanges(tuple(parts[start : start + size])) for start in range(0, len(parts), size)]
+            return ranges or [nothing]
+        return parts or [nothing]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The messages of a part that are still READY; each page is one batch."""
-        assert isinstance(partition, SequenceRange)
+        """The messages of a part, or of several, that are still READY; each page is one batch."""
+        assert isinstance(partition, SequenceRange | SequenceRanges)
+        for part in partition.ranges if isinstance(partition, SequenceRanges) else (partition,):
+            yield from self._read(part)
+
+    def _read(self, partition: SequenceRange) -> Iterator[pa.RecordBatch]:
         queue, up_to, most = partition.queue, partition.up_to, self._options.fetch_size
         rows, selection = RowMaker(queue, self._schema), self._selection
         after = max(partition.after, self._first_after)
@@ -173,7 +193,7 @@ class MqReader(DataSourceReader):
             if not self._options.queue_pattern or not isinstance(error.__cause__, NotFound):
                 raise
 
-    def _parts(self, connection: DaemonConnection, queue: str, most: int) -> list[InputPartition]:
+    def _parts(self, connection: DaemonConnection, queue: str, most: int) -> list[SequenceRange]:
         found = connection.run(calls.ranges(queue, most))
         bounds = [int(bound) for bound in found["bounds"]]
         ends: list[int | None] = [*bounds] if self._options.snapshot else [*bounds[:-1], None]

@@ -65,6 +65,17 @@ class Slice(InputPartition):
     incarnation: int
 
 
+@dataclass
+class Slices(InputPartition):
+    """Slices of several queues, which one task reads one after the other.
+
+    Attributes:
+        slices: in the order in which they are read.
+    """
+
+    slices: tuple[Slice, ...]
+
+
 class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims batch after batch of one queue or several.
 
@@ -140,11 +151,26 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Slices of the claims that `end` names. A claim whose lease has ended is made again."""
+        """Slices of the claims that `end` names. A claim whose lease has ended is made again.
+
+        Where there are more queues than ``numPartitions``, a task reads several: else a thousand queues with a message
+        each would be a thousand tasks. Offsets alone decide which, so that a batch that is run again has the same
+        partitions.
+        """
         before, checkpoint = self._places(start), end["checkpoint"]
         planned = {queue: place for queue, place in self._places(end).items() if place != before.get(queue)}
-        parts = -(-int(end["partitions"]) // max(1, len(planned)))
-        return [slice for queue, place in planned.items() for slice in self._slices(queue, place, checkpoint, parts)]
+        most = int(end["partitions"])
+        parts = -(-most // max(1, len(planned)))
+        if len(planned) <= most:
+            return [
+                slice for queue, place in planned.items() for slice in self._slices(queue, place, checkpoint, parts)
+            ]
+        groups = evenly({queue: int(place["rows"]) for queue, place in planned.items()}, most)
+        found = [
+            tuple(slice for queue in group for slice in self._slices(queue, planned[queue], checkpoint, 1))
+            for group in groups
+        ]
+        return [Slices(slices) for slices in found if slices]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: latestOffset acknowledges the batch, if it was read."""
@@ -157,8 +183,12 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a slice, the same ones at each read; notes them as read at the end."""
-        assert isinstance(partition, Slice)
+        """The rows of a slice, or of several, the same ones at each read; notes them as read at the end."""
+        assert isinstance(partition, Slice | Slices)
+        for slice in partition.slices if isinstance(partition, Slices) else (partition,):
+            yield from self._read(slice)
+
+    def _read(self, partition: Slice) -> Iterator[pa.RecordBatch]:
         options, rows = self._options.only(partition.queue), RowMaker(partition.queue, self._schema)
         place = (partition.queue, options.consumer, partition.batch, partition.epoch, partition.start, partition.stop)
         missing = partition.stop - partition.start
@@ -302,6 +332,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return dict(offset["queues"])
         names = ("batch", "rows", "incarnation", "again")
         return {offset["queue"]: {name: offset[name] for name in names if name in offset}}
+
+
+def evenly(rows: Mapping[str, int], most: int) -> list[list[str]]:
+    """Queues in at most `most` groups with about the same number of rows together, in their order."""
+    total, done = max(1, sum(rows.values())), 0
+    groups: list[list[str]] = [[] for _ in range(most)]
+    for queue, count in rows.items():
+        groups[min(most - 1, done * most // total)].append(queue)
+        done += count
+    return [group for group in groups if group]
 
 
 def _begin(position: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ FAULTS: Final = {
         test_readers.test_a_batch_read_of_a_stretch_of_time,
     ),
     "a stretch of time is all of it": Fault(
-        Bug("MqReader.read", "batch if wanted is None else ...", "batch"),
+        Bug("MqReader._read", "batch if wanted is None else ...", "batch"),
         test_readers.test_a_batch_read_of_a_stretch_of_time,
     ),
     "only the first of several queues is read": Fault(
@@ -72,11 +72,11 @@ FAULTS: Final = {
         test_columns.test_each_row_has_what_is_its_messages,
     ),
     "the last row of a page is dropped": Fault(
-        Bug("MqReader.read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
+        Bug("MqReader._read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
         test_columns.test_each_row_has_what_is_its_messages,
     ),
     "the last row of a page of a claim is dropped": Fault(
-        Bug("MqStreamReader.read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
+        Bug("MqStreamReader._read", "rows.batch(page.messages)", "rows.batch(page.messages)[:-1]"),
         test_columns.test_each_row_of_a_claim_has_what_is_its_messages,
     ),
     "a page of a part is followed by none": Fault(
@@ -265,7 +265,7 @@ FAULTS: Final = {
     "a batch that is run again has other partitions": Fault(
         Bug(
             "MqStreamReader.partitions",
-            'int(end.get("partitions", self._options.num_partitions))',
+            'int(end["partitions"])',
             "self._options.num_partitions",
         ),
         test_readers.test_a_batch_that_is_run_again_has_the_same_partitions,
@@ -299,12 +299,12 @@ FAULTS: Final = {
         test_readers.test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts,
     ),
     "damaged messages are removed with the others": Fault(
-        Bug("MqStreamReader.read", "missing and options.fail_on_claim_lost", "False"),
+        Bug("MqStreamReader._read", "missing and options.fail_on_claim_lost", "False"),
         test_columns.test_a_claim_with_a_damaged_message_fails_until_it_is_given_up,
     ),
     "a task that stops halfway has read its slice": Fault(
         Bug(
-            "MqStreamReader.read",
+            "MqStreamReader._read",
             "missing = partition.stop - partition.start",
             """
             missing = partition.stop - partition.start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -563,6 +564,39 @@ def test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts(
     assert last["rows"] == 1
     assert client.queue(options.queue).leased == 1
     assert client.queue(options.queue).ready == 0
+
+
+def test_many_queues_are_read_by_no_more_tasks_than_numpartitions(client: Client, options: Options) -> None:
+    """A stream has the same rows in the same tasks when a batch is run again, and a queue may go meanwhile."""
+    names = [f"{options.queue}.{number:02}" for number in range(17)]
+    for number, name in enumerate(names):
+        client.create_queue(name)
+        client.publish_many(name, [Outgoing(b"%d/%d" % (number, row)) for row in range(number % 4)])
+    wanted = [b"%d/%d" % (number, row) for number in range(17) for row in range(number % 4)]
+    several = with_options(options, queue="", queue_pattern=f"{re.escape(options.queue)}[.].*", num_partitions=3)
+    table = MqReader(several, COLUMNS)
+    parts = table.partitions()
+    assert len(parts) == 3
+    assert rows(table, parts) == wanted
+    reader = stream(several)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadMaxRows(100))
+    tasks = [rows(reader, [part]) for part in reader.partitions(start, end)]
+    assert 1 < len(tasks) <= 3
+    assert max(map(len, tasks)) < 2 * len(wanted) / 3
+    assert sorted(row for task in tasks for row in task) == sorted(wanted)
+    again = stream(with_options(several, num_partitions=5))
+    assert [rows(again, [part]) for part in again.partitions(start, end)] == tasks
+    parts = again.partitions(start, end)
+    client.delete_queue(names[-2])
+    gone = {b"15/%d" % row for row in range(3)}
+    assert set(rows(table, table.partitions())) == set()  # all are claimed
+    lenient = stream(with_options(several, fail_on_claim_lost=False))
+    assert set(rows(lenient, parts)) == set(wanted) - gone
+    with pytest.raises(ClaimLost, match=names[-2]):
+        rows(again, parts)
+    reader.stop()
+    again.stop()
 
 
 def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options) -> None:

@@ -36,7 +36,7 @@ Place = tuple[int, int]
 """A segment, and an era in it, which is a stretch of the journal without a gap. Places are in the order of time."""
 
 
-class Change(NamedTuple):
+class QueueChange(NamedTuple):
     """What happened to a queue in a step of time.
 
     Attributes:
@@ -85,7 +85,7 @@ def depth_of(journal: ReadJournal, steps: DataFrame, seconds: int) -> pa.Table:
 
 
 def depths(
-    queue: str, changes: Iterable[Change], stretches: Iterable[Stretch]
+    queue: str, changes: Iterable[QueueChange], stretches: Iterable[Stretch]
 ) -> Iterator[tuple[datetime, int | None]]:
     """When the depth of a queue changed, and to what; None for unknown.
 
@@ -112,7 +112,7 @@ def depths(
                 yield begin, max(0, depth)  # below 0 are messages out of nowhere, which the audit lists
 
 
-def _stretches(journal: ReadJournal, seconds: int, changes: Iterable[Change]) -> list[Stretch]:
+def _stretches(journal: ReadJournal, seconds: int, changes: Iterable[QueueChange]) -> list[Stretch]:
     """The places at which the depths become known, or unknown."""
     notes = journal.rows.where(F.col("kind").isin(START, QUEUE, CENSUS, GAP))
     rows = notes.select("ordinal", "sequence", "kind", "era", "queue", "count", "time").toArrow().to_pylist()
@@ -136,7 +136,7 @@ def _stretches(journal: ReadJournal, seconds: int, changes: Iterable[Change]) ->
     return list(found.values())
 
 
-def _changes(steps: DataFrame, seconds: int) -> dict[str, list[Change]]:
+def _changes(steps: DataFrame, seconds: int) -> dict[str, list[QueueChange]]:
     """What happened, by queue."""
     is_out, is_in = (F.coalesce(F.col(name).isin(*IN_QUEUE), F.lit(False)) for name in ("source", "target"))
     target = F.coalesce("destination", "queue")
@@ -156,10 +156,10 @@ def _changes(steps: DataFrame, seconds: int) -> dict[str, list[Change]]:
     begin = F.timestamp_seconds(F.floor(F.unix_seconds("time") / seconds) * seconds).alias("begin")
     known = rows.unionByName(gone).join(F.broadcast(folders), ["queue", "ordinal", "era"], "left")
     summed = known.groupBy("queue", "ordinal", "era", begin, deleted).agg(F.sum("change").cast("int").alias("change"))
-    found: dict[str, list[Change]] = defaultdict(list)
+    found: dict[str, list[QueueChange]] = defaultdict(list)
     for row in summed.toArrow().to_pylist():
         place = row["ordinal"], row["era"]
-        found[row["queue"]].append(Change(place, row["begin"], row["deleted"], row["change"]))
+        found[row["queue"]].append(QueueChange(place, row["begin"], row["deleted"], row["change"]))
     return found
 
 

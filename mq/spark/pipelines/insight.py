@@ -18,7 +18,6 @@ from pyarrow.parquet import write_table
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from mq import __version__
 from mq.errors import InvalidSetting
 from mq.lifecycle import Kind, State
 from mq.spark.pipelines.audit import audit, read_damaged, steps_of
@@ -57,6 +56,7 @@ def insight(
     progress: Progress | None = None,
     *,
     doctor: str | None = None,
+    version: str = "",
 ) -> Insight:
     """Read the journals of one store, and write tables and a page.
 
@@ -66,6 +66,7 @@ def insight(
         out: a folder of the driver's; made when missing, and its tables are replaced.
         progress: called as it goes.
         doctor: a file with the output of ``mq doctor --json``, whose damaged messages are exceptions, too.
+        version: mq's, for the page.
 
     Raises:
         InvalidSetting: there is no journal, it is of several stores, `out` cannot be written, or `doctor` not read.
@@ -89,7 +90,7 @@ def insight(
             rows[name] = found.to_pylist()
     finally:
         steps.unpersist()
-    versions = {"mq": __version__, "Spark": spark.version, "Python": platform.python_version()}
+    versions = {"mq": version, "Spark": spark.version, "Python": platform.python_version()}
     report = Report(rows, _complaints(journal), datetime.now(UTC), versions)
     page = target / "report.html"
     page.write_text(as_page(report), "utf-8")
