@@ -15,10 +15,10 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
-$(RUNS): pyproject.toml mq-client/pyproject.toml constraints.txt plugins/mq-native/pyproject.toml plugins/mq-native/mq_native/_calls.c
+$(RUNS): pyproject.toml constraints.txt plugins/mq-native/pyproject.toml plugins/mq-native/mq_native/_calls.c
 	@bash tools/setup.sh
 
-$(READY): pyproject.toml mq-client/pyproject.toml constraints.txt $(wildcard locked/dev.txt) $(wildcard plugins/*/pyproject.toml)
+$(READY): pyproject.toml constraints.txt $(wildcard locked/dev.txt) $(wildcard plugins/*/pyproject.toml)
 	@bash tools/setup.sh all
 
 setup: $(RUNS) ## make .venv with mq in it

@@ -8,17 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import ipaddress
-import pwd
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mq.errors import InvalidSetting
 from mq.log_lines import FORMATS, LEVELS
 from mq.message import shorten
+
+try:
+    _users: ModuleType | None = importlib.import_module("pwd")
+except ImportError:  # Windows: the command line runs there, and nothing serves
+    _users = None
 
 T = TypeVar("T")
 
@@ -115,7 +121,9 @@ def _parse_user(value: object) -> int:
         number = int(value)
     except ValueError:
         try:
-            return pwd.getpwnam(str(value)).pw_uid
+            if _users is None:
+                raise
+            return int(_users.getpwnam(str(value)).pw_uid)
         except KeyError:
             raise ValueError from None
     if number < 0:

@@ -72,7 +72,7 @@ def test_what_the_steps_read_is_let_in() -> None:
     read = set(re.findall(r"/src/([\w/.-]+)", TEXT))
     assert all(any(path == each or path.startswith(f"{each}/") for each in let_in) for path in read)
     # All that the wheels are built from: the packages, and what pyproject.toml names.
-    assert {"mq", "mq-client", "pyspark_mq", "pyproject.toml", "README.md", "LICENSE", "tools"} <= let_in
+    assert {"mq", "pyspark_mq", "pyproject.toml", "README.md", "LICENSE", "tools"} <= let_in
 
 
 def test_the_compiler_stays_in_its_stage_and_both_are_of_one_system() -> None:

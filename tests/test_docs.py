@@ -86,9 +86,11 @@ def test_constraints_pin_what_the_project_asks_for() -> None:
 
 
 def dependencies() -> set[str]:
-    projects = [tomllib.loads((TREE / half / "pyproject.toml").read_text())["project"] for half in (".", "mq-client")]
-    groups = [group for each in projects for group in (each["dependencies"], *each["optional-dependencies"].values())]
-    return {re.split(r"[\[<>=~ ]", wanted)[0] for group in groups for wanted in group} - {"mq"}
+    table = tomllib.loads((TREE / "pyproject.toml").read_text())
+    project, groups = table["project"], table["dependency-groups"].values()
+    lists = [project["dependencies"], *project["optional-dependencies"].values(), *groups]
+    wanted = [each for one in lists for each in one if isinstance(each, str)]  # others include a group
+    return {re.split(r"[\[<>=~; ]", each)[0] for each in wanted} - {"mq"}
 
 
 def normal(package: str) -> str:

@@ -1,4 +1,4 @@
-"""Builds the wheels of mq and mq-client, and mq.pyz: the whole program with all it needs in one file, for any Python
+"""Builds the wheel of mq, and mq.pyz: the whole program with all it needs in one file, for any Python
 from 3.11 on. The plugin for etcd, which needs nothing compiled, is in it, too.
 
 Usage: python tools/dist.py FOLDER
@@ -37,18 +37,17 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         packages = Path(scratch) / "packages"
-        wheels = gather(Path(scratch) / "wheels", packages)
+        wheel = gather(Path(scratch) / "wheels", packages)
         raw = Path(scratch) / "mq.pyz"
         run("shiv", "--site-packages", str(packages), "--entry-point", ENTRY_POINT, "--reproducible", "-o", str(raw))
-        for wheel in wheels:
-            shutil.copy(wheel, folder / wheel.name)
+        shutil.copy(wheel, folder / wheel.name)
         normalise(raw, folder / "mq.pyz")
-    for name in (*(wheel.name for wheel in wheels), "mq.pyz"):
+    for name in (wheel.name, "mq.pyz"):
         print(f"{folder / name}: {(folder / name).stat().st_size:,} bytes")
 
 
 def build_wheel(folder: Path, tree: Path, *flags: str) -> Path:
-    """The wheel of a tree, in a folder of its own. It names mq's other wheels by their versions, not by this tree.
+    """The wheel of a tree, in a folder of its own. It names the plugins by their versions, not by this tree.
 
     Hatchling is there already, in the version that ``locked/tools.txt`` pins.
     """
@@ -58,25 +57,25 @@ def build_wheel(folder: Path, tree: Path, *flags: str) -> Path:
     return wheel
 
 
-def gather(folder: Path, packages: Path) -> list[Path]:
+def gather(folder: Path, packages: Path) -> Path:
     """Install mq, the plugins and what they need, each file by its hash, into `packages`, without anything that fits
     this machine only.
 
     Returns:
-        The two wheels of mq itself, in a folder each below `folder`.
+        The wheel of mq itself, in a folder below `folder`.
     """
     plugins = [build_wheel(folder / name, TREE / "plugins" / name) for name in PACKED_PLUGINS]
-    halves = [build_wheel(folder / "mq-client", TREE / "mq-client"), build_wheel(folder / "mq", TREE)]
+    wheel = build_wheel(folder / "mq", TREE)
     install = ["install", "--quiet", "--no-compile", "--no-deps", "--target", str(packages)]
     run("pip", *install, "--require-hashes", "--requirement", str(TREE / "locked" / "dist.txt"))
-    run("pip", *install, *map(str, (*halves, *plugins)))  # at once: --target replaces a folder that is there
+    run("pip", *install, *map(str, (wheel, *plugins)))  # at once: --target replaces a folder that is there
     forget_machine(packages)
     for path in packages.rglob("*.so"):
         module = str(path.relative_to(packages)).partition(".")[0]
         if module not in PURE_FALLBACK:
             raise SystemExit(f"{module} is compiled: one file cannot serve several Pythons with it")
         path.unlink()
-    return halves
+    return wheel
 
 
 def forget_machine(packages: Path) -> None:

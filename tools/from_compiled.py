@@ -29,8 +29,6 @@ TREE: Final = Path(__file__).resolve().parent.parent
 PLACE: Final = TREE / "build" / "compiled"
 STAMP: Final = PLACE / ".built"
 IN_WHEELS: Final = ("mq", "pyspark_mq")
-WHEELS: Final = ("mq-client", ".")
-"""The folders that have a pyproject.toml."""
 BESIDE: Final = ("tests", "plugins", "benchmarks", "examples", "docs", "tools")
 UNTOUCHED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", ".*")
 IMPOSSIBLE: Final = 3
@@ -80,11 +78,10 @@ def build(level: int) -> None:
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, "MQ_COMPILED": "1", "MQ_COMPILED_LEVEL": str(level)}
             command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder]
-            for half in WHEELS:
-                subprocess.run([*command, str(TREE / half)], env=environment, stdout=sys.stderr, check=True)
-            for wheel in Path(folder).glob("*.whl"):
-                with zipfile.ZipFile(wheel) as archive:
-                    archive.extractall(PLACE, [name for name in archive.namelist() if ".dist-info/" not in name])
+            subprocess.run([*command, str(TREE)], env=environment, stdout=sys.stderr, check=True)
+            (wheel,) = Path(folder).glob("*.whl")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(PLACE, [name for name in archive.namelist() if ".dist-info/" not in name])
         STAMP.write_text(f"{wanted} {level}")
     for name in BESIDE:
         shutil.rmtree(PLACE / name, ignore_errors=True)
@@ -103,7 +100,7 @@ def _digest() -> str:
 
 
 def _sources() -> Iterator[Path]:
-    yield from (TREE / half / "pyproject.toml" for half in WHEELS)
+    yield TREE / "pyproject.toml"
     yield TREE / "tools" / "wheel_hook.py"
     for room in IN_WHEELS:
         yield from sorted(

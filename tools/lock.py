@@ -45,7 +45,7 @@ Locked = dict[str, set[str]]
 def main() -> None:
     """Write both."""
     mq = project(TREE)
-    needed = [*mq["dependencies"], *project(TREE / "mq-client")["dependencies"]]
+    needed = mq["dependencies"]
     packed = [need for name in PACKED_PLUGINS for need in project(TREE / "plugins" / name)["dependencies"]]
     in_one_file = [*needed, *(need for need in packed if not need.startswith("mq"))]
     everywhere = "any Python from 3.11 to 3.14, on Linux"
@@ -64,7 +64,7 @@ def main() -> None:
     )
     plugins = [need for each in sorted(TREE.glob("plugins/*")) for need in project(each)["dependencies"]]
     others = [need for need in plugins if not need.startswith("mq")]
-    dev = resolve([*needed, *extra(mq, "dev"), *others, *BUILDS])
+    dev = resolve([*needed, *group("dev"), *others, *BUILDS])
     write(FOLDER / "dev.txt", dev, f"developers and CI on {this_machine()}")
 
 
@@ -74,15 +74,11 @@ def project(folder: Path) -> dict[str, list[str]]:
     return {"dependencies": []} | table
 
 
-def extra(mq: dict[str, list[str]], name: str) -> list[str]:
-    """What an extra of mq's stands for, those that it names included."""
-    found = []
-    for need in mq["optional-dependencies"][name]:  # type: ignore[call-overload]
-        if need.startswith("mq["):
-            for each in need[3:-1].split(","):
-                found += extra(mq, each)
-        else:
-            found.append(need)
+def group(name: str) -> list[str]:
+    """The requirements of a dependency group, those of included groups among them."""
+    found: list[str] = []
+    for need in tomllib.loads((TREE / "pyproject.toml").read_text())["dependency-groups"][name]:
+        found += group(need["include-group"]) if isinstance(need, dict) else [need]
     return found
 
 

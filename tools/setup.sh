@@ -69,7 +69,7 @@ if [ -e plugins/mq-native ]; then
 fi
 if [ "$wanted" = all ]; then
     [ -n "$locked" ] || say "installing mq, its tests and benchmarks and what those need: 1.4 GB, minutes"
-    packages=(-e '.[dev]')
+    packages=(-e .)
     for plugin in plugins/*/pyproject.toml; do
         [ -e "$plugin" ] && [ "$plugin" != plugins/mq-native/pyproject.toml ] && packages+=(-e "$(dirname "$plugin")")
     done
@@ -80,7 +80,10 @@ fi
 if [ -n "$locked" ]; then
     "${install[@]}" --no-deps --no-build-isolation "${packages[@]}"
 else
-    "${install[@]}" pip "${packages[@]}"
+    "${install[@]}" pip
+    # The pip of an older Python does not know --group: 25.1 or newer does, and .venv has it now.
+    install=(.venv/bin/python -m pip "${install[@]:${#pip[@]}}")
+    "${install[@]}" "${packages[@]}" ${wanted:+--group dev}
 fi
 if [ -n "${compiling:-}" ] && ! wait "$compiling"; then
     grep -E 'error: command|fatal error:' "$log" | head -3 >&2 || true

@@ -1,5 +1,5 @@
-"""Makes pages of the site of the texts that stand beside docs/: README, CONTRIBUTING, CHANGELOG, the pages of mq-client
-and the plugins.
+"""Makes pages of the site of the texts that stand beside docs/: README, CONTRIBUTING, CHANGELOG, the pages of the
+plugins.
 
 A hook of mkdocs (``mkdocs.yml``). A link from one page to another is put right where one of the two stands elsewhere on
 the site than in the tree; a link to what is no page, such as a file of the code, becomes its text.
@@ -24,7 +24,6 @@ MOVED: Final = {
     "README.md": "index.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "mq-client/README.md": "mq-client.md",
     **{
         f"plugins/{path.parent.name}/README.md": f"plugins/{path.parent.name}.md"
         for path in TREE.glob("plugins/*/*.md")

@@ -1,9 +1,7 @@
-"""Adds to mq's wheel what it needs besides, and compiled modules. pip install calls this (pyproject.toml).
+"""Adds to mq's wheel its plugins and compiled modules. pip install calls this (pyproject.toml).
 
-It names what else of this tree mq needs: ``mq-client``, which is the other half of the package, and for an extra its
-plugin. Each is named by its folder, so that ``pip install .`` finds it here and asks no index, or by its version where
-``MQ_RELEASE=1`` says that the wheel goes elsewhere. An editable mq has both halves in the tree, and names what
-mq-client needs.
+It names the plugin of each extra: by its folder, so that ``pip install '.[cluster]'`` finds it here and asks no index,
+or by its version where ``MQ_RELEASE=1`` says that the wheel goes elsewhere.
 
 It compiles the hot modules where ``MQ_COMPILED=1`` says so. The source stays what it is, plain Python with types: mypyc
 makes a C extension of each module. It does the same, and Python prefers it to the module beside it. A wheel without it
@@ -43,8 +41,8 @@ setup(name="compiled", packages=[], ext_modules=modules, script_args=["-q", "bui
 
 
 class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
-    """Names what else of the tree is needed: for an extra what ``plugins`` says. Compiles the modules that ``modules``
-    names, as patterns of paths."""
+    """Names the plugins that ``plugins`` says, by extra. Compiles the modules that ``modules`` names, as patterns of
+    paths."""
 
     def dependencies(self) -> list[str]:
         """What compiling needs: the compiler, and the types of what is imported."""
@@ -52,22 +50,16 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add requirements and compiled modules to the wheel."""
-        build_data["dependencies"] += self._client(version)
         build_data["dependencies"] += self._plugins()
         if version != "editable" and _is_wanted(COMPILED):
             self._compile(build_data)
 
-    def _client(self, version: str) -> list[str]:
-        folder = Path(self.root) / "mq-client"
-        if version == "editable":
-            return list(_project(folder)["dependencies"])  # a copy of the package would hide the tree's
-        # Of this version: they know each other's insides.
-        return [f"mq-client=={self.metadata.version}" if _is_wanted(RELEASE) else f"mq-client @ {_uri(folder)}"]
-
     def _plugins(self) -> Iterator[str]:
         for extra, name in self.config["plugins"].items():
             folder = Path(self.root) / "plugins" / name
-            named = f"{name}>={_project(folder)['version']}" if _is_wanted(RELEASE) else f"{name} @ {_uri(folder)}"
+            # The dot, because a last segment such as mq-etcd looks to pip like a name and a version: it would keep the
+            # wheel, and install that one again after the tree has changed.
+            named = f"{name}>={_version(folder)}" if _is_wanted(RELEASE) else f"{name} @ {folder.as_uri()}/."
             yield f"{named} ; extra == '{extra}'"
 
     def _compile(self, build_data: dict[str, Any]) -> None:
@@ -102,15 +94,8 @@ def _matching(tree: Path, pattern: str) -> list[Path]:
     return [path for one in among.split(",") for path in _matching(tree, before + one + after)]
 
 
-def _uri(folder: Path) -> str:
-    # A last segment such as mq-client looks to pip like a name and a version: it would keep the wheel, and install that
-    # one again after the tree has changed.
-    return f"{folder.as_uri()}/."
-
-
-def _project(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
-    return found
+def _version(folder: Path) -> str:
+    return str(tomllib.loads((folder / "pyproject.toml").read_text())["project"]["version"])
 
 
 def _is_wanted(variable: str) -> bool:

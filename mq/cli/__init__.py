@@ -25,6 +25,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import sys
 from typing import Final, NamedTuple
 
 import click
@@ -85,6 +86,8 @@ VERBS: Final = {
     "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""
+NEED_LINUX: Final = frozenset({"serve", "user", "doctor", "backup", "restore", "vsqs"})
+"""Verbs that work on files as only Linux can. The others speak to a daemon, from any system."""
 
 
 class _Verbs(PlainGroup):
@@ -117,7 +120,16 @@ class _Verbs(PlainGroup):
 
 
 def load_verb(name: str) -> click.Command:
-    """The command of a verb of the table."""
+    """The command of a verb of the table.
+
+    Raises:
+        click.ClickException: it needs Linux, and this is another system.
+    """
+    if name in NEED_LINUX and sys.platform != "linux":
+        raise click.ClickException(
+            f"{name} needs Linux (renameat2, syncfs, inotify), and this is {sys.platform}. Run it on Linux or in a "
+            "container; the clients, and the commands that speak to a daemon, run here"
+        )
     module, _, attribute = VERBS[name].place.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command

@@ -38,5 +38,5 @@ import sys
 if sys.platform != "linux":
     raise ImportError(
         "stores of files rest on calls of Linux (renameat2, syncfs, inotify), and were not measured on "
-        f"{sys.platform}. Serve on Linux, or in a container; the clients alone, mq-client, run here"
+        f"{sys.platform}. Serve on Linux, or in a container; the clients and the command line run here"
     )
