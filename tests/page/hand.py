@@ -112,6 +112,10 @@ class Hand:
         self.clicks += 1
         self.tab.locator("summary", has_text=text).click()
 
+    def open_all(self) -> None:
+        """Open every part of the page that is closed."""
+        self.tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+
     def click(self, role: str, name: str | re.Pattern[str], *, inside: Any = None) -> None:
         """One click on what has that role and that name."""
         self.clicks += 1

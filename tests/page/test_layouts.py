@@ -19,6 +19,7 @@ from tests.page.conftest import Guarded, started_daemon
 from tests.page.crowded import BASES, DEAD, QUEUE, crowded
 from tests.page.fonts import FONTS, configured
 from tests.page.hand import Hand, started_browser
+from tests.page.test_page import log_in, serious
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +28,6 @@ HEIGHTS: Final = {360: 740, 768: 1024}
 """Of windows of that width; of others 900."""
 MEASURE: Final = (Path(__file__).parent / "measure.js").read_text("utf-8")
 PICTURE: Final = (Path(__file__).parent / "measure_picture.js").read_text("utf-8").strip()
-OPEN_ALL: Final = "() => document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 LARGE: Final = 62_600_000
 """Bytes of a connection that the test does not wait for."""
 
@@ -36,7 +36,7 @@ def _at(place: str, wanted: str) -> Callable[[Hand], None]:
     def go(hand: Hand) -> None:
         hand.open(place)
         hand.tab.locator(wanted).first.wait_for()
-        hand.tab.evaluate(OPEN_ALL)
+        hand.open_all()
 
     return go
 
@@ -188,7 +188,23 @@ def test_every_layout_has_its_screenshot_and_no_fault(
     with Hand.at(browser, f"http://127.0.0.1:{guarded.port}") as hand:
         hand.open()
         found += complaints(hand, font, scheme, folder, "login", keeps_all=True)
+        log_in(hand, "boss", guarded.password)
+        hand.tab.locator("tbody tr").first.wait_for()
+        found += complaints(hand, font, scheme, folder, "logged-in", keeps_all=True)
     assert found == []
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_axe_finds_nothing_serious_in_any_layout(in_font: tuple[str, Any], shop: str, scheme: str, width: int) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="there is no axe here: make dev").Axe()
+    window = {"width": width, "height": HEIGHTS.get(width, 900)}
+    with Hand.at(in_font[1], shop, color_scheme=scheme, viewport=window, bypass_csp=True) as hand:
+        for name, go in LAYOUTS.items():
+            go(hand)
+            assert serious(axe, hand) == [], name
+            hand.tab.keyboard.press("Escape")
 
 
 # A phone

@@ -492,8 +492,7 @@ def test_each_right_has_its_buttons_and_no_request_is_refused(browser: Any, guar
         hand.tab.locator(".tiles dd", has_text=re.compile(".")).first.wait_for()
         if "an order" in SHOWN[name]:
             hand.row("an order").wait_for()
-        for summary in hand.tab.locator("details:not([open]) > summary").all():
-            summary.click()
+        hand.open_all()
         buttons = hand.tab.locator("main button:visible")
         assert set(buttons.all_inner_texts()) == SHOWN[name]
         for link in hand.tab.locator("nav a").all():
@@ -595,7 +594,7 @@ def test_axe_finds_nothing_serious(browser: Any, daemon: Any, scheme: str, views
         for place in (*(f"#/{view}" for view in views), "#/queue/axe"):
             hand.open(place)
             hand.tab.wait_for_timeout(100)
-            hand.tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+            hand.open_all()
             assert serious(axe, hand) == [], place
         hand.tab.locator("button.look").first.click()
         assert serious(axe, hand) == [], "a message"

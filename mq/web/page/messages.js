@@ -43,7 +43,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const isOffered = ({ isFor = () => true }) => messages.some(isFor);
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
-  const timed = isDead ? null : titles().indexOf("Until");
+  const timed = titles().indexOf("Until"), died = titles().indexOf("Died"); // columns that are shown where they say something
   let messages = [], rows = new Map();
   update();
 
@@ -58,8 +58,12 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     rows = new Map(messages.map((message) => [message.id, rows.get(message.id) ?? newRow(message)]));
     for (const id of chosen) if (!rows.has(id)) chosen.delete(id);
     const hasTimes = messages.some((message) => until(message) !== "");
-    if (!isDead) show(heads[timed], hasTimes);
-    for (const message of messages) rows.get(message.id).tell(message, hasTimes);
+    const hasDeaths = messages.some((message) => deathOf(message) !== null);
+    if (!isDead) {
+      show(heads[timed], hasTimes);
+      show(heads[died], hasDeaths);
+    }
+    for (const message of messages) rows.get(message.id).tell(message, hasTimes, hasDeaths);
     arrange(body, [...rows.values()].map(({ element }) => element));
     update();
   }
@@ -82,7 +86,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     const ageCell = shown[isDead ? 1 : 0];
     let since = null;
 
-    function tell(now, hasTimes) {
+    function tell(now, hasTimes, hasDeaths) {
       message = now;
       choice.checked = chosen.has(message.id);
       const death = deathOf(message);
@@ -92,7 +96,10 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
         ? [death?.queue ?? "—", age(since), bytes(message.size)]
         : [age(since), until(message), String(message.receives), bytes(message.size)];
       cells.forEach((text, place) => setText(shown[place], text));
-      if (!isDead) show(shown[timed - 1], hasTimes);
+      if (!isDead) {
+        show(shown[timed - 1], hasTimes);
+        show(shown[died - 1], hasDeaths);
+      }
     }
 
     function tick() {
