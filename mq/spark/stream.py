@@ -37,6 +37,9 @@ logger = logging.getLogger("mq.spark")
 
 LARGEST_CLAIM: Final = 100_000
 """Messages that the broker puts into one claim."""
+_MOST_SHARES: Final = 32
+"""Parts into which a micro-batch is cut, for queues that have enough to fill one: where they are more, the others have
+their turn in the next. Each queue costs requests, and with a thousand queues a message each would not pay for them."""
 _TAKE_OVER: Final = 'the option "takeOver" set to true'
 
 
@@ -265,14 +268,16 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         active = [queue for queue in queues if self._known[queue].may_have_messages]
         left = limit.max_rows if isinstance(limit, ReadMaxRows) else LARGEST_CLAIM
         left_bytes = self._options.max_bytes_per_trigger
+        least = left // _MOST_SHARES
         for coming, queue in zip(range(len(active), 0, -1), active, strict=True):
             if not left:
                 return
+            share = min(left, max(-(-left // coming), least))
             share_bytes = None if left_bytes is None else max(1, left_bytes // coming)
             up_to = None if self._up_to is None else self._up_to[queue][1]
             held = None
             with self._passing_over(queue, after):
-                held = self._known[queue].claim(checkpoint, min(-(-left // coming), LARGEST_CLAIM), share_bytes, up_to)
+                held = self._known[queue].claim(checkpoint, min(share, LARGEST_CLAIM), share_bytes, up_to)
             if held is None:
                 continue
             rows = int(held["messages"])

@@ -15,7 +15,7 @@ pytest.importorskip("pyspark")
 from mq.spark import register
 from mq.spark.errors import InvalidOption, SparkSourceError
 from mq.spark.options import READ, READ_STREAM, TABLE, WRITE, Options, read_options
-from mq.spark.source import MqDataSource
+from mq.spark.source import MqDataSource, named_source
 from tests.e2e.daemon import TREE
 
 
@@ -121,3 +121,13 @@ def test_a_session_whose_python_has_no_mq_is_told_which_to_set(tmp_path: Path) -
         session = Session(python)
         register(session)
         assert session.known == [MqDataSource]
+
+
+def test_a_format_for_certain_queues_is_named_after_them_and_has_their_options() -> None:
+    source = named_source({"queue": "orders", "url": "http://127.0.0.1:9", "numPartitions": "3", "token": "secret"})
+    assert source.name() == "mq: orders at http://127.0.0.1:9"
+    assert read_options(source({}).options).num_partitions == 3
+    assert read_options(source({"NUMPARTITIONS": "7"}).options).num_partitions == 7
+    assert named_source({"queuePattern": "a.*"}).name() == "mq: a.* at http://127.0.0.1:8080"
+    with pytest.raises(InvalidOption, match="did you mean"):
+        named_source({"quue": "orders"})

@@ -599,6 +599,25 @@ def test_many_queues_are_read_by_no_more_tasks_than_numpartitions(client: Client
     again.stop()
 
 
+def test_many_full_queues_take_turns(client: Client, options: Options) -> None:
+    """A message of each would cost more requests than it has rows."""
+    names = [f"{options.queue}.{number:02}" for number in range(64)]
+    for name in names:
+        client.create_queue(name)
+        client.publish_many(name, map(Outgoing, "12"))
+    reader = stream(with_options(options, queue="", queue_pattern=f"{re.escape(options.queue)}[.].*"))
+    start = reader.initialOffset()
+    places = []
+    for _ in range(2):
+        end = reader.latestOffset(start, ReadMaxRows(64))
+        places.append({queue for queue, place in end["queues"].items() if place != start["queues"].get(queue)})
+        rows(reader, reader.partitions(start, end))
+        start = end
+    assert [len(each) for each in places] == [32, 32]
+    assert places[0] | places[1] == set(names)
+    reader.stop()
+
+
 def test_a_batch_has_as_many_bytes_as_was_said(client: Client, options: Options) -> None:
     client.publish_many(options.queue, [Outgoing(b"x" * 100) for _ in range(5)])
     reader = stream(with_options(options, max_bytes_per_trigger=250))
