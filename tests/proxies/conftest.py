@@ -12,6 +12,7 @@ from mq.access.aws_keys import AwsKey
 from mq.access.users_editor import UsersFile
 from mq.testing.ports import HeldPort
 from tests.access.files import TOKEN, write_users
+from tests.cases import proof
 from tests.e2e.daemon import Daemon
 from tests.proxies.servers import Files, documented, fitted, running
 
@@ -94,7 +95,11 @@ class Proxied(NamedTuple):
         return self.url.removesuffix(self.path)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+EACH_COMMIT = ("nginx under a path", "nginx of most guides, not trusted", "haproxy", "caddy under a path")
+"""Each proxy, at the root and under a path, trusted and not. The others are for ``make proof``."""
+
+
+@pytest.fixture(scope="module", params=[name if name in EACH_COMMIT else proof(name) for name in CASES], ids=str)
 def proxied(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Proxied]:
     name, text, path, flags = CASES[request.param]
     folder = tmp_path_factory.mktemp("proxied")
