@@ -28,18 +28,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def interpreters() -> dict[str, str]:
-    """Version -> path, for the Python below this venv and for others that lie around."""
-    candidates = [sys._base_executable]
-    candidates += [path for minor in MINORS if (path := shutil.which(f"python3.{minor}"))]
-    candidates += [str(path) for path in Path.home().glob(".pyenv/versions/3.*/bin/python3")]
-    found: dict[str, str] = {}
-    for path in candidates:
-        asked = subprocess.run(
-            [path, "-c", "import sys; print('3.%d' % sys.version_info[1])"], capture_output=True, text=True, check=False
-        )
-        version = asked.stdout.strip()
-        if asked.returncode == 0 and int(version.partition(".")[2]) in MINORS:
-            found.setdefault(version, path)
+    """Version -> path, for the Python below this venv and for others that are installed.
+
+    Their names say the version: every process that collects tests would run them all to ask. The scripts that pyenv
+    puts into PATH are left out, for they may stand for no Python.
+    """
+    found = {f"3.{sys.version_info[1]}": sys._base_executable}
+    for minor in MINORS:
+        path = shutil.which(f"python3.{minor}")
+        if path is not None and "shims" not in Path(path).parts:
+            found.setdefault(f"3.{minor}", path)
+    for path in sorted(map(str, Path.home().glob(".pyenv/versions/3.*/bin/python3"))):
+        minor = int(Path(path).parts[-3].split(".")[1])
+        if minor in MINORS:
+            found.setdefault(f"3.{minor}", path)
     return found
 
 
