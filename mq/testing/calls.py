@@ -63,6 +63,7 @@ class RecordingCalls:
 
     Attributes:
         log: the calls, in order; clear it at will.
+        opened: the path of each handle that is open.
     """
 
     native: Native | None = None
@@ -71,7 +72,7 @@ class RecordingCalls:
         self.log: list[RecordedCall] = []
         self._inner = inner
         self._root = root.rstrip("/") + "/"
-        self._opened: dict[int, str] = {}
+        self.opened: dict[int, str] = {}
 
     def said(self, *verbs: str) -> list[str]:
         """The calls so far, as text; only those verbs, if any are given."""
@@ -82,12 +83,12 @@ class RecordingCalls:
         whole = self._whole(path, dir_fd)
         self._meet("open", whole, "new" if flags & os.O_CREAT else "")
         fd = self._inner.open(path, flags, mode, dir_fd=dir_fd)
-        self._opened[fd] = whole
+        self.opened[fd] = whole
         return fd
 
     def close(self, fd: int) -> None:
         """As in Calls."""
-        self._meet("close", self._opened.pop(fd, ""))
+        self._meet("close", self.opened.pop(fd, ""))
         self._inner.close(fd)
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
@@ -219,7 +220,7 @@ class RecordingCalls:
         return path if dir_fd is None else f"{self._path(dir_fd)}/{path}"
 
     def _path(self, fd: int) -> str:
-        return self._opened.get(fd, f"fd {fd}")
+        return self.opened.get(fd, f"fd {fd}")
 
     def _short(self, path: str) -> str:
         return path.removeprefix(self._root) if path != self._root[:-1] else "."

@@ -157,7 +157,7 @@ class StrikingCalls(RecordingCalls):
             return
         if not fault.call:
             fault.call = str(self.log[-1])
-            self._most_open = len(self._opened)
+            self._most_open = len(self.opened)
         if fault.kind is Kind.CUT:
             raise PowerCut
         number = self._number(fault.kind, _verb(self.log[-1]), is_first=position == fault.nth)
@@ -168,7 +168,7 @@ class StrikingCalls(RecordingCalls):
         """The errno with which a call fails while a fault lasts."""
         if kind is Kind.FULL and verb in _NEEDS_ROOM:
             return errno.ENOSPC
-        if kind is Kind.NO_HANDLES and verb in _NEEDS_HANDLE and len(self._opened) >= self._most_open:
+        if kind is Kind.NO_HANDLES and verb in _NEEDS_HANDLE and len(self.opened) >= self._most_open:
             return errno.EMFILE
         once = {Kind.EIO: errno.EIO, Kind.ENOSPC: errno.ENOSPC, Kind.EMFILE: errno.EMFILE}
         return once.get(kind) if is_first else None

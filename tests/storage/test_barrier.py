@@ -40,7 +40,7 @@ class Medium(FaultyCalls):
 
     def left_open(self) -> int:
         """How many files and folders are open, the root left out."""
-        return len(self._opened) - 1
+        return len(self.opened) - 1
 
 
 @pytest.fixture

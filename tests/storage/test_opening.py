@@ -34,10 +34,10 @@ FOLDERS: Final = ("new", "queues", "delay", "remove", "state", "state/records", 
 
 async def line(disk: Disk, storage: FolderStorage | None = None) -> str:
     """How it is refused: in one line, and nothing is left open."""
-    before = dict(disk.calls._opened)
+    before = dict(disk.calls.opened)
     with pytest.raises(StorageUnusable) as caught:
         await (storage or disk.another()).open()
-    assert disk.calls._opened == before, "handles are left open"
+    assert disk.calls.opened == before, "handles are left open"
     text = str(caught.value)
     assert "\n" not in text
     assert disk.root in text or "/root" in text
@@ -113,7 +113,7 @@ async def test_closing_lets_go_of_everything() -> None:
         await disk.bring(State.READY)
         await disk.storage.aclose()
         await disk.storage.aclose()
-        assert disk.calls._opened == {}
+        assert disk.calls.opened == {}
         with pytest.raises(StorageUnusable, match="not open"):
             await disk.storage.scan(State.NEW)
         await disk.open()
@@ -209,7 +209,7 @@ async def test_every_call_of_an_opening_can_fail_and_leaves_nothing_open() -> No
             await storage.open()
             struck = False
         except StorageUnusable:
-            assert disk.calls._opened == {}, f"after a fault in call {nth}"
+            assert disk.calls.opened == {}, f"after a fault in call {nth}"
             disk.heal()
             await storage.open()
         await check_whole(storage)

@@ -61,7 +61,7 @@ async def disk() -> AsyncIterator[Disk]:
 async def test_a_body_is_streamed_from_a_size_on(disk: Disk, size: int) -> None:
     body = (BIG * 2)[:size]
     entry = await disk.bring(State.NEW, body)
-    held = dict(disk.calls._opened)
+    held = dict(disk.calls.opened)
     found = await stored(disk, entry)
     assert isinstance(found.body, FileBody) == (size > READ_AT_ONCE)
     assert found.body.size == found.properties.size == size
@@ -70,7 +70,7 @@ async def test_a_body_is_streamed_from_a_size_on(disk: Disk, size: int) -> None:
     found = await stored(disk, entry)
     assert await found.body.read() == body
     await found.body.aclose()
-    assert disk.calls._opened == held
+    assert disk.calls.opened == held
 
 
 async def test_a_streamed_body_comes_in_chunks(disk: Disk) -> None:
@@ -192,9 +192,9 @@ async def test_a_large_foreign_body_is_given_as_it_is(disk: Disk) -> None:
 
 async def test_closing_a_body_closes_its_file_once(disk: Disk) -> None:
     found = await stored(disk, await disk.bring(State.READY, BIG))
-    opened = len(disk.calls._opened)
+    opened = len(disk.calls.opened)
     await found.body.aclose()
-    assert len(disk.calls._opened) == opened - 1
+    assert len(disk.calls.opened) == opened - 1
     disk.calls.log.clear()
     await found.body.aclose()
     assert disk.calls.log == []
@@ -202,31 +202,31 @@ async def test_closing_a_body_closes_its_file_once(disk: Disk) -> None:
 
 async def test_a_body_that_nobody_closes_is_closed_all_the_same(disk: Disk) -> None:
     found = await stored(disk, await disk.bring(State.READY, BIG))
-    opened = len(disk.calls._opened)
+    opened = len(disk.calls.opened)
     del found
-    assert len(disk.calls._opened) == opened - 1
+    assert len(disk.calls.opened) == opened - 1
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
 async def test_reading_many_without_handles_leaves_none_of_them_open(disk: Disk, number: int) -> None:
     """Else the handles that are missing would be missing for ever."""
     entries = [await disk.bring(State.READY, BIG) for _ in range(5)]
-    opened = dict(disk.calls._opened)
+    opened = dict(disk.calls.opened)
     disk.calls.fail("open", number, path="queues/*", nth=4, times=None)
     with pytest.raises(StorageFull, match="Try again later"):
         await disk.storage.read(entries)
     disk.heal()
-    assert sorted(disk.calls._opened.values()) == sorted(opened.values())
+    assert sorted(disk.calls.opened.values()) == sorted(opened.values())
     assert await disk.body(entries[0]) == BIG
 
 
 async def test_a_read_that_is_cancelled_leaves_nothing_open(disk: Disk) -> None:
     entry = await disk.bring(State.READY, BIG)
-    opened = dict(disk.calls._opened)
+    opened = dict(disk.calls.opened)
     with trio.CancelScope() as scope:
         scope.cancel()
         await disk.storage.read([entry])
-    assert disk.calls._opened == opened
+    assert disk.calls.opened == opened
 
 
 # Staging
@@ -235,13 +235,13 @@ async def test_a_read_that_is_cancelled_leaves_nothing_open(disk: Disk) -> None:
 @pytest.mark.parametrize(("verb", "nth"), [("open", 1), ("set_attribute", 1), ("write", 1), ("write", 2)])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
 async def test_a_body_that_cannot_be_staged_leaves_nothing(disk: Disk, verb: str, nth: int, number: int) -> None:
-    opened = dict(disk.calls._opened)
+    opened = dict(disk.calls.opened)
     disk.calls.fail(verb, number, nth=nth)
     disk.calls.most_written = 5
     with pytest.raises(StorageFull, match="Try again later"):
         await disk.storage.stage(chunks(b"0123456789"))
     assert disk.files("state/stage") == set()
-    assert disk.calls._opened == opened
+    assert disk.calls.opened == opened
     disk.heal()
     await disk.done(Write("q", new_id(), await disk.storage.stage(chunks(b"0123456789"))))
 

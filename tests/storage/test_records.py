@@ -304,7 +304,7 @@ def test_a_put_that_is_refused_leaves_the_old_value(shelf: Shelf, verb: str, num
         shelf.records.put("kind", "key", {"a": 2})
     shelf.calls.faults.clear()
     assert shelf.files() == before
-    assert shelf.calls._opened == {}
+    assert shelf.calls.opened == {}
     shelf.records.put("kind", "key", {"a": 3})
     assert shelf.records.all("kind") == {"key": {"a": 3}}
 

@@ -535,5 +535,5 @@ async def test_no_handles_while_repairing_is_one_clear_line(caplog: pytest.LogCa
         with pytest.raises(StorageUnusable, match=r"cannot serve root .*Too many open files") as caught:
             await disk.open()
         assert "\n" not in str(caught.value)
-        assert disk.calls._opened == {}, "handles are left open, the lock's among them"
+        assert disk.calls.opened == {}, "handles are left open, the lock's among them"
         await disk.open()

@@ -109,12 +109,12 @@ async def test_a_message_is_read_with_a_spare_handle_when_there_is_no_other(
     """Else a fetch would lease it and hand out nothing."""
     async with open_disk(MOUNTS["rename"], syncfs=syncfs) as disk:
         ready = await disk.bring(State.READY, **LARGE)
-        opened = sorted(disk.calls._opened.values())
+        opened = sorted(disk.calls.opened.values())
         disk.calls.fail("open", errno.EMFILE, path=path, times=times)  # a plain look, and a closer one
         disk.calls.log.clear()
         assert await disk.attributes(ready) == LARGE
         assert disk.calls.said("open")[-1] == "open ."  # it is kept again
-        assert sorted(disk.calls._opened.values()) == opened
+        assert sorted(disk.calls.opened.values()) == opened
 
 
 async def test_a_file_system_that_cannot_be_synced_does_not_pass_whatever_it_says() -> None:
