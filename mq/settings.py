@@ -246,9 +246,6 @@ class Settings:
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
     no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")
     no_reaper: bool = _line(False, _SWITCHED, "leave reaping to a separate mq-reaper", "")
-    no_fast_lane: bool = _line(False, _SWITCHED, "serve plain HTTP/1.1 requests by Hypercorn, too, as all others", "")
-    no_log: bool = _line(False, _SWITCHED, "make changes durable file by file, not by a log, on ext4 and xfs", "")
-    no_native: bool = _line(False, _SWITCHED, "call the kernel file by file, though mq-native is installed", "")
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),
@@ -370,8 +367,32 @@ CONFIG_FLAG: Final = "--config"
 CONFIG_VARIABLE: Final = "MQ_CONFIG"
 
 
+class Experiments(NamedTuple):
+    """Parts of the daemon that are off, for tests and benchmarks alone. Each is a variable of the environment, which is
+    set to 1; docs/dev/architecture.md has them.
+
+    Attributes:
+        fast_path: plain HTTP/1.1 requests are served by the fast path, and not all by Hypercorn.
+        log: on ext4 and xfs changes are made durable by a log, and not file by file.
+        native: mq-native makes the system calls where it is installed.
+    """
+
+    fast_path: bool = True
+    log: bool = True
+    native: bool = True
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> Experiments:
+        """Those that an environment asks for."""
+        return cls(*(environment.get(variable, "").lower() not in _YES for variable in EXPERIMENTS))
+
+
+EXPERIMENTS: Final = ("MQ_NO_FAST_LANE", "MQ_NO_LOG", "MQ_NO_NATIVE")
+"""The variables, in the order of the fields of :class:`Experiments`."""
+
 OTHER_VARIABLES: Final = (
     CONFIG_VARIABLE,
+    *EXPERIMENTS,
     *(f"MQ_{name}" for name in ("URL", "TOKEN", "CREDENTIALS", "CA", "CERTIFICATE", "PATIENCE")),  # of the verbs
     *(
         f"MQ_{name}" for name in ("QUEUE", "MESSAGE_ID", "RECEIVES", "CONTENT_TYPE", "CONTENT_ENCODING")

@@ -160,10 +160,13 @@ def test_version_says_what_of_it_is_compiled(
 @slow
 @pytest.mark.skipif(load_native() is None, reason="mq-native is not compiled here: apt install gcc libc6-dev")
 @pytest.mark.parametrize(
-    ("arguments", "said"), [((), True), (("--no-native",), False), (("--storage=memory:",), False)]
+    ("argument", "variables", "said"),
+    [("--amqp-port=0", {}, True), ("--amqp-port=0", {"MQ_NO_NATIVE": "1"}, False), ("--storage=memory:", {}, False)],
 )
-def test_a_daemon_says_whether_it_works_with_mq_native(temp_root: Path, arguments: tuple[str, ...], said: bool) -> None:
-    with started("--port=0", "--amqp-port=0", *arguments, "--root", str(temp_root)) as process:
+def test_a_daemon_says_whether_it_works_with_mq_native(
+    temp_root: Path, argument: str, variables: dict[str, str], said: bool
+) -> None:
+    with started("--port=0", "--amqp-port=0", argument, "--root", str(temp_root), **variables) as process:
         line = process.stderr.readline()
     assert line.startswith(f"mq {mq.__version__} ")
     assert ("with mq-native) serves " in line) is said
@@ -191,8 +194,9 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(serve, "open_storage", open_storage)
     monkeypatch.setattr(serve, "open_broker", open_broker)
+    monkeypatch.setenv("MQ_NO_LOG", "1")
     flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
-    flags += ["--group-writable", "--root-owner=4711", "--no-log", "--untested-fs"]
+    flags += ["--group-writable", "--root-owner=4711", "--untested-fs"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(
         workers=2,
@@ -216,13 +220,13 @@ UPLOAD = b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\
 
 
 @contextmanager
-def started(*args: str, program: tuple[str, ...] = ("-m", "mq")) -> Iterator[subprocess.Popen[str]]:
+def started(*args: str, program: tuple[str, ...] = ("-m", "mq"), **variables: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, *program, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | variables,
     )
     try:
         yield process

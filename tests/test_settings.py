@@ -8,7 +8,15 @@ import pytest
 
 from mq.cli import load_verb
 from mq.errors import InvalidSetting
-from mq.settings import LINES, OTHER_VARIABLES, Settings, load_settings, near_misses
+from mq.settings import (
+    EXPERIMENTS,
+    LINES,
+    OTHER_VARIABLES,
+    Experiments,
+    Settings,
+    load_settings,
+    near_misses,
+)
 from tests.cases import for_each
 
 
@@ -286,3 +294,10 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str, reason: str) -> N
 def test_settings_are_frozen() -> None:
     with pytest.raises(AttributeError):
         Settings().port = 1
+
+
+def test_experiments_are_variables_and_no_settings() -> None:
+    assert Experiments.of({}) == (True, True, True)
+    assert Experiments.of({"MQ_NO_LOG": "1", "MQ_NO_NATIVE": "0", "MQ_NO_FAST_LANE": ""}) == (True, False, True)
+    assert not {line.variable for line in LINES} & set(EXPERIMENTS)
+    assert near_misses(dict.fromkeys(EXPERIMENTS, "1")) == {}

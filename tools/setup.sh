@@ -83,7 +83,7 @@ else
     "${install[@]}" pip
     # The pip of an older Python does not know --group: 25.1 or newer does, and .venv has it now.
     install=(.venv/bin/python -m pip "${install[@]:${#pip[@]}}")
-    "${install[@]}" "${packages[@]}" ${wanted:+--group dev}
+    "${install[@]}" "${packages[@]}" $([ "$wanted" != all ] || echo --group dev)
 fi
 if [ -n "${compiling:-}" ] && ! wait "$compiling"; then
     grep -E 'error: command|fatal error:' "$log" | head -3 >&2 || true

@@ -336,7 +336,8 @@ def trace(folder: str | None = None) -> tuple[dict[str, Walk], bool]:
 def _arguments(root: str, http_port: HeldPort, amqp_port: HeldPort) -> list[str]:
     """Without mq-native, so that the figures do not depend on what is installed."""
     flags = {"--root": root, "--port": http_port, "--amqp-port": amqp_port, "--log-level": "warning"}
-    return ["serve", *(f"{flag}={value}" for flag, value in flags.items()), "--no-native"]
+    os.environ["MQ_NO_NATIVE"] = "1"
+    return ["serve", *(f"{flag}={value}" for flag, value in flags.items())]
 
 
 def _wait_for(port: int) -> None:

@@ -47,7 +47,7 @@ from mq.message import shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import ScheduleLimits, Scheduler
-from mq.settings import AMQP_PORT, Settings, load_settings
+from mq.settings import AMQP_PORT, Experiments, Settings, load_settings
 from mq.sqs.door import SqsDoor
 from mq.storage.confirmed import ConfirmedFile
 from mq.storage.interface import Storage
@@ -109,13 +109,14 @@ def _broker_config(settings: Settings, cluster: ClusterConfig | None) -> BrokerC
 
 
 def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContextManager[Storage]:
+    experiments = Experiments.of(os.environ)
     return open_storage(
         settings.served_store,
         sharing=config.sharing,
-        native=not settings.no_native,
+        native=experiments.native,
         group_writable=settings.group_writable,
         root_owner=settings.root_owner,
-        log=not settings.no_log,
+        log=experiments.log,
         untested=settings.untested_fs,
         confirmed=ConfirmedFile(Path(settings.root, "state")) if settings.storage else None,
     )
@@ -221,7 +222,7 @@ async def _serve_root(
             crowd=crowd,
             seen=seen,
             budget=budget,
-            fast_lane=not settings.no_fast_lane,
+            fast_lane=Experiments.of(os.environ).fast_path,
             shares_port=settings.reuse_port,
             doorway=doorways.http,
             keep_alive_seconds=settings.keep_alive,
@@ -349,7 +350,8 @@ async def _open_socket(
 ) -> list[str]:
     """The URLs."""
     DOOR.set("http")
-    serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=not settings.no_fast_lane)
+    fast_lane = Experiments.of(os.environ).fast_path
+    serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=fast_lane)
     serving = partial(serving, keep_alive_seconds=settings.keep_alive)
     urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen, budget=budget))
     return urls

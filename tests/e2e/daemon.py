@@ -33,7 +33,7 @@ class Daemon:
     Args:
         root: where its messages are; made when missing.
         log: where all that it says is kept, over all its lives.
-        arguments: more for its command line.
+        arguments: more for its command line; ``MQ_NAME=VALUE`` goes to its environment.
     """
 
     def __init__(self, root: Path, log: Path, *arguments: str) -> None:
@@ -42,7 +42,8 @@ class Daemon:
         self.address = "127.0.0.1"
         self.port = 0
         self.starts = 0
-        self._arguments = arguments
+        self._arguments = [each for each in arguments if not each.startswith("MQ_")]
+        self._variables = dict(each.split("=", 1) for each in arguments if each.startswith("MQ_"))
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Daemon:
@@ -124,7 +125,7 @@ class Daemon:
         return [sys.executable, "-m", "mq"]
 
     def _environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+        return {name: value for name, value in os.environ.items() if not name.startswith("MQ_")} | self._variables
 
     def _let_go(self) -> subprocess.Popen[bytes]:
         process, self._process, self.port = self._process, None, 0

@@ -2,7 +2,7 @@
 
     python -m tests.hostile.fast_publisher [--count 20000] [--syncs 300] [--client pika] [--no-log]
 
-The daemon's disk syncs ``--syncs`` times a second. Without a log, as with ``--no-log`` or on a file system on which mq
+The daemon's disk syncs ``--syncs`` times a second. Without a log (``--no-log``), or on a file system on which mq
 keeps none, each message takes several syncs, and the command some minutes. Each client publishes persistent messages of
 1 KiB without confirms as it is, and closes. Meanwhile another connection declares and deletes a queue each half second.
 The command's status is 1 if a message is missing, or if a declare took more than a second or failed.
@@ -79,7 +79,7 @@ class SlowDaemon(Daemon):
         self._port = HeldPort()
         self.amqp_port = self._port.number
         self._syncs = syncs
-        given = ("--amqp-port", str(self.amqp_port), "--no-native", *arguments)
+        given = ("--amqp-port", str(self.amqp_port), "MQ_NO_NATIVE=1", *arguments)
         super().__init__(folder / "root", folder / "log", *given)
 
     def __enter__(self) -> Self:
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     columns = f"{'arrived':>15}  {'publish':>7} {'close':>7} {'stored':>8}  declares: longest, failed"
     sys.stdout.write(f"{'client':10} {columns}\n")
-    given = ("--no-log",) if options.no_log else ()
+    given = ("MQ_NO_LOG=1",) if options.no_log else ()
     results = [
         measure(client, options.count, options.syncs, *given) for client in CLIENTS if options.client in (None, client)
     ]

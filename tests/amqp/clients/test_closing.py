@@ -176,7 +176,7 @@ main()
 
 
 async def test_a_disk_that_hangs_does_not_keep_a_daemon_from_stopping(tmp_path: Path) -> None:
-    with MqServer(tmp_path, "--no-native", daemon=Hanging) as server:
+    with MqServer(tmp_path, "MQ_NO_NATIVE=1", daemon=Hanging) as server:
         client = await dial(server)
         await client.declare("q", durable=True)
         (tmp_path / "hang").touch()
