@@ -70,7 +70,7 @@ VERBS: Final = {
     "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check, drain and replace its nodes."),
     "connections": CliVerb("mq.cli.daemon:connections_command", "Show who is connected, or close a connection."),
     "consumers": CliVerb(
-        "mq.cli.daemon:consumers_command", "Show who consumes, of all queues or of each QUEUE, or forget a consumer."
+        "mq.cli.daemon:consumers_command", "Show the consumers of all queues or of each QUEUE, or forget one."
     ),
     "logging": CliVerb(
         "mq.cli.daemon:logging_command", "Show how much a daemon logs, or change it until the daemon ends."

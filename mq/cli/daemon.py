@@ -50,7 +50,7 @@ def connections_command(remote: Remote, close: str | None, as_json: bool) -> Non
 @json_option
 @remote
 def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | None, as_json: bool) -> None:
-    """Show who consumes, of all queues or of each QUEUE, or forget a consumer.
+    """Show the consumers of all queues or of each QUEUE, or forget one.
 
     Kinds: amqp consumers, http requests that wait for messages, and spark queries, which take batches. Only the last
     stay when their program ends: forget those that will not come back.
