@@ -1,5 +1,6 @@
 // Measures what the page shows: what overlaps, what is too wide, what wraps that should not. A list of complaints.
 ([width]) => {
+  scrollTo(0, 0); // the header stays on top of what scrolls below it
   const root = document.querySelector("dialog[open]") ?? document.body;
   const found = [];
   const nameOf = (element) => {
