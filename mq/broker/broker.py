@@ -81,6 +81,7 @@ class Broker:
         self._storage = storage
         self._wiring = wiring = Wiring(storage, config, observers, clock, random)
         self.clock = clock
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
         self._known = wiring.catalog.queues
         self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
@@ -289,13 +290,13 @@ class Broker:
             drafts: the messages.
             has_place: called when what is published there from then on comes behind them; perhaps never.
         """
-        began = trio.current_time()
+        began = self._now()
         try:
             with self._in_flight:
                 index = self._known.get(queue) or await self._queues.get(queue)
                 outcomes = await self._publishing.publish(index, drafts, has_place)
             for took in self._publish_took:
-                took(trio.current_time() - began)
+                took(self._now() - began)
             return outcomes
         finally:
             for draft in drafts:

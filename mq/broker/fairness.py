@@ -37,30 +37,33 @@ class FairLine(Generic[T]):
     A source that comes into the line goes ahead of those that have had a turn, which get every fourth turn all the
     same. So one that wants little does not wait for those that want much, and cannot starve them. The broker's own work
     always counts as new.
+
+    Attributes:
+        items: those of each source that has some, in order. Read only: an empty line is told by it without a call.
     """
 
     def __init__(self) -> None:
-        self._items: dict[object | None, deque[T]] = {}
+        self.items: dict[object | None, deque[T]] = {}
         self._new: deque[object | None] = deque()
         self._served: deque[object | None] = deque()
         self._new_turns = 0  # since the last one of a source that had one
 
     def __bool__(self) -> bool:
-        return bool(self._items)
+        return bool(self.items)
 
     def put(self, source: object | None, item: T) -> None:
         """Add an item at the end of its source's line."""
-        line = self._items.get(source)
+        line = self.items.get(source)
         if line is None:
-            self._items[source] = line = deque()
+            self.items[source] = line = deque()
             self._new.append(source)
         line.append(item)
 
     def put_first(self, source: object | None, item: T) -> None:
         """Add an item at the head of its source's line: the rest of one that was taken."""
-        line = self._items.get(source)
+        line = self.items.get(source)
         if line is None:
-            self._items[source] = line = deque()
+            self.items[source] = line = deque()
             self._wait_again(source)
         line.appendleft(item)
 
@@ -73,10 +76,10 @@ class FairLine(Generic[T]):
         takes_new = bool(self._new) and not (self._served and self._new_turns >= NEW_TURNS)
         self._new_turns = self._new_turns + 1 if takes_new else 0
         source = (self._new if takes_new else self._served).popleft()
-        line = self._items[source]
+        line = self.items[source]
         item = line.popleft()
         if not line:
-            del self._items[source]
+            del self.items[source]
         else:
             self._wait_again(source)
         return source, takes_new, item

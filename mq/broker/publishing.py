@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict, deque
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from json.encoder import encode_basestring_ascii
@@ -167,9 +167,9 @@ class Publisher:
         with self._committer.noting_failure():
             return await stage(self._storage, chunks, self._longest)
 
-    async def publish(
+    def publish(
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
-    ) -> list[Published | MQError]:
+    ) -> Awaitable[list[Published | MQError]]:
         """Publish drafts in one batch; a message or an error for each, in their order.
 
         Args:
@@ -181,7 +181,12 @@ class Publisher:
             StorageError: the queue's bodies cannot be read; nothing was published.
         """
         if len(drafts) <= LARGEST_BATCH:
-            return await self._publish(index, drafts, has_place)
+            return self._publish(index, drafts, has_place)
+        return self._publish_many(index, drafts, has_place)
+
+    async def _publish_many(
+        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
+    ) -> list[Published | MQError]:
         outcomes: list[Published | MQError] = []
         for some in turns.parts(drafts, LARGEST_BATCH):  # each is stored before the next: others' batches come between
             is_last = len(outcomes) + len(some) == len(drafts)
@@ -307,7 +312,8 @@ class Publisher:
             )
         if settings.overflow != REJECT:
             return
-        self._check_fits(index, size)
+        if settings.max_bytes is not None:
+            self._check_fits(index, size)
         if settings.max_messages is not None and index.counted >= settings.max_messages:
             raise QueueFull(f"queue {index.name} holds {settings.max_messages} messages, its limit. Try again later")
         bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)

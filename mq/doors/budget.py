@@ -425,12 +425,13 @@ class ClientMemory:
         if self._connection is not None:
             self._connection._requests.discard(self)
 
-    def note(self, room: Room) -> None:
-        """Note that a reservation is in use, or is not any more."""
-        if room.size:
-            self._rooms.add(room)
-        else:
-            self._rooms.discard(room)
+    def note_new(self, room: Room) -> None:
+        """Note that a reservation is in use."""
+        self._rooms.add(room)
+
+    def note_free(self, room: Room) -> None:
+        """Note that a reservation is not in use any more."""
+        self._rooms.discard(room)
 
 
 class Room:
@@ -498,7 +499,11 @@ class Room:
                 raise self._refused(size, share)
         if size > self.shares[0].most:
             raise _too_large(size, self.shares[0].resource)
-        self._add(more)
+        for share in self.shares:
+            share.used += more
+        if not self.size:
+            self.client.note_new(self)
+        self.size = size
 
     def cover_if_free(self, size: int) -> bool:
         """As :meth:`cover`, but return False where so much is not free, and count no refusal."""
@@ -509,16 +514,12 @@ class Room:
             for share in self.shares:
                 if share.used + more > share.most:
                     return False
-            self._add(more)
+            for share in self.shares:
+                share.used += more
+            if not self.size:
+                self.client.note_new(self)
+            self.size = size
         return True
-
-    def _add(self, more: int) -> None:
-        for share in self.shares:
-            share.used += more
-        is_new = not self.size
-        self.size += more
-        if is_new:
-            self.client.note(self)
 
     async def cover_soon(self, size: int) -> None:
         """As :meth:`cover`, but wait until the memory is free.
@@ -575,7 +576,7 @@ class Room:
             if self._sends_since is not None:
                 self._sends_since = None
                 self.client.budget.unwatch(self)
-            self.client.note(self)
+            self.client.note_free(self)
 
     def move(self) -> None:
         """Count it in the present shares of its client from now on."""

@@ -40,6 +40,8 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 
+_FEW: Final = 16
+"""Operations of a batch that are done in one step of the event loop."""
 _FREED_TOGETHER: Final = 1024
 """Messages of a dropped queue that are freed in one step."""
 _OF_A_PIECE: Final = 256
@@ -157,6 +159,10 @@ class MemoryStorage:
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do all of them, in order."""
         await trio.lowlevel.checkpoint()  # first: a commit that is cancelled has done nothing
+        if len(operations) <= _FEW:  # which their caller has counted
+            return [
+                await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in operations
+            ]
         outcomes: list[Outcome] = []
         async for some in turns.slices(operations, turns.LIGHT // 4):
             outcomes += [

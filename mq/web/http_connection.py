@@ -92,7 +92,8 @@ class WatchedStream:
         self.patience = patience
         self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
-        self.last_used = trio.current_time()
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self.last_used = self._now()
         self.is_broken = False
         self.at_work = 0
         self.idle_until: float | None = None
@@ -112,7 +113,7 @@ class WatchedStream:
     async def receive(self, max_bytes: int) -> bytes:
         """The next bytes; none at the end. Only for a task that is alone with the connection.
 
-        Without TLS this reads from the socket itself, which costs a third of :meth:`receive_some`. Always a checkpoint.
+        Without TLS this reads from the socket itself, which costs half of :meth:`receive_some`.
 
         Raises:
             trio.BrokenResourceError: the connection is broken.
@@ -121,16 +122,16 @@ class WatchedStream:
         plain = self._plain
         if plain is None:
             return bytes(await self.receive_some(max_bytes))
+        await trio.lowlevel.checkpoint()  # often enough that is as long as it takes
         while True:
-            await trio.lowlevel.wait_readable(self.socket)
             try:
                 data = plain.recv(max_bytes)
             except BlockingIOError:
-                continue
+                await trio.lowlevel.wait_readable(self.socket)
             except OSError as error:
                 raise trio.BrokenResourceError from error
             else:
-                self.last_used = trio.current_time()
+                self.last_used = self._now()
                 return data
 
     async def send(self, data: bytes | memoryview) -> None:
@@ -154,7 +155,7 @@ class WatchedStream:
         except OSError as error:
             raise trio.BrokenResourceError from error
         if sent == len(data):
-            self.last_used = trio.current_time()
+            self.last_used = self._now()
         return data[sent:]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:

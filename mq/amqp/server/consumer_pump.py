@@ -188,7 +188,9 @@ class ConsumerPump:
         try:
             while left and size < MOST_BYTES_TOGETHER:
                 needed += delivery_bytes(left[0].message, self._delivering.client.budget)
-                if needed > UNCOUNTED_BYTES and not self._has_memory(needed):
+                if needed > UNCOUNTED_BYTES and not (
+                    self._delivering.cover_if_free(needed) or self._has_memory(needed)
+                ):
                     break
                 try:
                     arrival = await read(left[0], self.queue)
@@ -204,6 +206,8 @@ class ConsumerPump:
         return ready
 
     def _has_memory(self, size: int) -> bool:
+        if self._delivering.cover_if_free(size):
+            return True
         try:
             self._delivering.cover(size)
         except MQError:
@@ -232,16 +236,20 @@ def delivery_bytes(message: Message, budget: Budget) -> int:
         message: which.
         budget: has the memory; no more than all of it is asked for.
     """
-    attributes = message.properties.attributes
-    beside = DELIVERY_BYTES if not attributes else DELIVERY_BYTES + _WRITTEN * sum(map(_size, attributes.values()))
-    return min(2 * message.body.size + beside, budget.most)
+    written = 0
+    for value in message.properties.attributes.values():
+        written += len(value) if isinstance(value, str) else _size(value)
+    return min(2 * message.body.size + DELIVERY_BYTES + _WRITTEN * written, budget.most)
 
 
 def _size(value: Any) -> int:
-    """About how long the value of an attribute is."""
-    if isinstance(value, str):
-        return len(value)
-    return sum(len(str(name)) + _size(its) for name, its in value.items()) if isinstance(value, dict) else 16
+    """About how long the value of an attribute is, other than a text."""
+    if not isinstance(value, dict):
+        return 16
+    size = 0
+    for name, its in value.items():
+        size += len(str(name)) + (len(its) if isinstance(its, str) else _size(its))
+    return size
 
 
 async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival:
