@@ -6,16 +6,15 @@ import sys
 
 import pytest
 
+from tests.cases import for_each
 from tests.simulation.hunt import GROUNDS, finds, found_by
 from tests.simulation.planted import BUGS, OF_THE_LOG
 from tests.simulation.planting import planted
 
-EACH = pytest.mark.parametrize(
-    ("ground", "name"), [*(("simulation", name) for name in BUGS), *(("log", name) for name in OF_THE_LOG)]
-)
+EACH = [*(("simulation", name) for name in BUGS), *(("log", name) for name in OF_THE_LOG)]
 
 
-@EACH
+@for_each("ground, name", EACH)
 def test_a_planted_bug_fits_the_code(ground: str, name: str) -> None:
     """Or else a change of the line is told only by the slow tests."""
     with planted(GROUNDS[ground].bugs[name]):
@@ -29,7 +28,7 @@ def test_each_bug_has_a_seed(ground: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(120)
-@EACH
+@pytest.mark.parametrize(("ground", "name"), EACH)
 def test_a_planted_bug_is_found(ground: str, name: str) -> None:
     seed = found_by(ground)[name]
     broken = finds(ground, name, seed)
