@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,8 @@ SEED_ROW = re.compile(
 )
 SEED_PIECES = {"MQ": 135, "MQ-Core": 89, "VSQS": 48, "SimpleMessageQueue": 35, "CHMQ": 98}
 """The seeds, and how many pieces each has."""
+USERS_WORDS, ALL_WORDS = 42_000, 73_500
+"""The most words of the users' pages, which had 40,000 in November 2026, and of all pages in docs/ and at the root."""
 TEST_NAME = re.compile(r"`((?:plugins/[\w-]+/)?tests/[\w/]+\.py)::(\w+)`")
 
 
@@ -177,3 +180,16 @@ WORKSHOP = re.compile(r"tests/[\w/]+|`test_\w+|-m proof|pytest [-\w]+|\| (?:want
 def test_users_pages_name_no_test_and_no_wanted_figure() -> None:
     found = {page.name: WORKSHOP.findall(page.read_text(encoding="utf-8")) for page in USERS_PAGES}
     assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_trees_stay_within_their_words() -> None:
+    """Without the changelog, which grows with each release until it is cut."""
+    users, maintainers = (TREE / "docs").glob("*.md"), (TREE / "docs" / "dev").glob("*.md")
+    root = (page for page in TREE.glob("*.md") if page.name != "CHANGELOG.md")
+    of_users, of_others = words_of(users), words_of([*maintainers, *root])
+    assert of_users <= USERS_WORDS
+    assert of_users + of_others <= ALL_WORDS
+
+
+def words_of(pages: Iterable[Path]) -> int:
+    return sum(len(page.read_text(encoding="utf-8").split()) for page in pages)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -57,34 +59,39 @@ def looked(shell: Shell, command: str, printed: str) -> str:
 
 
 @slow
-def test_the_readme_can_be_pasted(shell: Shell, free_port: int, temp_root: Path, tmp_path: Path) -> None:
+def test_readme_can_be_pasted(shell: Shell, free_port: int, temp_root: Path, tmp_path: Path) -> None:
     asked = tmp_path / "asked"
-    # What installing leaves: a folder with programs. That `make setup` makes it is proved by a test of its own.
+    # What `make run` leaves, apart from its daemon: a folder with programs. A test of its own runs it.
     (tmp_path / ".venv").mkdir()
     (tmp_path / "programs").rename(tmp_path / ".venv" / "bin")
     (tmp_path / "programs").mkdir()
     write_program(tmp_path / "programs" / "make", f'echo "make $*" >> {asked}')
-    install, use, embed = blocks(README, "sh")
-    assert fences(README) == ["sh", "sh", "sh"]
+    make, use = blocks(README, "sh")
+    assert fences(README) == ["sh", "sh"]
 
-    assert shell.paste(install).status == 0
-    assert asked.read_text() == "make setup\n"
+    assert shell.paste(make).status == 0
+    assert asked.read_text() == "make run\nmake test\n"
 
-    serve, send, look, receive = moved(use, free_port, temp_root).splitlines()
-    assert shell.paste(serve).status == 0
+    path, send, look, receive = moved(use, free_port, temp_root).splitlines()
+    assert shell.paste(f"{path}\nmq &").status == 0
     sent = shell.paste(send)
     assert sent.status == 0
     assert looked(shell, look, sent.out) == sent.out
     assert shell.paste(receive) == (0, "hello\n")
 
-    (release, program) = moved(embed, free_port, temp_root).split("\n", 1)
-    while_it_serves = shell.paste(program)  # in the wrong order: before the daemon lets go
-    assert while_it_serves == (1, "")
-    told = shell.errors.splitlines()[-1]
-    assert told.startswith("letters: root ")
-    assert "stop that one" in told
-    assert shell.paste(f"{release}\n{program}") == (0, "b'hello again' 1\n")
-    assert "Traceback" not in shell.errors
+
+def test_readme_shows_the_two_commands_on_its_first_screen() -> None:
+    first_screen = "\n".join(README.read_text().splitlines()[:25])
+    assert "make run " in first_screen
+    assert "make test " in first_screen
+    assert "git make python3-venv" in first_screen
+
+
+def test_readme_has_a_table_of_six_links() -> None:
+    table = README.read_text().partition("| I want to |")[2].partition("\n\n")[0]
+    rows = table.splitlines()[2:]
+    assert len(rows) == 6
+    assert all("](" in row for row in rows)
 
 
 def test_the_readme_fits_a_screen() -> None:
@@ -110,18 +117,31 @@ def test_a_page_that_is_a_session_happens(page: str, shell: Shell, free_port: in
 
 @pytest.mark.proof
 @pytest.mark.timeout(600)
-def test_the_readmes_first_line_installs(tmp_path: Path) -> None:
+def test_make_run_sets_everything_up_and_serves(tmp_path: Path, free_port: int, temp_root: Path) -> None:
     """With what is in git, and the network."""
+    tree = tmp_path / "clone"
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=TREE, capture_output=True, check=True, text=True).stdout
     for name in listed.split("\0")[:-1]:
-        target = tmp_path / name
+        target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(TREE / name, target)
-    line = blocks(README, "sh")[0] + "mq --version && command -v mq"
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys._base_executable}
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / ".venv" / "bin" / "mq")
+    here = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys._base_executable}
+    here |= {"MQ_PORT": str(free_port), "MQ_AMQP_PORT": "0", "MQ_ROOT": str(temp_root)}
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        made = subprocess.Popen(
+            ["make", "run"], cwd=tree, env=here, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 500
+        while subprocess.run(["curl", "-sf", f"http://127.0.0.1:{free_port}/-/ready"], capture_output=True).returncode:
+            assert made.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.5)  # real time: another program installs
+    finally:
+        os.killpg(made.pid, signal.SIGTERM)
+        made.wait(timeout=60)
+    assert (tree / ".venv" / "bin" / "mq").exists()
 
 
 @slow

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+import yaml
+
 from mq.broker.api import Health, Membership, NeighborLink
 from mq.lifecycle import diagram
 from mq.observers.metrics import Durations, Metrics
 from mq.settings import LINES
 from mq.web.endpoints import OPERATIONS
 from mq.web.openapi import REFUSALS
-from mq.web.operations import Operation
 from mq.web.prometheus import TIMED, Scrape, families
 
 TREE: Final = Path(__file__).resolve().parent.parent
@@ -44,14 +45,8 @@ def requests(_: str) -> Iterator[str]:
     yield "| request | right | does | answers |"
     yield "|---|---|---|---|"
     for operation in sorted(OPERATIONS, key=lambda each: not each.path.startswith("/QUEUE")):
-        yield f"| `{operation.line}` | {operation.right} | {operation.text} | {_answers(operation)} |"
-
-
-def _answers(operation: Operation) -> str:
-    """The statuses of the successful replies, with their meaning where there are several."""
-    if len(operation.answers) == 1:
-        return str(*operation.answers)
-    return "; ".join(f"{status}: {success.text}" for status, success in operation.answers.items())
+        statuses = ", ".join(map(str, operation.answers))
+        yield f"| `{operation.line}` | {operation.right} | {operation.text} | {statuses} |"
 
 
 def refusals(_: str) -> Iterator[str]:
@@ -174,11 +169,38 @@ def _first_sentence(path: Path) -> str:
     return re.sub(r":\w+:`([^`]+)`", r"`\1`", sentence.replace("``", "`")).rstrip(".")
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, except what only mkdocs can make."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, tag, node: None)
+
+
+def navigation(_: str) -> Iterator[str]:
+    """A link to each page of the site, by section."""
+    sections = yaml.load((TREE / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)["nav"]
+    for title, entries in (item for section in sections for item in section.items()):
+        if not isinstance(entries, str):
+            yield f"## {title}"
+            yield ""
+            for text, place in (item for entry in entries for item in entry.items() if item[1] != "pages.md"):
+                yield f"* [{text}]({os.path.relpath(_source(place), TREE / 'docs')})"
+            yield ""
+
+
+def _source(place: str) -> Path:
+    """Where the page at `place` of the site is in the tree: tools/site_pages.py adds those outside docs/."""
+    stem = place.removesuffix(".md")
+    paths = (TREE / path for path in (f"docs/{place}", f"{stem}/README.md", f"{stem.upper()}.md"))
+    return next(path for path in paths if path.exists())
+
+
 PARTS: Final[Mapping[str, Mapping[str, Callable[[str], Iterator[str]]]]] = {
     "docs/settings.md": {"settings": settings},
     "docs/http.md": {"requests": requests, "refusals": refusals},
     "docs/limits.md": {"limits": limits},
     "docs/metrics.md": {"metrics": metrics},
+    "docs/pages.md": {"navigation": navigation},
     "docs/dev/architecture.md": {"transitions": transitions, "packages": packages},
 }
 """Page -> its parts by name, each with what makes its lines from what the page shows now."""

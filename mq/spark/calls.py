@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 
 
 def read_columns(data: bytes) -> Columns:
-    """Parse columns of messages, whose format docs/http.md describes.
+    """Parse columns of messages, whose format docs/dev/storage-formats.md describes.
 
     Raises:
         NotUnderstood: the data is not in that format.

@@ -1,5 +1,5 @@
-"""Messages in columns, the format of docs/http.md: a line of JSON, filled up with blanks to a multiple of 8 bytes, and
-then the columns, each as it lies in memory.
+"""Messages in columns, as docs/dev/storage-formats.md describes them: a line of JSON, padded with blanks to a multiple
+of 8 bytes, and then the columns, each as it is in memory.
 """
 
 from __future__ import annotations

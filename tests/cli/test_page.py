@@ -48,6 +48,30 @@ def test_its_flags_exist() -> None:
     assert set(re.findall(r"(--[a-z][a-z-]+)", TEXT)) <= known
 
 
+COMMAND = re.compile(r"(?:^|[`(|&;] ?|\\$ )mq(?P<words> (?:[a-z][a-z-]+|--)[^`\n|&;)#]*)", re.MULTILINE)
+"""A command of mq in a block or in a line of text."""
+
+
+def test_commands_on_users_pages_have_flags_that_exist() -> None:
+    of_the_daemon = {"--config", "--help", "--version", *(line.flag for line in LINES)}
+    wrong, seen = [], 0
+    for page in sorted([*(TREE / "docs").glob("*.md"), TREE / "README.md"]):
+        for words in COMMAND.findall(page.read_text().replace("\\\n", " ")):
+            name = words.split()[0]
+            known = flags_of(name) if name in VERBS and name != "serve" else of_the_daemon
+            flags = set(re.findall(r"(?<=\s)(--[a-z][a-z-]+)", words.partition(" --exec")[0] + " "))
+            seen += bool(flags)
+            wrong += [f"{page.name}: mq{words}: {flag}" for flag in sorted(flags - known - {"--users", "--help"})]
+    assert wrong == []
+    assert seen > 60
+
+
+def flags_of(name: str) -> set[str]:
+    command = load_verb(name)
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    return {flag for each in commands for parameter in each.params for flag in parameter.opts}
+
+
 @pytest.mark.slow
 def test_its_session_happens(temp_root: Path, tmp_path: Path) -> None:
     (session,) = blocks(PAGE, "console")

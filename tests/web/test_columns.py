@@ -29,7 +29,7 @@ def entry(body: bytes, attributes: Mapping[str, Any], sequence: int = 1, receive
 
 
 def decoded(data: bytes) -> tuple[list[tuple[int, int, int, str, bytes]], dict[str, Any]]:
-    """Read by the description of docs/http.md, without anything of mq's."""
+    """Read by the description of docs/dev/storage-formats.md, without anything of mq's."""
     line, _, rest = data.partition(b"\n")
     assert (len(line) + 1) % 8 == 0
     head = json.loads(line)
