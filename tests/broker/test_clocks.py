@@ -11,9 +11,9 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, Published, open_broker
-from mq.broker.config import GRACE_SECONDS, RETRY_SECONDS
+from mq.broker.config import RETRY_SECONDS
 from mq.errors import NoSuchMessage, NoSuchQueue, StorageFull
-from mq.message import MessageId, MessageIds
+from mq.message import MessageId
 from mq.storage.interface import QUEUE, Operation, Outcome, State
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
@@ -109,35 +109,6 @@ async def test_a_deleted_queue_made_again_in_the_past_is_empty(
         await trio.sleep(50_000)
         assert await take(broker) == b"x", "that one alone: its lease has ended"
         assert await take(broker) is None
-
-
-async def test_a_root_from_before_there_were_incarnations_opens_as_it_is(
-    disk_address: str, opened: Opener, wall_clock: WallClock
-) -> None:
-    """Its messages in NEW and DELAYED are its queue's, whatever they and its record say of the time; so are its keys
-    and consumers."""
-    id = MessageIds(lambda: wall_clock() - 10**9).new()
-    created = MessageIds(wall_clock).new().time
-    async with open_storage(disk_address) as storage:
-        await storage.put_record(QUEUE, "q", {"created": created})
-        await leave(storage, clock_ns=wall_clock)
-        key = {"entries": {"q/k": [id, wall_clock() // 1_000_000, 1]}}
-        await storage.put_record("key", "000000000001-0123456789ab", key)
-        for name, of in (("own", created), ("another", created - 1)):
-            await storage.put_record("consumer", f"q/{name}", {"created": of, "epoch": 7, "acknowledged": 3})
-    async with opened(disk_address) as broker:
-        assert await broker.publish("q", b"again", key="k") == id
-        assert {each.consumer for each in await broker.claims.consumers("q")} == {"own"}
-        await trio.sleep(GRACE_SECONDS)
-        assert {await take(broker), await take(broker)} == {b"new", b"leased"}
-        await broker.change_settings("q", {"visibility": 60})
-    async with opened(disk_address) as broker:
-        assert await broker.publish("q", b"again", key="k") == id
-        assert {each.consumer for each in await broker.claims.consumers("q")} == {"own"}
-        await broker.delete_queue("q")
-        await broker.create_queue("q")
-        assert await broker.publish("q", b"again", key="k") != id, "a key of a deleted queue"
-        assert await broker.claims.consumers("q") == []
 
 
 # A queue is made when nothing of the one before it is left
