@@ -3,6 +3,7 @@
 Its files and rooms; imports run from the bottom of this list to the top, never back:
 
 * ``errors``, ``message``, ``lifecycle``: values, the table of states, the errors by whose fault.
+* ``quantities``: durations and sizes as people write them.
 * ``threads``: threads that must not end unnoticed.
 * ``turns``: how much work a task does before other tasks run; measures the steps of the event loop.
 * ``storage``: one narrow interface and the stores behind it (posix, tmpfs, fake, memory, plugins).

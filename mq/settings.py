@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from mq.errors import InvalidSetting
 from mq.log_lines import FORMATS, LEVELS
 from mq.message import shorten
+from mq.quantities import DURATION_EXAMPLES, parse_duration, parse_size, show_duration
 
 try:
     _users: ModuleType | None = importlib.import_module("pwd")
@@ -37,8 +38,6 @@ AMQP_PORT: Final = 5672
 LONGEST_VHOST: Final = 255
 """In bytes: AMQP's short strings hold no more."""
 
-_UNITS: Final = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_SIZE: Final = re.compile(r"(\d{1,15})\s*([a-z]*)", re.ASCII | re.IGNORECASE)
 _PATH: Final = re.compile(r"(?:/[A-Za-z0-9._~-]{1,100}){1,10}", re.ASCII)
 _MODE: Final = re.compile(r"0?[0-7]{3}", re.ASCII)
 _YES: Final = ("1", "true", "yes", "on")
@@ -70,7 +69,16 @@ def _whole(low: int, high: int) -> ValueKind:
 
 
 def _seconds(low: float, high: int) -> ValueKind:
-    return _number(low, high, "a number of seconds")
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError
+        seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        if not low <= seconds <= high:  # not a NaN either
+            raise ValueError
+        return seconds
+
+    bounds = f"from {show_duration(low)} to {show_duration(high)}"
+    return ValueKind(parse, f"a duration {bounds}, such as {DURATION_EXAMPLES}")
 
 
 def _number(low: float, high: int, what: str) -> ValueKind:
@@ -89,15 +97,12 @@ def _size(high: int) -> ValueKind:
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise ValueError
-        matched = _SIZE.fullmatch(str(value).strip())
-        if matched is None or matched[2].lower() not in _UNITS:
-            raise ValueError
-        number = int(matched[1]) * _UNITS[matched[2].lower()]
+        number = parse_size(str(value))
         if not 1 <= number <= high:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"a number of bytes from 1 to {high}, or one with KiB, MiB or GiB")
+    return ValueKind(parse, f"a size from 1 to {high} bytes, such as 65536, 64KiB or 10MB")
 
 
 def _parse_text(value: object) -> str:
@@ -229,7 +234,7 @@ class Settings:
     root_owner: int | None = _line(
         None, _USER, "a user to trust with folders of the root, besides root and the one who starts it", "none"
     )
-    delay: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease in seconds", "30")
+    delay: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease", "30")
     max_body: int = _line(64 << 20, _size(LARGEST_BODY), "longest body of a message", "64MiB")
     memory: int = _line(
         256 << 20,
@@ -412,13 +417,13 @@ def near_misses(environment: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for name in environment:
         if name.upper().startswith("MQ") and name not in known and not name.startswith("MQ_ATTRIBUTE_"):
-            near = _nearest(name.upper(), known, _NEAR)
+            near = nearest(name.upper(), known, _NEAR)
             if near:
                 found[name] = near
     return found
 
 
-def _nearest(name: str, known: Sequence[str], cutoff: float) -> str:
+def nearest(name: str, known: Sequence[str], cutoff: float) -> str:
     """The one that was probably meant, or "". Two letters that changed places are likelier than others instead."""
     near = difflib.get_close_matches(name, known, cutoff=cutoff)
     same = (other for other in near if sorted(other) == sorted(name))
@@ -475,6 +480,6 @@ def _check_keys(file: Mapping[str, object], path: str) -> None:
     known = [line.name for line in LINES]
     for key in file:
         if key not in known:
-            near = _nearest(key.replace("-", "_").lower(), known, 0.6)
+            near = nearest(key.replace("-", "_").lower(), known, 0.6)
             hint = f"did you mean {near}?" if near else "known: " + ", ".join(known)
             raise InvalidSetting(f"unknown setting {shorten(key)} (from {path}): {hint}")

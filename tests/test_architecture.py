@@ -18,7 +18,7 @@ TREE = Path(__file__).resolve().parent.parent
 
 IN_VAIN: Final = re.compile(r"usefixtures\([^)]*_clock\b")
 
-DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle")
+DOMAIN: Final = ("mq.errors", "mq.message", "mq.lifecycle", "mq.quantities")
 TURNS: Final = "mq.turns"
 THREADS: Final = "mq.threads"
 """Both of the domain's level, but with an event loop."""
@@ -29,6 +29,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.message": ("mq.errors",),
     "mq.lifecycle": ("mq.message",),
     "mq.log_lines": (),
+    "mq.quantities": (),
     "mq.threads": (),
     "mq.turns": (),
     "mq.access": (*DOMAIN, "mq.access"),

@@ -99,7 +99,7 @@ def test_a_verbs_line_in_the_table_is_true(name: str) -> None:
 def test_an_unknown_verb_is_told_and_2() -> None:
     status, text = run("sevre")
     assert status == 2
-    assert text == "mq: there is no verb 'sevre': did you mean serve? See mq --help\n"
+    assert text == "mq: there is no command 'sevre': did you mean serve? See mq --help\n"
 
 
 def test_verbs_stand_before_settings() -> None:

@@ -184,7 +184,7 @@ def test_a_token_that_expires(path: str) -> None:
     )
 
 
-@for_each("given", ["", "30", "d", "0d", "-1d", "30y", "1.5d", "9999w", "٣d"])
+@for_each("given", ["", "d", "0d", "-1d", "30y", "9999w", "٣d"])
 def test_a_duration_that_is_none_is_refused(path: str, given: str) -> None:
     write_users(Path(path), "[users.shop]\n")
     refused = run("token", "shop", "--expires", given, "--users", path)

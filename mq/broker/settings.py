@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from mq.broker.config import LONGEST_LEASE_SECONDS
 from mq.errors import InvalidName, InvalidSetting
 from mq.message import QUEUE_NAME_PATTERN, QueueName, shorten
+from mq.quantities import DURATION_EXAMPLES, DURATION_PATTERN, parse_duration, show_duration
 
 SHORTEST_SECONDS: Final = 0.001
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
@@ -41,7 +42,18 @@ class SettingKind(NamedTuple):
 
 
 def seconds(low: float, high: float) -> SettingKind:
-    """The kind of a number of seconds from `low` to `high`."""
+    """The kind of a duration from `low` to `high` seconds: a number of seconds, or text such as ``10m``."""
+    plain = number(low, high)
+
+    def parse(value: Any) -> float:
+        return plain.parse(parse_duration(value) if isinstance(value, str) else value)  # type: ignore[no-any-return]
+
+    needs = f"a duration from {show_duration(low)} to {show_duration(high)}, such as {DURATION_EXAMPLES}"
+    return SettingKind(parse, needs, {**plain.schema, "type": ["number", "string"], "pattern": f"^{DURATION_PATTERN}$"})
+
+
+def number(low: float, high: float) -> SettingKind:
+    """The kind of a number from `low` to `high`."""
 
     def parse(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -50,13 +62,7 @@ def seconds(low: float, high: float) -> SettingKind:
             raise ValueError
         return float(value)
 
-    schema = {"type": "number", "minimum": low, "maximum": high}
-    return SettingKind(parse, f"a number of seconds from {low:g} to {high:g}", schema)
-
-
-def number(low: float, high: float) -> SettingKind:
-    """The kind of a number from `low` to `high`."""
-    return seconds(low, high)._replace(needs=f"a number from {low:g} to {high:g}")
+    return SettingKind(parse, f"a number from {low:g} to {high:g}", {"type": "number", "minimum": low, "maximum": high})
 
 
 def count(high: int, low: int = 1) -> SettingKind:
@@ -297,7 +303,8 @@ def check_value(name: str, value: Any, kind: SettingKind) -> Any:
     try:
         return kind.parse(value)
     except (ValueError, TypeError):
-        raise InvalidSetting(f"{name} must be {kind.needs}, got {shorten(repr(value))}") from None
+        shown = value if isinstance(value, str) else repr(value)
+        raise InvalidSetting(f"{name} must be {kind.needs}, got {shorten(shown)}") from None
 
 
 def check_time(at_ms: int, now_ms: int) -> int:

@@ -90,6 +90,20 @@ NEED_LINUX: Final = frozenset({"serve", "user", "doctor", "backup", "restore", "
 """Verbs that work on files as only Linux can. The others speak to a daemon, from any system."""
 
 
+_OTHER_NAMES: Final = {
+    **dict.fromkeys(("publish", "put", "push", "enqueue", "produce"), "send"),
+    **dict.fromkeys(("get", "fetch", "consume", "pop", "dequeue", "pull"), "receive"),
+    **dict.fromkeys(("list", "ls", "stats", "status"), "queues"),
+    **dict.fromkeys(("remove", "rm", "ack"), "delete"),
+    **dict.fromkeys(("create", "declare", "set", "show"), "queue"),
+    **dict.fromkeys(("start", "run", "daemon", "server"), "serve"),
+    **dict.fromkeys(("browse", "look"), "peek"),
+    **dict.fromkeys(("users", "login"), "user"),
+    **dict.fromkeys(("cron", "schedules"), "schedule"),
+}
+"""Commands of other queues, and mq's of the same purpose."""
+
+
 class _Verbs(PlainGroup):
     """Lists the table, and imports the one verb that is called."""
 
@@ -104,9 +118,9 @@ class _Verbs(PlainGroup):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, VERBS, n=1)
+            near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, VERBS, n=1)
             hint = f": did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"there is no verb {name!a:.60}{hint}", ctx)
+            raise click.UsageError(f"there is no command {name!a:.60}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import click
 import trio
 
+from mq.cli.commands import Duration
 from mq.cli.remote import Remote, json_option, remote, told, warn
 from mq.cli.terminal import say_json, say_table
 from mq.client import AsyncClient, ClientError, Received
@@ -40,7 +41,9 @@ class Timed(NamedTuple):
 
 
 @click.command("bench")
-@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Length of each part.")
+@click.option(
+    "--seconds", type=Duration(0.1), default="5s", show_default=True, metavar="DURATION", help="Length of each part."
+)
 @click.option("--clients", type=click.IntRange(1, 1000), default=16, show_default=True, help="How many at once.")
 @click.option("--size", type=click.IntRange(0), default=1000, show_default=True, help="Bytes of a body.")
 @click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")

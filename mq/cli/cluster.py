@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import click
 
+from mq.cli.commands import Duration
 from mq.cli.remote import Remote, fail, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client
@@ -80,12 +81,20 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
 
 
 @cluster_command.command("drain")
-@click.option("--wait", default=60.0, show_default=True, metavar="SECONDS", help="How long to wait until it is empty.")
+@click.option(
+    "--wait",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to wait until it is empty.",
+)
 @click.option(
     "--close-after",
-    default=10.0,
+    type=Duration(),
+    default="10s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="Close clients over AMQP that are still connected then; they connect to another node.",
 )
 @click.option("--resume", is_flag=True, help="Take clients again, instead of being stopped.")

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import reduce, wraps
+from math import inf
 from typing import Any, Final, NoReturn
 
 import click
@@ -20,7 +21,9 @@ from click.exceptions import NoArgsIsHelpError
 from mq.cli.streams import CannotWrite, checked_streams
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
-from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings
+from mq.message import shorten
+from mq.quantities import DURATION_EXAMPLES, parse_duration, show_duration
+from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings, nearest
 
 # Exit statuses; docs/cli.md has them for users.
 REFUSED: Final = 1
@@ -40,9 +43,41 @@ BROKEN_PIPE: Final = 141
 INTERRUPTED: Final = 130
 """After Control-C, as shells have it."""
 
+LONGEST_TTL_SECONDS: Final = 315_576_000.0
+"""Ten years: the longest delay and time to live that a daemon takes."""
 _OF_TRUST: Final = ("group_writable", "root_owner")
 _HINT: Final = re.compile(r"\.? \(?Did you mean (.+?)\?\)?\Z")
 """The end of a line in which click has a suggestion."""
+
+
+class Duration(click.ParamType[float]):
+    """A duration on the command line, which the command gets in seconds.
+
+    Args:
+        low: seconds of the shortest one.
+        high: seconds of the longest one; with infinity, ``inf`` is one, too.
+    """
+
+    name = "duration"
+
+    def __init__(self, low: float = 0.0, high: float = LONGEST_TTL_SECONDS) -> None:
+        self.low = low
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse a duration; see :class:`click.ParamType`."""
+        if isinstance(value, str) and not (value == "inf" and self.high == inf):
+            try:
+                value = parse_duration(value)
+            except ValueError:
+                self.fail(f"{shorten(value)} is not a duration: write {DURATION_EXAMPLES}", param, ctx)
+        seconds = float(value)
+        if not self.low <= seconds <= self.high:
+            bounds = f"at least {show_duration(self.low)}"
+            if self.high != inf:
+                bounds += f" and at most {show_duration(self.high)}"
+            self.fail(f"{shorten(str(value))} is out of range: give {bounds}", param, ctx)
+        return seconds
 
 
 class _Plain(click.Command):
@@ -98,7 +133,10 @@ class PlainGroup(_Plain, click.Group):
 
 def told(error: click.ClickException) -> str:
     """The line for an error of the command line: what is wrong, and which help tells more."""
-    text = _HINT.sub(r": did you mean \1?", " ".join(error.format_message().split()).rstrip("."))
+    near = r"\1"
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        near = nearest(error.option_name, error.possibilities, 0.0)
+    text = _HINT.sub(f": did you mean {near}?", " ".join(error.format_message().split()).rstrip("."))
     if text[1:2].islower():
         text = text[0].lower() + text[1:]
     context = error.ctx if isinstance(error, click.UsageError) else None

@@ -9,7 +9,7 @@ from typing import Final
 
 import click
 
-from mq.cli.commands import EMPTY, REFUSED
+from mq.cli.commands import EMPTY, REFUSED, Duration
 from mq.cli.receive import described
 from mq.cli.remote import Remote, complete_queues, confirm, json_option, queue_argument, remote, warn, yes_option
 from mq.cli.send import time_of
@@ -90,7 +90,7 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
 @click.command("reschedule")
 @queue_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="From now; 0 for at once.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="From now; 0 for at once.")
 @click.option("--at", callback=time_of, metavar="TIME", help="The time, as 2030-05-01T09:00.")
 @remote
 def reschedule_command(

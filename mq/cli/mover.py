@@ -16,7 +16,7 @@ from mq.broker.clock import LOOK_SECONDS
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.kernel_clock import system_clock
 from mq.broker.mover import Mover
-from mq.cli.commands import PlainCommand, trust_options
+from mq.cli.commands import Duration, PlainCommand, trust_options
 from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
@@ -32,10 +32,10 @@ logger = logging.getLogger("mq.mover")
 @click.option("--destination", required=True, metavar="FOLDER", help="The folder of the queues, one folder each.")
 @click.option(
     "--delay",
-    default=0.0,
+    default="0",
     show_default=True,
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
+    type=Duration(),
+    metavar="DURATION",
     help="How long a file waits, from its arrival; a deadline in its name wins.",
 )
 @click.version_option(__version__, prog_name="mq-mover")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import Any, Final
 
 import click
 
-from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
+from mq.cli.remote import Remote, confirm, fail, json_option, queue_argument, remote, yes_option
 from mq.cli.terminal import say_json, say_table
-from mq.client import Queue, QueueSettings
+from mq.client import NotFound, Queue, QueueSettings
+from mq.message import shorten
 
 _STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
 _HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "CONSUMERS", "STORE", "")
@@ -86,7 +88,11 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
     """Delete a queue and all its messages."""
     confirm(f"Delete {queue} and all its messages?", yes=yes)
     with remote.client() as client:
-        client.delete_queue(queue)
+        try:
+            client.delete_queue(queue)
+        except NotFound:
+            near = difflib.get_close_matches(queue, [found.name for found in client.queues()], n=1)
+            fail(f"queue {shorten(queue)} does not exist{f': did you mean {near[0]}?' if near else ''}")
 
 
 @click.command("pause")

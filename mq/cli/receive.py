@@ -13,7 +13,7 @@ from typing import IO, Any, Final, Protocol
 
 import click
 
-from mq.cli.commands import EMPTY, REFUSED
+from mq.cli.commands import EMPTY, REFUSED, Duration
 from mq.cli.processes import GLANCE_SECONDS, Command, GroupGuard, OrphanReaper, StillRuns, Stops, is_init, nothing
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
@@ -22,6 +22,7 @@ from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFou
 from mq.client.codec import body_members
 from mq.client.leases import MAX_HANDLING_SECONDS
 from mq.client.webhook import Webhook
+from mq.quantities import show_duration
 
 FOLLOW_WAIT_SECONDS: Final = 20.0
 RETRY_SECONDS: Final = 1.0
@@ -45,20 +46,20 @@ class Receiver(Protocol):
 @click.option("-n", "--max", "limit", type=click.IntRange(1), default=1, show_default=True, help="How many to receive.")
 @click.option("--follow", is_flag=True, help="Go on for ever, and wait for what is to come.")
 @click.option(
-    "--wait", type=click.FloatRange(0, 3600), default=0.0, show_default=True, metavar="SECONDS", help="Wait for each."
+    "--wait", type=Duration(0, 3600), default="0", show_default=True, metavar="DURATION", help="Wait for each."
 )
 @click.option(
     "--visibility",
-    type=click.FloatRange(0.001, 43_200),
-    metavar="SECONDS",
+    type=Duration(0.001, 43_200),
+    metavar="DURATION",
     help="Length of the lease; else the queue's own.",
 )
 @click.option(
     "--max-handling",
-    type=click.FloatRange(0.001),
-    default=MAX_HANDLING_SECONDS,
+    type=Duration(0.001),
+    default=show_duration(MAX_HANDLING_SECONDS),
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="For how long a lease is renewed while a message is at hand.",
 )
 @click.option("--keep", is_flag=True, help="Do not remove: the message comes back when its lease ends.")
@@ -66,24 +67,24 @@ class Receiver(Protocol):
 @click.option("--to", "target", metavar="URL", help="Post the body to this webhook; an answer of 2xx means done.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0.001, 43_200),
-    default=30.0,
+    type=Duration(0.001, 43_200),
+    default="30s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="How long the webhook may take to answer.",
 )
 @click.option(
     "--retry-delay",
-    type=click.FloatRange(0, 43_200),
-    metavar="SECONDS",
+    type=Duration(0, 43_200),
+    metavar="DURATION",
     help="After how long a message comes back when CMD or the webhook fails; else as its queue says, or a second.",
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(0, 43_200),
-    default=5.0,
+    type=Duration(0, 43_200),
+    default="5s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="Between SIGTERM and SIGKILL, when CMD is ended with all that it has started.",
 )
 @json_option

@@ -14,15 +14,15 @@ from typing import Any, Final, NamedTuple, NoReturn
 import click
 from click.shell_completion import CompletionItem
 
-from mq.cli.commands import INTERRUPTED, NOT_NOW, REFUSED
+from mq.cli.commands import INTERRUPTED, NOT_NOW, REFUSED, Duration
 from mq.cli.terminal import say
 from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
 from mq.client.transport import DEFAULT_URL
 
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
 _FLAGS: Final = ("url", "credentials", "ca", "certificate")
-_CREATE: Final = re.compile(r"[Cc]reate it with PUT /(\S+)")
-"""The daemon's advice where a queue is missing: right over HTTP, but not a command of a shell."""
+_CREATE: Final = re.compile(r'client\.create_queue\("(\S+)"\) creates it')
+"""The Python client's advice if a queue does not exist."""
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -101,10 +101,10 @@ _REMOTE_FLAGS: Final = (
     click.option(
         "--patience",
         envvar="MQ_PATIENCE",
-        type=click.FloatRange(0, 1e6),
-        default=5.0,
+        type=Duration(0, 1e6),
+        default="5s",
         show_default=True,
-        metavar="SECONDS",
+        metavar="DURATION",
         help="For how long to try again while the daemon is away or full.",
     ),
 )
@@ -119,7 +119,7 @@ def told() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except ClientError as error:
         passes = isinstance(error, Unreachable | Interrupted | Unavailable | QueueFull)
-        fail(_CREATE.sub(r"mq queue create \1 makes it", str(error)), NOT_NOW if passes else REFUSED)
+        fail(_CREATE.sub(r"mq queue create \1 creates it", str(error)), NOT_NOW if passes else REFUSED)
 
 
 def fail(text: str, status: int = REFUSED) -> NoReturn:

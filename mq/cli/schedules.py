@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from mq.cli.commands import Duration
 from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
 from mq.cli.send import attributes_of
 from mq.cli.terminal import say_json, say_table
@@ -42,13 +43,13 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
 @click.option("--cron", metavar="LINE", help='Five fields, as "0 3 * * MON-FRI": minute, hour, day, month, weekday.')
 @click.option("--zone", help="The time zone of that, as Europe/Berlin; UTC without.")
-@click.option("--every", type=click.FloatRange(1), metavar="SECONDS", help="Instead: from one message to the next.")
+@click.option("--every", type=Duration(1), metavar="DURATION", help="Instead: from one message to the next.")
 @click.option("--unless-waiting", is_flag=True, help="Publish nothing while the last message is still there.")
 @click.option("-m", "--message", help="The body itself, instead of a file.")
 @click.option("--content-type", metavar="TYPE", help="What the body is.")
 @click.option("--content-encoding", metavar="CODING", help="How the body is compressed, as gzip.")
-@click.option("--delay", type=click.FloatRange(0), metavar="SECONDS", help="Time until it can be fetched.")
-@click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which it expires.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="Time until it can be fetched.")
+@click.option("--ttl", type=Duration(0.001), metavar="DURATION", help="Time after which it expires.")
 @click.option("--priority", type=click.IntRange(0, 255), help="From 0 to 255.")
 @click.option(
     "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with it."

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
 
 import click
 
-from mq.cli.commands import REFUSED
+from mq.cli.commands import REFUSED, Duration
 from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
 from mq.cli.terminal import say, say_json
-from mq.client import Client, Outcome, Outgoing, Published
+from mq.client import Client, ClientError, Outcome, Outgoing, Published
 from mq.client.requests import cut
+from mq.message import shorten
 
 _CHUNK: Final = 256 * 1024
 _IN_MEMORY: Final = 8 << 20
@@ -60,18 +62,29 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
         raise click.BadParameter("write 2030-05-01T09:00, of this machine's zone, or 2030-05-01T09:00+02:00") from None
 
 
+class _BodyFile(click.Path):
+    """A file with a message; where there is none of that name, the message itself was probably meant."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            if Path(value).exists():
+                raise
+            message = shlex.quote(shorten(value)[1:-1])
+            self.fail(f"there is no file {shorten(value)}. To send this text, write -m {message}", param, error.ctx)
+
+
 @click.command("send")
 @queue_argument
-@click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
+@click.argument("files", nargs=-1, type=_BodyFile(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
 @click.option("-m", "--message", help="The body itself, instead of files.")
 @click.option("--lines", is_flag=True, help="Each line is a message, without its end. Empty ones are left out.")
 @click.option("--content-type", metavar="TYPE", help="What the bodies are.")
 @click.option("--content-encoding", metavar="CODING", help="How the bodies are compressed, as gzip.")
-@click.option(
-    "--delay", type=click.FloatRange(0, 315_576_000), metavar="SECONDS", help="Time until they can be fetched."
-)
+@click.option("--delay", type=Duration(), metavar="DURATION", help="Time until they can be fetched.")
 @click.option("--at", callback=time_of, metavar="TIME", help="When they can be fetched, as 2030-05-01T09:00.")
-@click.option("--ttl", type=click.FloatRange(0.001), metavar="SECONDS", help="Time after which they expire.")
+@click.option("--ttl", type=Duration(0.001), metavar="DURATION", help="Time after which they expire.")
 @click.option(
     "--priority",
     type=click.IntRange(0, 255),
@@ -108,12 +121,23 @@ def send_command(
         raise click.UsageError("one key is for one message")
     show = _Shown(quiet, as_json)
     with remote.client(keys=not no_keys) as client:
+        if fields["priority"]:
+            _warn_without_priorities(client, queue)
         sender = _Sender(client, queue, Fields(**fields), show)
         if message is not None:
             sender.whole("", message.encode(), key)
             return
         for file in files or ("-",):
             sender.lines(file) if lines else sender.file(file, key)
+
+
+def _warn_without_priorities(client: Client, queue: str) -> None:
+    with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
+        if client.queue(queue).settings.get("max_priority") == 0:
+            warn(
+                f"queue {shorten(queue)} has no priorities, so --priority changes nothing. "
+                f"mq queue set {queue} max_priority=9 gives it ten"
+            )
 
 
 class _Shown:

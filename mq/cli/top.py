@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import click
 
+from mq.cli.commands import Duration
 from mq.cli.queues import shown_pauses
 from mq.cli.remote import Remote, json_option, remote
 from mq.cli.terminal import aligned, say_json, say_table
@@ -54,7 +55,7 @@ class Look(NamedTuple):
 
 
 @click.command("top")
-@click.option("--every", type=click.FloatRange(0.1), default=2.0, show_default=True, metavar="SECONDS", help="Pause.")
+@click.option("--every", type=Duration(0.1), default="2s", show_default=True, metavar="DURATION", help="Pause.")
 @click.option("--once", is_flag=True, help="Show it once, as it is where output is no terminal.")
 @json_option
 @remote

@@ -22,14 +22,13 @@ from mq.access.rights import Right
 from mq.access.user_limits import KEYS, is_limit, limits_of
 from mq.access.users_editor import UsersEditor, UsersFile
 from mq.access.users_file import Account, check_modes, is_pattern, shared_account
-from mq.cli.commands import CANNOT_START
+from mq.cli.commands import CANNOT_START, Duration
 from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.message import shorten
 from mq.settings import load_settings
 
-_UNITS: Final = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _LONGEST_SECONDS: Final = 3660 * 86_400
 _TAKES_EFFECT: Final = "A daemon that runs takes it up on SIGHUP."
 
@@ -48,20 +47,6 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
             raise click.BadParameter(f"give one of {known}, with = and a pattern of queue names: publish=orders.*")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
-
-
-def _parse_duration(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
-    """The seconds that ``12h`` or ``30d`` stands for."""
-    if given is None:
-        return None
-    number, unit = given[:-1], given[-1:]
-    if (
-        unit not in _UNITS
-        or not (number.isascii() and number.isdecimal())
-        or not 0 < int(number) * _UNITS[unit] <= _LONGEST_SECONDS
-    ):
-        raise click.BadParameter("give a number with m, h, d or w, of at most ten years: 12h, 30d")
-    return int(number) * _UNITS[unit]
 
 
 def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,14 +238,14 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 @click.option(
     "--expires",
     "lasts",
-    metavar="30d",
-    callback=_parse_duration,
-    help="Let it count for so long and no longer: a number with m, h, d or w for minutes, hours, days or weeks.",
+    metavar="DURATION",
+    type=Duration(1, _LONGEST_SECONDS),
+    help="How long the token is valid, such as 12h or 30d. Default: no limit.",
 )
 @_editing
-def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: int | None) -> None:
+def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: float | None) -> None:
     """Give a user one more token, and print it once."""
-    token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time()) + lasts)
+    token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time() + lasts))
     _print_token(editor, token)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from typing import NoReturn
 
 import click
 
-from mq.cli.commands import CANNOT_START, EMPTY
+from mq.cli.commands import CANNOT_START, EMPTY, Duration
 from mq.cli.terminal import say, write_body
 from mq.errors import MQError
+from mq.quantities import show_duration
 from mq.vsqs import VISIBILITY_SECONDS, Queue
 
 
@@ -41,18 +43,18 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--visibility",
-    default=VISIBILITY_SECONDS,
+    default=show_duration(VISIBILITY_SECONDS),
     show_default=True,
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
+    type=Duration(0.000001, math.inf),
+    metavar="DURATION",
     help="How long it is hidden; delete it until then.",
 )
 @click.option(
     "--timeout",
-    default=0.0,
+    default="0",
     show_default=True,
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
+    type=Duration(0, math.inf),
+    metavar="DURATION",
     help="How long to wait for a message; inf is for ever.",
 )
 @click.option("--delete", is_flag=True, help="Delete it once it is printed.")

@@ -45,6 +45,7 @@ from mq.client.errors import (
 from mq.client.retries import Retry
 from mq.client.values import (
     Death,
+    Duration,
     Head,
     Outcome,
     Outgoing,
@@ -72,6 +73,7 @@ __all__ = [
     "ClientError",
     "Conflict",
     "Death",
+    "Duration",
     "GiveBack",
     "Head",
     "Interrupted",

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, Unpack
 import anyio
 import httpx
 
-from mq.client import requests
+from mq.client import codec, requests
 from mq.client.calls import Answer, AsyncBody, Call, Source, asynchronous, given
 from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, AsyncLease
@@ -27,6 +27,7 @@ from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Ret
 from mq.client.spans import Spans
 from mq.client.transport import Access, answer_of, is_sent, translated
 from mq.client.values import (
+    Duration,
     Head,
     Outcome,
     Outgoing,
@@ -189,8 +190,8 @@ class AsyncClient:
         body: AsyncBody,
         *,
         content_type: str | None = None,
-        delay: float | None = None,
-        ttl: float | None = None,
+        delay: Duration | None = None,
+        ttl: Duration | None = None,
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
         priority: int | None = None,
@@ -234,7 +235,7 @@ class AsyncClient:
             found.extend(outcomes)
         return found
 
-    async def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
+    async def fetch(self, queue: str, *, wait: Duration = 0.0, visibility: Duration | None = None) -> Received | None:
         """Lease the next message; None when there is none.
 
         Args:
@@ -248,7 +249,7 @@ class AsyncClient:
         return message
 
     async def fetch_many(
-        self, queue: str, limit: int, *, wait: float = 0.0, visibility: float | None = None
+        self, queue: str, limit: int, *, wait: Duration = 0.0, visibility: Duration | None = None
     ) -> tuple[Received, ...]:
         """Lease up to `limit` messages, of what is there."""
         with self._spans.receiving(queue) as receiving:
@@ -258,7 +259,7 @@ class AsyncClient:
 
     @contextlib.asynccontextmanager
     async def stream(
-        self, queue: str, *, wait: float = 0.0, visibility: float | None = None
+        self, queue: str, *, wait: Duration = 0.0, visibility: Duration | None = None
     ) -> AsyncIterator[AsyncStream | None]:
         """Lease the next message and read its body chunk by chunk, inside this context."""
         call = requests.fetch_head(queue, wait, visibility)
@@ -321,7 +322,7 @@ class AsyncClient:
             found.extend(outcomes)
         return found
 
-    async def extend(self, message: Head, visibility: float) -> None:
+    async def extend(self, message: Head, visibility: Duration) -> None:
         """Let the lease of a message end in `visibility` seconds from now.
 
         Raises:
@@ -330,7 +331,7 @@ class AsyncClient:
         """
         await self._run(requests.extend(message.queue, message.id, message.receipt, visibility))
 
-    async def requeue(self, message: Head, delay: float | None = 0.0, reason: str = "") -> None:
+    async def requeue(self, message: Head, delay: Duration | None = 0.0, reason: str = "") -> None:
         """Give a leased message back.
 
         Args:
@@ -345,7 +346,9 @@ class AsyncClient:
         with self._spans.settling("nack", message.queue, [message]):
             await self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
-    async def reschedule(self, queue: str, id: str, *, delay: float | None = None, at: datetime | None = None) -> None:
+    async def reschedule(
+        self, queue: str, id: str, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> None:
         """Change when a delayed message can be fetched. To cancel it, :meth:`remove` it.
 
         Args:
@@ -361,7 +364,9 @@ class AsyncClient:
         await self._run(requests.reschedule(queue, id, delay, at))
 
     @contextlib.asynccontextmanager
-    async def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> AsyncIterator[AsyncLease]:
+    async def handling(
+        self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
+    ) -> AsyncIterator[AsyncLease]:
         """Remove the message when the block ends well, give it back when it raises. Meanwhile its lease is renewed.
 
         An error is a failure: the message comes back after the delay that its queue's settings say, and the error's
@@ -375,7 +380,7 @@ class AsyncClient:
         Raises:
             LeaseLost: the lease was lost, or `max_handling` was over, before the message could be removed.
         """
-        async with AsyncLease(message, self._renew, max_handling) as lease:
+        async with AsyncLease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
             try:
                 with self._spans.processing(message), lease.guard():
                     yield lease
@@ -391,9 +396,11 @@ class AsyncClient:
             await self.remove(message)  # where the lease was thought lost, and is not, the work is done all the same
 
     @contextlib.asynccontextmanager
-    async def renewing(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> AsyncIterator[AsyncLease]:
+    async def renewing(
+        self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
+    ) -> AsyncIterator[AsyncLease]:
         """Renew the lease of a message while the block runs, and leave it leased. As :meth:`handling` else."""
-        async with AsyncLease(message, self._renew, max_handling) as lease:
+        async with AsyncLease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
             with lease.guard():
                 yield lease
             lease.check()
@@ -403,9 +410,9 @@ class AsyncClient:
         self,
         queue: str,
         *,
-        wait: float = 0.0,
-        visibility: float | None = None,
-        max_handling: float = MAX_HANDLING_SECONDS,
+        wait: Duration = 0.0,
+        visibility: Duration | None = None,
+        max_handling: Duration = MAX_HANDLING_SECONDS,
     ) -> AsyncIterator[Received | None]:
         """Fetch a message and handle it inside this context, as :meth:`handling` does."""
         message = await self.fetch(queue, wait=wait, visibility=visibility)
@@ -416,7 +423,7 @@ class AsyncClient:
             yield message
 
     def consume(
-        self, queue: str, *, wait: float = CONSUME_WAIT_SECONDS, visibility: float | None = None
+        self, queue: str, *, wait: Duration = CONSUME_WAIT_SECONDS, visibility: Duration | None = None
     ) -> AsyncConsumeIterator:
         """Message after message, for ever. Each is leased: handle it with :meth:`handling`."""
         return AsyncConsumeIterator(partial(self.fetch, queue, wait=wait, visibility=visibility))
@@ -555,7 +562,7 @@ class AsyncClient:
         *,
         cron: str | None = None,
         zone: str | None = None,
-        every: float | None = None,
+        every: Duration | None = None,
         unless_waiting: bool = False,
     ) -> bool:
         """Publish a message regularly from now on; or change what, when and where.
@@ -630,7 +637,7 @@ class AsyncClient:
         except Unavailable:
             return False
 
-    async def _give_back(self, message: Head, delay: float | None, reason: str = "") -> None:
+    async def _give_back(self, message: Head, delay: Duration | None, reason: str = "") -> None:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
         settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.

@@ -10,6 +10,7 @@ from http.client import TOO_MANY_REQUESTS
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from mq.client.errors import NotUnderstood, Refused, refusal
+from mq.client.values import not_a_body
 
 T = TypeVar("T")
 
@@ -205,6 +206,8 @@ def given(body: AsyncBody) -> Given:
         return Given(body.encode(), None, _TEXT)
     if isinstance(body, bytes | bytearray | memoryview):
         return Given(bytes(body))
+    if isinstance(body, Mapping) or not (callable(body) or hasattr(body, "__iter__") or hasattr(body, "__aiter__")):
+        raise not_a_body(body)
     if callable(body):
         return Given(b"", Source(body, is_repeatable=True))
     return Given(b"", Source(lambda: body, is_repeatable=False))

@@ -12,7 +12,8 @@ from typing import Any, Final, TypeVar
 
 from mq.client.calls import Answer
 from mq.client.errors import NotUnderstood
-from mq.client.values import Death, Head, Outcome, Outgoing, Page, Queue, Received
+from mq.client.values import Death, Duration, Head, Outcome, Outgoing, Page, Queue, Received
+from mq.quantities import DURATION_EXAMPLES, parse_duration
 
 H = TypeVar("H", bound=Head)
 
@@ -23,15 +24,28 @@ TRACE_NAMES: Final = ("traceparent", "tracestate")
 _COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds", "consumers", "store"})
 
 
-def seconds(name: str, value: float) -> str:
-    """A number of seconds as the protocol writes it.
+def duration(name: str, value: Duration) -> float:
+    """Return the seconds of a duration.
+
+    Args:
+        name: the parameter's, for errors.
+        value: a number of seconds, or text such as ``10m``.
 
     Raises:
-        ValueError: it is negative, or no number.
+        ValueError: the value is negative, or not a duration.
     """
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a number of seconds, got {value!r}")
-    return f"{value:.6f}".rstrip("0").rstrip(".")
+    try:
+        number = parse_duration(value) if isinstance(value, str) else value
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{name} must be a duration in seconds, or text such as {DURATION_EXAMPLES}; got {value!r}")
+    return number
+
+
+def seconds(name: str, value: Duration) -> str:
+    """Return a duration as the protocol writes it, in seconds; see :func:`duration`."""
+    return f"{duration(name, value):.6f}".rstrip("0").rstrip(".")
 
 
 def time(at: datetime) -> str:

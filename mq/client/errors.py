@@ -11,6 +11,7 @@ says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -99,6 +100,8 @@ class Unavailable(Refused):
     whether it may have been done; over AMQP the text does."""
 
 
+_CREATE: Final = re.compile(r"[Cc]reate it with PUT /(\S+)")
+"""The daemon's advice if a queue does not exist, for users of HTTP."""
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     400: BadRequest,
     401: NotAllowed,
@@ -114,4 +117,5 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
 
 def refusal(status: int, detail: str, *, is_unsure: bool = False) -> Refused:
     """The error for a status of 400 or more."""
+    detail = _CREATE.sub(r'client.create_queue("\1") creates it', detail)
     return _BY_STATUS.get(status, Refused)(status, detail, is_unsure=is_unsure)

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from mq.client import codec
 from mq.client.calls import Again, Answer, Call, Source, nothing
 from mq.client.errors import NotUnderstood, Refused
-from mq.client.values import Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
+from mq.client.values import Duration, Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
@@ -81,32 +81,34 @@ def publish_batch(queue: str, messages: Sequence[Outgoing], trace: Headers = ())
     )
 
 
-def fetch(queue: str, wait: float, visibility: float | None) -> Call[Received | None]:
+def fetch(queue: str, wait: Duration, visibility: Duration | None) -> Call[Received | None]:
     """Lease the next message. Sent again, it may lease a second one: the first comes back when its lease ends."""
     return _fetch(queue, wait, visibility, lambda answer: codec.received(queue, answer))
 
 
-def fetch_head(queue: str, wait: float, visibility: float | None) -> Call[Head | None]:
+def fetch_head(queue: str, wait: Duration, visibility: Duration | None) -> Call[Head | None]:
     """As :func:`fetch`, with the body still to be streamed."""
     return _fetch(queue, wait, visibility, lambda answer: codec.head_of(queue, answer))
 
 
-def _fetch(queue: str, wait: float, visibility: float | None, read: Callable[[Answer], T | None]) -> Call[T | None]:
+def _fetch(
+    queue: str, wait: Duration, visibility: Duration | None, read: Callable[[Answer], T | None]
+) -> Call[T | None]:
     return Call(
         method="GET",
         target=_target(queue, "messages", **_fetching(wait, visibility)),
-        wait=wait,
+        wait=codec.duration("wait", wait),
         read=lambda answer: None if answer.status == 204 else read(answer),
     )
 
 
-def fetch_many(queue: str, limit: int, wait: float, visibility: float | None) -> Call[tuple[Received, ...]]:
+def fetch_many(queue: str, limit: int, wait: Duration, visibility: Duration | None) -> Call[tuple[Received, ...]]:
     """Lease up to `limit` messages."""
     return Call(
         method="GET",
         target=_target(queue, "messages", max=str(limit), **_fetching(wait, visibility)),
         headers=(("accept", codec.JSON_LINES),),
-        wait=wait,
+        wait=codec.duration("wait", wait),
         read=lambda answer: codec.received_lines(queue, answer),
     )
 
@@ -149,21 +151,21 @@ def remove_batch(queue: str, messages: Sequence[str | Head]) -> Call[list[Outcom
     )
 
 
-def extend(queue: str, id: str, receipt: str, visibility: float) -> Call[None]:
+def extend(queue: str, id: str, receipt: str, visibility: Duration) -> Call[None]:
     """Let the lease end `visibility` seconds from now; at once for 0."""
-    call = _change(queue, id, receipt, {"visibility": float(codec.seconds("visibility", visibility))})
-    return call if visibility else replace(call, gone=_GIVEN_BACK)
+    call = _change(queue, id, receipt, {"visibility": codec.duration("visibility", visibility)})
+    return call if codec.duration("visibility", visibility) else replace(call, gone=_GIVEN_BACK)
 
 
-def requeue(queue: str, id: str, receipt: str, delay: float | None, reason: str = "") -> Call[None]:
+def requeue(queue: str, id: str, receipt: str, delay: Duration | None, reason: str = "") -> Call[None]:
     """Give a leased message back, to be handed out again after `delay` seconds; None for as long as its queue says."""
-    wanted: dict[str, Any] = {"delay": None if delay is None else float(codec.seconds("delay", delay))}
+    wanted: dict[str, Any] = {"delay": None if delay is None else codec.duration("delay", delay)}
     if reason:
         wanted["reason"] = reason[:LONGEST_REASON].encode("utf-8", "replace").decode()
     return replace(_change(queue, id, receipt, wanted), gone=_GIVEN_BACK)
 
 
-def reschedule(queue: str, id: str, delay: float | None, at: datetime | None) -> Call[None]:
+def reschedule(queue: str, id: str, delay: Duration | None, at: datetime | None) -> Call[None]:
     """Change when a delayed message can be fetched. A message that a consumer has by now stays with it.
 
     Raises:
@@ -171,7 +173,7 @@ def reschedule(queue: str, id: str, delay: float | None, at: datetime | None) ->
     """
     if (delay is None) == (at is None):
         raise ValueError("say either after which delay, or at what time")
-    wanted = {"at": codec.time(at)} if at is not None else {"delay": float(codec.seconds("delay", delay or 0.0))}
+    wanted = {"at": codec.time(at)} if at is not None else {"delay": codec.duration("delay", delay or 0.0)}
     call = _change(queue, id, "", wanted)
     return replace(call, headers=(*call.headers, ("if-none-match", "*")))
 
@@ -376,7 +378,7 @@ def _behind(after: str | None) -> Mapping[str, str]:
     return {} if after is None else {"after": after}
 
 
-def _fetching(wait: float, visibility: float | None) -> Mapping[str, str]:
+def _fetching(wait: Duration, visibility: Duration | None) -> Mapping[str, str]:
     found = {"wait": codec.seconds("wait", wait)} if wait else {}
     if visibility is not None:
         found["visibility"] = codec.seconds("visibility", visibility)

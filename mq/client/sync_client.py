@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from mq.client import requests
+from mq.client import codec, requests
 from mq.client.calls import Answer, Call, Source, SyncBody, given
 from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, Lease
@@ -27,6 +27,7 @@ from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Ret
 from mq.client.spans import Spans
 from mq.client.transport import Access, answer_of, is_sent, translated
 from mq.client.values import (
+    Duration,
     Head,
     Outcome,
     Outgoing,
@@ -185,8 +186,8 @@ class Client:
         body: SyncBody,
         *,
         content_type: str | None = None,
-        delay: float | None = None,
-        ttl: float | None = None,
+        delay: Duration | None = None,
+        ttl: Duration | None = None,
         attributes: Mapping[str, str] | None = None,
         key: str | None = None,
         priority: int | None = None,
@@ -230,7 +231,7 @@ class Client:
             found.extend(outcomes)
         return found
 
-    def fetch(self, queue: str, *, wait: float = 0.0, visibility: float | None = None) -> Received | None:
+    def fetch(self, queue: str, *, wait: Duration = 0.0, visibility: Duration | None = None) -> Received | None:
         """Lease the next message; None when there is none.
 
         Args:
@@ -244,7 +245,7 @@ class Client:
         return message
 
     def fetch_many(
-        self, queue: str, limit: int, *, wait: float = 0.0, visibility: float | None = None
+        self, queue: str, limit: int, *, wait: Duration = 0.0, visibility: Duration | None = None
     ) -> tuple[Received, ...]:
         """Lease up to `limit` messages, of what is there."""
         with self._spans.receiving(queue) as receiving:
@@ -254,7 +255,7 @@ class Client:
 
     @contextlib.contextmanager
     def stream(
-        self, queue: str, *, wait: float = 0.0, visibility: float | None = None
+        self, queue: str, *, wait: Duration = 0.0, visibility: Duration | None = None
     ) -> Iterator[Stream | None]:
         """Lease the next message and read its body chunk by chunk, inside this context."""
         call = requests.fetch_head(queue, wait, visibility)
@@ -317,7 +318,7 @@ class Client:
             found.extend(outcomes)
         return found
 
-    def extend(self, message: Head, visibility: float) -> None:
+    def extend(self, message: Head, visibility: Duration) -> None:
         """Let the lease of a message end in `visibility` seconds from now.
 
         Raises:
@@ -326,7 +327,7 @@ class Client:
         """
         self._run(requests.extend(message.queue, message.id, message.receipt, visibility))
 
-    def requeue(self, message: Head, delay: float | None = 0.0, reason: str = "") -> None:
+    def requeue(self, message: Head, delay: Duration | None = 0.0, reason: str = "") -> None:
         """Give a leased message back.
 
         Args:
@@ -341,7 +342,9 @@ class Client:
         with self._spans.settling("nack", message.queue, [message]):
             self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
-    def reschedule(self, queue: str, id: str, *, delay: float | None = None, at: datetime | None = None) -> None:
+    def reschedule(
+        self, queue: str, id: str, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> None:
         """Change when a delayed message can be fetched. To cancel it, :meth:`remove` it.
 
         Args:
@@ -357,7 +360,9 @@ class Client:
         self._run(requests.reschedule(queue, id, delay, at))
 
     @contextlib.contextmanager
-    def handling(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> Iterator[Lease]:
+    def handling(
+        self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
+    ) -> Iterator[Lease]:
         """Remove the message when the block ends well, give it back when it raises. Meanwhile its lease is renewed.
 
         An error is a failure: the message comes back after the delay that its queue's settings say, and the error's
@@ -371,7 +376,7 @@ class Client:
         Raises:
             LeaseLost: the lease was lost, or `max_handling` was over, before the message could be removed.
         """
-        with Lease(message, self._renew, max_handling) as lease:
+        with Lease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
             try:
                 with self._spans.processing(message), lease.guard():
                     yield lease
@@ -387,9 +392,11 @@ class Client:
             self.remove(message)  # where the lease was thought lost, and is not, the work is done all the same
 
     @contextlib.contextmanager
-    def renewing(self, message: Head, *, max_handling: float = MAX_HANDLING_SECONDS) -> Iterator[Lease]:
+    def renewing(
+        self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
+    ) -> Iterator[Lease]:
         """Renew the lease of a message while the block runs, and leave it leased. As :meth:`handling` else."""
-        with Lease(message, self._renew, max_handling) as lease:
+        with Lease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
             with lease.guard():
                 yield lease
             lease.check()
@@ -399,9 +406,9 @@ class Client:
         self,
         queue: str,
         *,
-        wait: float = 0.0,
-        visibility: float | None = None,
-        max_handling: float = MAX_HANDLING_SECONDS,
+        wait: Duration = 0.0,
+        visibility: Duration | None = None,
+        max_handling: Duration = MAX_HANDLING_SECONDS,
     ) -> Iterator[Received | None]:
         """Fetch a message and handle it inside this context, as :meth:`handling` does."""
         message = self.fetch(queue, wait=wait, visibility=visibility)
@@ -412,7 +419,7 @@ class Client:
             yield message
 
     def consume(
-        self, queue: str, *, wait: float = CONSUME_WAIT_SECONDS, visibility: float | None = None
+        self, queue: str, *, wait: Duration = CONSUME_WAIT_SECONDS, visibility: Duration | None = None
     ) -> ConsumeIterator:
         """Message after message, for ever. Each is leased: handle it with :meth:`handling`."""
         return ConsumeIterator(partial(self.fetch, queue, wait=wait, visibility=visibility))
@@ -551,7 +558,7 @@ class Client:
         *,
         cron: str | None = None,
         zone: str | None = None,
-        every: float | None = None,
+        every: Duration | None = None,
         unless_waiting: bool = False,
     ) -> bool:
         """Publish a message regularly from now on; or change what, when and where.
@@ -626,7 +633,7 @@ class Client:
         except Unavailable:
             return False
 
-    def _give_back(self, message: Head, delay: float | None, reason: str = "") -> None:
+    def _give_back(self, message: Head, delay: Duration | None, reason: str = "") -> None:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
         settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.

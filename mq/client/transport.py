@@ -43,6 +43,8 @@ class Access:
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
+        if parts.scheme in ("amqp", "amqps"):
+            raise ValueError(f"{self.url!a:.80} is a URL of AMQP: give the URL of HTTP, such as {DEFAULT_URL}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"not a daemon's URL: {self.url!a:.80}. Give http://HOST:PORT or https://HOST:PORT")
         if parts.username is not None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
+
+Duration: TypeAlias = float | str
+"""A number of seconds, or text with a unit, such as ``1.5h`` or ``10m``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +111,8 @@ class Outgoing:
     Attributes:
         body: its bytes; text goes as UTF-8.
         content_type: what its bytes are; None lets the daemon say that nothing is known of them.
-        delay: seconds before it can be fetched; None for the queue's own.
-        ttl: seconds after which it expires; None for the queue's own.
+        delay: how long before it can be fetched; None for the queue's own.
+        ttl: how long until it expires; None for the queue's own.
         attributes: text kept with it, by name; names in small letters.
         key: its idempotency key; None for a fresh one.
         priority: from 0 to 255; higher ones are handed out first, where the queue has a max_priority. None for 0.
@@ -121,14 +124,23 @@ class Outgoing:
 
     body: bytes | str
     content_type: str | None = None
-    delay: float | None = None
-    ttl: float | None = None
+    delay: Duration | None = None
+    ttl: Duration | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
     key: str | None = None
     priority: int | None = None
     at: datetime | None = None
     group: str | None = None
     content_encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.body, bytes | bytearray | memoryview | str):
+            raise not_a_body(self.body)
+
+
+def not_a_body(value: object) -> TypeError:
+    """Return the error for a value that is not the body of a message."""
+    return TypeError(f"the body of a message is bytes or text, not {type(value).__name__}: publish json.dumps(value)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,6 +47,7 @@ from mq.web.refusals import (
     MOST_EMPTY_LINES,
     MOST_LINES,
     refusal_of,
+    refusal_of_amqp,
     refusal_of_body,
     refusal_of_head,
 )
@@ -66,6 +67,8 @@ _PARSED: Final = 4
 """How much memory a byte of a head may take once it is parsed."""
 
 _EMPTY: Final = b"\r\n"
+_AMQP: Final = b"AMQP"
+"""The beginning of a connection of AMQP."""
 _END: Final = 2 * _EMPTY
 _ODD: Final = frozenset({"transfer-encoding", "upgrade", "expect", "http2-settings", "te", "trailer"})
 _LENGTH: Final = re.compile(r"[0-9]{1,15}", re.ASCII)
@@ -251,6 +254,10 @@ class FastHttp1:
             if end >= 0:
                 break
             has_begun = len(self._received) > start
+            if self._received.startswith(_AMQP) and not self._has_served:
+                await self._send_refusal(_refusal(refusal_of_amqp()))
+                await self._end()
+                return None
             if self._is_stopping or (self._has_ended and not has_begun):
                 return None
             if has_begun and (self._has_ended or self._cannot_be_plain(looked_at)):

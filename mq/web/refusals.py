@@ -133,6 +133,11 @@ def refusal_of_head(status: int) -> Reply:
     return problem(status, _HEAD_DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
 
 
+def refusal_of_amqp() -> Reply:
+    """The reply to a client of AMQP, which ends the connection."""
+    return problem(400, "this is a port of HTTP: AMQP is served on another one, usually 5672", ("connection", "close"))
+
+
 def refusal_of_body() -> Reply:
     """The reply to a request whose client closed its side in the middle of the body. It ends the connection."""
     return problem(400, BODY_ENDED, ("connection", "close"))

@@ -30,7 +30,8 @@ def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> 
 def or_null(schema: Schema) -> Schema:
     """That, or null."""
     named = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
-    return {**schema, "type": [schema["type"], "null"], **named}
+    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    return {**schema, "type": [*types, "null"], **named}
 
 
 def reference(name: str) -> Schema:

@@ -16,10 +16,10 @@ from tests.cli.conftest import Mq
     ("args", "begins", "helps"),
     [
         (["send"], "missing argument 'QUEUE'.", "mq send"),
-        (["send", "q", "--lnies"], "no such option '--lnies': did you mean", "mq send"),
+        (["send", "q", "--lnies"], "no such option '--lnies': did you mean --lines?", "mq send"),
         (["queue", "craete"], "no such command 'craete': did you mean", "mq queue"),
         (["queue", "list"], "no such command 'list': there are create, delete, set, show.", "mq queue"),
-        (["--prot", "1"], "no such option '--prot': did you mean", "mq"),
+        (["--prot", "1"], "no such option '--prot': did you mean --port?", "mq"),
         (["send", "q", "--message", "x", "--lines"], "give --message, or files, or lines of these.", "mq send"),
         (["bench", "--seconds", "x"], "invalid value for '--seconds':", "mq bench"),
     ],
@@ -85,6 +85,6 @@ def test_a_missing_queue_is_told_with_the_command_that_makes_it(client: Client, 
     for verb in verbs:
         done = mq(*verb)
         assert done.status == 1
-        assert done.error.endswith("mq queue create w makes it\n"), verb
+        assert done.error.endswith("mq queue create w creates it\n"), verb
         assert "PUT" not in done.error
-    assert mq("move", "q", "w").error.endswith("mq queue create w makes it\n")
+    assert mq("move", "q", "w").error.endswith("mq queue create w creates it\n")

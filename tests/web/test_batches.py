@@ -172,7 +172,7 @@ async def test_no_content_type_is_lines(endpoints: Endpoints) -> None:
         (line(base64=["eA=="]), "base64"),
         (line(base64="\u20ac"), "base64"),
         (line(body="x", delay=-1), "delay"),
-        (line(body="x", delay="1"), "delay"),
+        (line(body="x", delay="1y"), "delay"),
         (line(body="x", delay=315_576_001), "delay"),
         (line(body="x", delay=True), "delay"),
         (b'{"body": "x", "delay": NaN}\n', "delay"),

@@ -114,7 +114,7 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
         ({}, 'either "cron"'),
         ({**EVERY, "cron": "0 3 * * *"}, 'either "cron"'),
         ({**EVERY, "zone": "UTC"}, "leave it out"),
-        ({**EVERY, "every": 0.5}, "every must be a number of seconds from 1"),
+        ({**EVERY, "every": 0.5}, "every must be a duration from 1s"),
         ({**EVERY, "every": True}, "every must be"),
         ({**EVERY, "every": 1e300}, "every must be"),
         ({**EVERY, "evry": 5}, "unknown key"),

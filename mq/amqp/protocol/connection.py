@@ -41,7 +41,6 @@ from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Code, Refusal, WrongProtocol, clip
 from mq.amqp.wire.frames import (
     HEARTBEAT,
-    PROTOCOL_HEADER,
     SMALLEST_FRAME_MAX,
     AckFrames,
     Frame,
@@ -406,7 +405,7 @@ class Connection:
                 looked_at = self.session.topology.looked_at - looked_at
                 self.frames_left -= (1 if type(frame) is PublishFrames else _weight(frame)) + looked_at // LOOKS_A_FRAME
         except WrongProtocol as error:
-            self._sending.append(PROTOCOL_HEADER)
+            self._sending.append(error.answer)
             self._be_over(str(error))
         except Refusal as refusal:
             self._is_deaf = frame is None

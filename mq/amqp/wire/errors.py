@@ -70,7 +70,16 @@ class Refusal(CallerError):
 
 
 class WrongProtocol(CallerError):
-    """The connection did not begin with the header of AMQP 0-9-1."""
+    """The connection did not begin with the header of AMQP 0-9-1.
+
+    Args:
+        text: what is wrong.
+        answer: the bytes to send before the connection is closed.
+    """
+
+    def __init__(self, text: str, answer: bytes) -> None:
+        super().__init__(text)
+        self.answer = answer
 
 
 def clip(text: str) -> str:

@@ -12,6 +12,7 @@ says what is wrong; tests compare both ways.
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections.abc import Callable
 from functools import lru_cache
@@ -33,6 +34,11 @@ UNTUNED_FRAME_MAX: Final = 8192
 OVERHEAD: Final = 8
 """Bytes of a frame beside its payload."""
 
+_HTTP: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) ")
+_TO_HTTP: Final = (
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\nconnection: close\r\n\r\n"
+    b'{"status": 400, "detail": "this is a port of AMQP: HTTP is served on another one, usually 8080"}\n'
+)
 _CONTENT_HEADER: Final = struct.Struct(">HHQ")
 _ZEROS: Final[dict[str, Any]] = {"shortstr": "", "longstr": "", "table": {}}
 
@@ -295,7 +301,8 @@ class FrameReader:
         """
         begin = self._held[: len(PROTOCOL_HEADER)]
         if not PROTOCOL_HEADER.startswith(begin):
-            raise WrongProtocol("not AMQP 0-9-1")
+            is_http = _HTTP.match(self._held) is not None
+            raise WrongProtocol("not AMQP 0-9-1", _TO_HTTP if is_http else PROTOCOL_HEADER)
         if begin != PROTOCOL_HEADER:
             return False
         self._at = len(PROTOCOL_HEADER)

@@ -52,6 +52,10 @@ def parse(url: str) -> Address:
         ValueError: it is none, or has a secret in it.
     """
     parts = urlsplit(url)
+    if parts.scheme in ("http", "https"):
+        raise ValueError(
+            f"{url!a:.80} is a URL of HTTP: give the URL of AMQP, such as amqp://127.0.0.1:{PORTS['amqp']}"
+        )
     if parts.username is not None or parts.password is not None:
         raise ValueError("a URL is shown in logs and lists: give the credentials apart from it, as user=(NAME, SECRET)")
     try:

@@ -209,6 +209,8 @@ class Protocol:
         Raises:
             NotUnderstood: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
         """
+        if self.phase is Phase.GREETING and data.startswith(b"HTTP/"):
+            raise NotUnderstood("this is a port of HTTP: AMQP is served on another one, usually 5672")
         self.heartbeats.received()
         self._reader.feed(data)
         try:

@@ -568,8 +568,8 @@ def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
     except BlockingIOError as error:
         if not shared:
             raise StorageUnusable(
-                f"root {shorten(root)} is already served by another daemon; stop that one, choose another --root, "
-                "or start all of them with --peers=N, N being the number of the others"
+                f"root {shorten(root)} is already served by another daemon: stop that one, or choose another --root. "
+                "To start this one as its standby, give both --take-turns"
             ) from error
     _lock_shared(calls, lock, root)
     return False

@@ -33,7 +33,7 @@ def test_an_address_shows_no_vhost() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "localhost", "http://localhost", "amqp://", "amqp://h:99999", "amqp://h/?x=1", "amqp://h/#x"]
+    "url", ["", "localhost", "ftp://localhost", "amqp://", "amqp://h:99999", "amqp://h/?x=1", "amqp://h/#x"]
 )
 def test_what_is_no_url(url: str) -> None:
     with pytest.raises(ValueError, match="not a URL of AMQP"):
@@ -55,7 +55,7 @@ def test_certificates_that_are_none(tmp_path: Path) -> None:
 
 
 async def test_connect_refuses_before_it_connects() -> None:
-    with pytest.raises(ValueError, match="not a URL"):
+    with pytest.raises(ValueError, match="a URL of HTTP"):
         async with connect("http://127.0.0.1"):
             pass
 

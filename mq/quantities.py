@@ -1,0 +1,66 @@
+"""Durations and sizes as people write them: ``30``, ``1.5h``, ``10m``; ``65536``, ``64KiB``, ``10MB``."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+DURATION_PATTERN: Final = r"[0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w)?"
+"""A duration, as a regular expression that JSON Schema and Python read alike."""
+DURATION_EXAMPLES: Final = "30, 1.5h, 10m or 7d"
+
+_DURATION: Final = re.compile(DURATION_PATTERN, re.ASCII)
+_SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([a-z]*)", re.ASCII | re.IGNORECASE)
+_BYTES: Final = {
+    "": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of a duration: a number of seconds, or a number with ms, s, m, h, d or w.
+
+    Raises:
+        ValueError: the text is not a duration, or negative.
+    """
+    text = text.strip()
+    if _DURATION.fullmatch(text) is None:
+        raise ValueError(f"not a duration: {text!r}; write {DURATION_EXAMPLES}")
+    number = text.rstrip("mshdw")
+    unit = text[len(number) :]
+    return float(number) * _SECONDS[unit] if unit else float(number)
+
+
+def show_duration(seconds: float) -> str:
+    """Return a duration in the largest unit in which it is a short number, such as ``12h``; ``0`` stays a number."""
+    for unit in ("d", "h", "m"):
+        number = seconds / _SECONDS[unit]
+        if number >= 1 and math.isclose(number, round(number, 1)):
+            return f"{round(number, 1):.15g}{unit}"
+    return f"{seconds:.15g}{'s' if seconds else ''}"
+
+
+def parse_size(text: str) -> int:
+    """Return the bytes of a size: a number of bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB.
+
+    Raises:
+        ValueError: the text is not a size, or not a whole number of bytes.
+    """
+    matched = _SIZE.fullmatch(text.strip())
+    factor = None if matched is None else _BYTES.get(matched[2].lower())
+    if matched is None or factor is None:
+        raise ValueError(f"not a size: {text!r}; write 65536, 64KiB or 10MB")
+    size = float(matched[1]) * factor if "." in matched[1] else int(matched[1]) * factor
+    if size != int(size):
+        raise ValueError(f"not a whole number of bytes: {text!r}")
+    return int(size)

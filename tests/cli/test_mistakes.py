@@ -1,0 +1,161 @@
+"""Typical mistakes of new users: each is answered with what to write instead."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import trio
+
+from mq.amqp.wire.errors import WrongProtocol
+from mq.amqp.wire.frames import FrameReader
+from mq.client import BadRequest, Client, NotFound, NotUnderstood, Outgoing, Retry
+from mq.client.amqp import connect
+from tests.cli.conftest import Mq
+from tests.client.inside import Inside
+
+
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [("publish", "send"), ("get", "receive"), ("list", "queues"), ("consume", "receive"), ("serv", "serve")],
+)
+def test_a_command_of_another_queue_names_the_one_of_mq(mq: Mq, command: str, meant: str) -> None:
+    done = mq(command, "q")
+    assert done.status == 2
+    assert f"there is no command '{command}': did you mean {meant}?" in done.error
+
+
+def test_a_message_in_the_place_of_a_file_is_answered_with_its_option(client: Client, mq: Mq) -> None:
+    done = mq("send", "q", "hello world")
+    assert done.status == 2
+    assert "-m 'hello world'" in done.error
+    assert client.queue("q").ready == 0
+
+
+def test_a_misspelt_option_names_the_right_one(mq: Mq) -> None:
+    assert "no such option '--rot': did you mean --root?" in mq("--rot", "/tmp/x").error
+
+
+def test_durations_with_units_are_accepted(client: Client, mq: Mq) -> None:
+    assert mq("send", "q", "-m", "x", "--delay", "10m", "--ttl", "2h").status == 0
+    assert client.queue("q").delayed == 1
+    assert mq("queue", "set", "q", "visibility=1.5h", "ttl=7d").status == 0
+    settings = client.queue("q").settings
+    assert (settings["visibility"], settings["ttl"]) == (5400, 604_800)
+    assert mq("schedule", "put", "s", "q", "--every", "10m", "-m", "x").status in (0, 1)  # no schedules in this daemon
+    for wrong in ("-1", "10y", ""):
+        assert "30, 1.5h, 10m or 7d" in mq("send", "q", "-m", "x", f"--delay={wrong}").error
+
+
+def test_the_client_takes_durations_with_units(client: Client) -> None:
+    client.publish("q", "x", delay="10m", ttl="2h")
+    client.publish_many("q", [Outgoing("y", ttl="1h"), Outgoing("z", delay="1.5h")])
+    assert (client.queue("q").ready, client.queue("q").delayed) == (1, 2)
+    message = client.fetch("q", visibility="2m")
+    assert message is not None
+    assert message.lease == 120
+    client.extend(message, "3m")
+    with client.handling(message, max_handling="1h"):
+        pass
+    with pytest.raises(ValueError, match=r"delay must be a duration .* got '10y'"):
+        client.publish("q", "x", delay="10y")
+
+
+def test_a_wrong_duration_over_http_is_shown_as_it_came(daemon: Inside, client: Client) -> None:
+    with httpx.Client(base_url="http://mq.test", transport=daemon) as plain:
+        answer = plain.post("/q/messages", content=b"x", headers={"X-Message-Delay": "x"})
+        assert answer.status_code == 400
+        assert answer.json()["detail"] == (
+            'X-Message-Delay must be a duration from 0 to 3652.5d, such as 30, 1.5h, 10m or 7d, got "x"'
+        )
+        assert plain.post("/q/messages", content=b"x", headers={"X-Message-Delay": "10m"}).status_code == 201
+
+
+def test_deleting_a_queue_that_does_not_exist_names_the_nearest(client: Client, mq: Mq) -> None:
+    client.create_queue("orders")
+    done = mq("queue", "delete", "order", "--yes")
+    assert done.status == 1
+    assert done.error == 'mq: queue "order" does not exist: did you mean orders?\n'
+    assert mq("queue", "delete", "xyz", "--yes").error == 'mq: queue "xyz" does not exist\n'
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, 7, None, 1.5, True])
+def test_a_value_that_is_no_body_is_answered_with_json(client: Client, value: Any) -> None:
+    with pytest.raises(TypeError, match=r"json\.dumps"):
+        client.publish("q", value)
+    with pytest.raises(TypeError, match=r"json\.dumps"):
+        client.publish_many("q", [value])
+    assert client.queue("q").ready == 0
+
+
+def test_a_queue_that_does_not_exist_is_answered_in_the_words_of_the_caller(client: Client, mq: Mq) -> None:
+    with pytest.raises(NotFound, match=r'client\.create_queue\("nosuch"\) creates it'):
+        client.publish("nosuch", "x")
+    assert "mq queue create nosuch" in mq("send", "nosuch", "-m", "x").error
+
+
+def test_a_priority_without_effect_is_warned_of(client: Client, mq: Mq) -> None:
+    done = mq("send", "q", "-m", "x", "--priority", 3)
+    assert done.status == 0
+    assert "max_priority" in done.error
+    client.configure("q", max_priority=9)
+    assert not mq("send", "q", "-m", "x", "--priority", 3).error
+
+
+def test_a_url_of_the_other_protocol_is_refused() -> None:
+    with pytest.raises(ValueError, match="give the URL of HTTP, such as http://"):
+        Client("amqp://127.0.0.1")
+
+
+async def test_an_http_url_is_not_one_of_amqp() -> None:
+    with pytest.raises(ValueError, match="give the URL of AMQP, such as amqp://"):
+        async with connect("http://127.0.0.1:8080"):
+            pass
+
+
+@contextmanager
+def answering(answer: bytes) -> Iterator[int]:
+    """A server that gives one connection this answer, on the port that is returned."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(4096):
+                    pass
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join()
+
+
+def test_a_request_of_http_on_the_port_of_amqp_is_answered_with_the_reason() -> None:
+    server = FrameReader()
+    server.feed(b"GET /-/queues HTTP/1.1\r\n")
+    with pytest.raises(WrongProtocol) as caught:
+        server.begin()
+    with (
+        answering(caught.value.answer) as port,
+        Client(f"http://127.0.0.1:{port}", retry=Retry(patience=0)) as client,
+        pytest.raises(BadRequest, match="this is a port of AMQP"),
+    ):
+        client.queues()
+
+
+async def test_the_port_of_http_is_recognised_by_the_client_of_amqp() -> None:
+    with (
+        answering(b"HTTP/1.1 400 \r\n\r\n") as port,
+        trio.fail_after(60),
+        pytest.raises(NotUnderstood, match="port of HTTP"),
+    ):
+        async with connect(f"amqp://127.0.0.1:{port}"):
+            pass
