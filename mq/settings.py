@@ -211,9 +211,7 @@ class Settings:
         "none",
     )
     reuse_port: bool = _line(False, _SWITCHED, "share the ports with other daemons on this root that say so, too", "")
-    keep_alive: float = _line(
-        75.0, _seconds(1, 120), "seconds for which an HTTP connection waits for its next request", "75"
-    )
+    keep_alive: float = _line(75.0, _seconds(1, 120), "how long an HTTP connection waits for its next request", "75")
     socket: str = _line("", _TEXT, "Unix socket to serve HTTP on as well, for users of this machine", "none")
     socket_mode: int = _line(0o600, _OCTAL, "mode of that socket: who may write there may connect", "0600")
     amqp_port: int | None = _line(
@@ -254,7 +252,7 @@ class Settings:
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),
-        "seconds in which all stored messages are compared with their checksums; 0 is never",
+        "how long it takes to verify the checksums of all stored messages once; 0 is never",
         "604800",
     )
     untested_fs: bool = _line(
@@ -284,7 +282,7 @@ class Settings:
     )
     journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
     journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")
-    journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how many seconds of it to keep", "604800")
+    journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how long to keep it", "604800")
     cluster: str = _line(
         "", _TEXT, "file of the cluster that this daemon is a node of: its name, its neighbors", "none"
     )
