@@ -6,11 +6,9 @@ import math
 import re
 from typing import Final
 
-DURATION_PATTERN: Final = r"[0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w)?"
-"""A duration, as a regular expression that JSON Schema and Python read alike."""
 DURATION_EXAMPLES: Final = "30, 1.5h, 10m or 7d"
 
-_DURATION: Final = re.compile(DURATION_PATTERN, re.ASCII)
+_DURATION: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([a-z]*)", re.ASCII | re.IGNORECASE)
 _BYTES: Final = {

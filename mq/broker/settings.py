@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from mq.broker.config import LONGEST_LEASE_SECONDS
 from mq.errors import InvalidName, InvalidSetting
 from mq.message import QUEUE_NAME_PATTERN, QueueName, shorten
-from mq.quantities import DURATION_EXAMPLES, DURATION_PATTERN, parse_duration, show_duration
+from mq.quantities import DURATION_EXAMPLES, parse_duration, show_duration
 
 SHORTEST_SECONDS: Final = 0.001
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
@@ -49,7 +49,7 @@ def seconds(low: float, high: float) -> SettingKind:
         return plain.parse(parse_duration(value) if isinstance(value, str) else value)  # type: ignore[no-any-return]
 
     needs = f"a duration from {show_duration(low)} to {show_duration(high)}, such as {DURATION_EXAMPLES}"
-    return SettingKind(parse, needs, {**plain.schema, "type": ["number", "string"], "pattern": f"^{DURATION_PATTERN}$"})
+    return SettingKind(parse, needs, plain.schema)  # a schema cannot say from when to when a text with a unit may be
 
 
 def number(low: float, high: float) -> SettingKind:

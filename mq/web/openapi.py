@@ -50,7 +50,8 @@ _PATH: Final = {
 _TEXT: Final = (
     f"Headers `{ATTRIBUTE}NAME` of a published message are kept with it and given back: at most {MOST_ATTRIBUTES}, "
     f"{LARGEST_ATTRIBUTES_BYTES} bytes in all. Where GET leases nothing, HEAD is allowed, too. Unknown parameters are "
-    "refused. Who may do what matters only where users are known; `x-right` is what it takes."
+    "refused. A duration may be written as text with a unit instead of seconds: `1.5h`, `10m`. Who may do what matters "
+    "only where users are known; `x-right` is what it takes."
 )
 
 

@@ -30,8 +30,7 @@ def record(required: dict[str, Any], optional: dict[str, Any] | None = None) -> 
 def or_null(schema: Schema) -> Schema:
     """That, or null."""
     named = {"enum": [*schema["enum"], None]} if "enum" in schema else {}
-    types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-    return {**schema, "type": [*types, "null"], **named}
+    return {**schema, "type": [schema["type"], "null"], **named}
 
 
 def reference(name: str) -> Schema:
