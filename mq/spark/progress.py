@@ -14,7 +14,6 @@ class SourceProgress(NamedTuple):
         consumer: the stream's name.
         queues: those in which it has a place.
         rows: rows of this micro-batch.
-        read: rows of it that tasks have reported as read.
         ready: messages that wait in all its queues.
         leased: messages that are leased there.
         delayed: messages that are delayed there.
@@ -24,7 +23,6 @@ class SourceProgress(NamedTuple):
     consumer: str
     queues: tuple[str, ...]
     rows: int
-    read: int
     ready: int
     leased: int
     delayed: int
@@ -52,7 +50,7 @@ def progress_of(progress: Any) -> list[SourceProgress]:
                 queues=tuple(places),
                 rows=int(source["numInputRows"] if isinstance(source, Mapping) else source.numInputRows),
                 oldest_seconds=float(latest["oldestSeconds"]),
-                **{name: int(latest[name]) for name in ("read", "ready", "leased", "delayed")},
+                **{name: int(latest[name]) for name in ("ready", "leased", "delayed")},
             )
         )
     return found

@@ -150,7 +150,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             "leased": sum(int(each["leased"]) for each in found),
             "delayed": sum(int(each["delayed"]) for each in found),
             "oldestSeconds": max((float(each["oldest_seconds"] or 0.0) for each in found), default=0.0),
-            "read": sum(int(each["read"]) for each in found),
         }
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

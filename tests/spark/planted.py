@@ -314,10 +314,6 @@ FAULTS: Final = {
         ),
         test_readers.test_a_task_that_stops_halfway_has_not_read_its_slice,
     ),
-    "what tasks have read is not told": Fault(
-        Bug("MqStreamReader.reportLatestOffset", "int(each['read'])", "0"),
-        test_readers.test_offsets_from_batch_to_batch,
-    ),
     # Writes
     "a row of the next micro-batch is taken for one of this": Fault(
         Bug("MqStreamWriter.write", "f'{query}/{batch}'", "query"),

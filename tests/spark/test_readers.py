@@ -128,7 +128,7 @@ def test_offsets_from_batch_to_batch(client: Client, options: Options) -> None:
             "checkpoint": ANY,
         }
     )
-    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0, "oldestSeconds": ANY, "read": 0}
+    assert reader.reportLatestOffset() == {"ready": 25, "leased": 0, "delayed": 0, "oldestSeconds": ANY}
     assert 0 <= reader.reportLatestOffset()["oldestSeconds"] < 60
     found = []
     for number, count in ((1, 10), (2, 10), (3, 5)):
@@ -136,9 +136,9 @@ def test_offsets_from_batch_to_batch(client: Client, options: Options) -> None:
         assert end == {**start, "batch": number, "rows": count}
         first, *others = reader.partitions(start, end)
         found += rows(reader, [first])
-        assert reader.reportLatestOffset()["read"] == first.stop  # the tasks have told so
+        assert reader._positions()[options.queue]["read"] == first.stop  # the tasks have reported it
         found += rows(reader, others)
-        assert reader.reportLatestOffset()["read"] == count
+        assert reader._positions()[options.queue]["read"] == count
         reader.commit(start)
         start = end
     assert reader.latestOffset(start, LIMIT) == start
