@@ -48,6 +48,7 @@ def environment() -> dict[str, str]:
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYTHONPATH": path,
+        "PYTHONDONTWRITEBYTECODE": "",  # or each of Spark's many processes compiles all that it imports
         "PYTHONWARNINGS": "ignore",
     }
 
