@@ -12,14 +12,14 @@ from tests.simulation.planting import Bug
 BUGS: Final = {
     "a publish is confirmed before it is stored": Bug(
         "PublishPump._store_portion",
-        "unstored = await self._store(portion.messages, portion.has_place.set)",
+        "unstored = await self._store(portion.messages, has_place)",
         """
-        self._told(portion.messages, _ALL_STORED)
-        unstored = await self._store(portion.messages, portion.has_place.set)
+        self._told(portion.messages, ALL_STORED)
+        unstored = await self._store(portion.messages, has_place)
         """,
     ),
     "what is refused is lost with what is stored": Bug(
-        "PublishPump._store_portion", "await self._store(portion.messages, portion.has_place.set)", "_ALL_STORED"
+        "PublishPump._store_portion", "await self._store(portion.messages, has_place)", "ALL_STORED"
     ),
     "a connection that ends gives nothing back": Bug(
         "Handlers._release", "await self._broker.put_back(held, most=most)", "pass"
