@@ -10,6 +10,7 @@ import pytest
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
+from mq.storage.files.log import PAGE
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.testing.faults import DiskFault, PowerCut
 from tests.cases import for_each
@@ -49,6 +50,30 @@ async def test_nothing_is_written_out_of_what_is_gone() -> None:
         for entry in entries:
             await disk.one(Unlink(entry))
         assert checkpoint(disk) == ["touch state/log", "fsync state/log"]
+
+
+@for_each("seed", SEEDS)
+async def test_a_message_whose_removal_was_refused_is_written_out_though_the_refusal_is_in_the_next_segment(
+    seed: int,
+) -> None:
+    async with begun(seed) as disk:
+        disk.log.empty()
+        entry = await disk.bring(State.READY, b"stays")
+        while disk.log._offset < disk.log._current.size - PAGE:
+            await disk.storage.put_record("kind", "key", {})
+        with pytest.MonkeyPatch.context() as patch:
+
+            def refuse(*_: object, **__: object) -> None:
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+            patch.setattr(disk.folders.calls, "unlink", refuse)
+            patch.setattr(disk.folders.calls, "rename", refuse)
+            before = disk.log.epoch
+            assert await disk.one(Unlink(entry)) is not Result.DONE
+            assert disk.log.epoch > before
+        disk.log.empty()
+        await disk.cut()
+        assert await disk.body(entry) == b"stays"
 
 
 async def test_many_files_are_one_syncfs() -> None:

@@ -8,14 +8,15 @@ Many files, or a file that cannot be opened where the records say, and it is one
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 from mq.storage.files.barrier import bring_in_order, close_all, write_out
 from mq.storage.files.calls import OPEN_READ, SyncFailed
 from mq.storage.files.folders import Folders
 from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.log import Record
-from mq.storage.files.payload import Kept, Saying, decode
+from mq.storage.files.payload import Forgotten, Kept, QueueRemoved, Removed, Saying, decode
 from mq.storage.files.records import Records
 from mq.storage.files.redo import carried_out, fates_of, has_side, last_records
 
@@ -26,6 +27,7 @@ _BYTES_A_FILE: Final = 1 << 13
 _SAYINGS_A_FILE: Final = 4
 """What records say of each file at the most: it is written, moved, moved again and removed. Beyond that many in a
 segment it is not worth the reading."""
+_REMOVALS: Final = (Removed, QueueRemoved, Forgotten)
 _TOGETHER: Final = 32
 """Files that are written out at a time, and open."""
 
@@ -45,10 +47,11 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     """
     keep_inventory(records)
     most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.syncs.ordered else 0
-    files: list[str] | None = None
+    files: _Files | None = None
     try:
         files = _few_files(folders, records, live, most) if most else None
-        _write_bytes_out(folders, files or ())
+        if files is not None:
+            _write_bytes_out(folders, files)
     except SyncFailed:
         raise
     except OSError:  # one cannot be opened: it is elsewhere, a hand has closed it, or there is no handle for it
@@ -59,7 +62,19 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
         bring_in_order(folders.calls, [segment])
 
 
-def _few_files(folders: Folders, records: Records, live: Iterable[Record], most: int) -> list[str] | None:
+class _Files(NamedTuple):
+    """Files to write out.
+
+    Attributes:
+        paths: of all of them.
+        may_be_removed: paths that need not exist any more.
+    """
+
+    paths: list[str]
+    may_be_removed: set[str]
+
+
+def _few_files(folders: Folders, records: Records, live: Iterable[Record], most: int) -> _Files | None:
     """The files with the bytes that the records have in memory; None where they are more than so many, or unknown."""
     told: list[tuple[int, list[Saying]]] = []
     count = 0
@@ -69,13 +84,19 @@ def _few_files(folders: Folders, records: Records, live: Iterable[Record], most:
         if count > most * _SAYINGS_A_FILE:
             return None
         told.append((record.sequence, sayings))
-    done = [saying for sayings in carried_out(told) for saying in sayings]
-    files = _messages(folders, done)
-    kept = [saying for saying in last_records(done).values() if saying is not None]
+    done = carried_out(told)
+    # If file calls of the last record fail, the record that says so is the first one of the next segment, which is
+    # written after this checkpoint. So a removal in the last record may not have happened.
+    certain = list(chain.from_iterable(done[:-1]))
+    certain += [saying for saying in chain.from_iterable(done[-1:]) if not isinstance(saying, _REMOVALS)]
+    files = _messages(folders, certain)
+    kept = [saying for saying in last_records(certain).values() if saying is not None]
     if len(files) + len(kept) > most:
         return None
     found = _newest(records, kept)
-    return None if found is None else files + found
+    if found is None:
+        return None
+    return _Files(files + found, set(files) - set(_messages(folders, chain.from_iterable(done))))
 
 
 def _messages(folders: Folders, done: Iterable[Saying]) -> list[str]:
@@ -102,7 +123,7 @@ def _newest(records: Records, kept: Sequence[Kept]) -> list[str] | None:
     return files
 
 
-def _write_bytes_out(folders: Folders, files: Sequence[str]) -> None:
+def _write_bytes_out(folders: Folders, files: _Files) -> None:
     """Have the bytes of these files written to the disk, which may keep them in its cache.
 
     Raises:
@@ -110,11 +131,16 @@ def _write_bytes_out(folders: Folders, files: Sequence[str]) -> None:
         OSError: one cannot be opened.
     """
     calls = folders.calls
-    for first in range(0, len(files), _TOGETHER):
+    for first in range(0, len(files.paths), _TOGETHER):
         fds: list[int] = []
         try:
-            for path in files[first : first + _TOGETHER]:
-                fds.append(calls.open(path, OPEN_READ))
+            for path in files.paths[first : first + _TOGETHER]:
+                try:
+                    fds.append(calls.open(path, OPEN_READ))
+                except FileNotFoundError:
+                    if path not in files.may_be_removed:
+                        raise
+                    continue
                 write_out(calls, fds[-1], waits=False)
             for fd in fds:
                 write_out(calls, fd, waits=True)

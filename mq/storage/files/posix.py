@@ -506,14 +506,16 @@ class FolderStorage:
         made = there is None
         value = value if made else self._made_before(key, value)
         with self._said(Kept(kind, key, value)) as calls:
-            self._root_open.records.put(kind, key, value)
+            folder_calls = calls
             if not self._mount.ordered:  # else a message that is moved there could be on the medium without its folder
-                calls = self._calls
-            with synced_after(calls, folders.layout.queues):  # also when it is there: for an earlier try
+                folder_calls = self._calls
+            # The folder above is opened first: if no handle is left for that, nothing was changed.
+            with synced_after(folder_calls, folders.layout.queues):  # also when it is there: for an earlier try
+                self._root_open.records.put(kind, key, value)
                 if made:
                     self._forget_names()
                     try:
-                        make_folder(calls, folder)
+                        make_folder(folder_calls, folder)
                     except FileExistsError:
                         made = False  # another broker was faster
                     except OSError as error:
@@ -521,7 +523,7 @@ class FolderStorage:
                             self._root_open.synced_records.drop(kind, key)  # or else the next start makes the queue
                         raise
                 if not made:
-                    sync_folder(calls, folder)
+                    sync_folder(folder_calls, folder)
         return made
 
     @contextmanager
