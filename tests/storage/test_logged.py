@@ -1011,3 +1011,15 @@ def test_what_a_later_version_says_is_not_passed_over() -> None:
 
 def _use(disk: CutDisk) -> RootUse | None:
     return read_use(disk.power, Layout.under("/root"))
+
+
+async def test_a_queue_that_was_not_made_for_want_of_a_handle_is_not_made_by_a_start() -> None:
+    async with begun(ordered=False) as disk:
+        await disk.make_queue("gone")
+        assert await disk.storage.drop_record(QUEUE, "gone")
+        disk.calls.fail("open", errno.EMFILE, path="queues", times=None)
+        with pytest.raises(StorageFull):
+            await disk.storage.put_record(QUEUE, "gone", {"created": 1 << 62})
+        disk.heal()
+        await disk.open()  # after a kill
+        assert "gone" not in await disk.storage.records(QUEUE)
