@@ -54,7 +54,7 @@ BUGS: Final = {
         "Batch._unlink_removed", "if self._folders.dirty_folders: ...", "pass"
     ),
     "a queue's folder is made, and that not synced": Bug(
-        "FolderStorage._put_record", "with synced_after(calls, folders.layout.queues): ...", "..."
+        "FolderStorage._put_record", "with synced_after(folder_calls, folders.layout.queues): ...", "..."
     ),
     "a queue's deletion is not synced": Bug(
         "FolderStorage._drop_record", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
@@ -166,11 +166,11 @@ BUGS: Final = {
         "FolderStorage._put_record",
         """
         self._root_open.records.put(kind, key, value)
-        if not self._mount.ordered: ...
+        if made: ...
         """,
         """
         made and self._root_open.records.put(kind, key, value)
-        if not self._mount.ordered: ...
+        if made: ...
         """,
     ),
     "a claim is not durable": Bug(
