@@ -36,7 +36,9 @@ STATUSES = {
     "3": "there was no message",
     "4": "no daemon answers, or it is full: trying again later may help",
     "5": "doctor found something that should not be there",
+    "6": "standard output is full or closed",
     "130": "ended by Control-C",
+    "141": "the reader of standard output has gone",
 }
 
 

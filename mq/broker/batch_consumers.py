@@ -312,7 +312,7 @@ class BatchConsumers:
             QueueHeld: one consumer alone has the queue's messages.
         """
         check_value("max", most, count(LARGEST_CLAIM))
-        check_value("lease", lease, VISIBILITY)
+        lease = check_value("lease", lease, VISIBILITY)
         with self._in_flight:
             index = await self._look_up(queue)
             consumer = self._known(index, name, epoch)

@@ -335,7 +335,7 @@ class Broker:
     ) -> list[Message]:
         """As :meth:`fetch`, for up to `most` messages that are there together."""
         if visibility is not None:
-            check_value("visibility", visibility, VISIBILITY)
+            visibility = check_value("visibility", visibility, VISIBILITY)
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
@@ -391,7 +391,7 @@ class Broker:
             InvalidSetting: `delay` is out of its range.
         """
         if delay is not None:
-            check_value("delay", delay, DELAY)
+            delay = check_value("delay", delay, DELAY)
         with self._in_flight:
             await self._consuming.requeue(await self._queues.get(queue), id, receipt, delay, reason)
 
@@ -413,7 +413,7 @@ class Broker:
             ReceiptMismatch: that delivery does not hold it.
             InvalidSetting: the time is out of its range.
         """
-        check_value("delay", delay, DELAY)
+        delay = check_value("delay", delay, DELAY)
         with self._in_flight:
             await self._consuming.reschedule(await self._queues.get(queue), id, receipt, delay, at_ms)
 
@@ -423,7 +423,7 @@ class Broker:
         Raises:
             As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
         """
-        check_value("visibility", seconds, VISIBILITY)
+        seconds = check_value("visibility", seconds, VISIBILITY)
         with self._in_flight:
             await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
 

@@ -355,9 +355,9 @@ class Publisher:
         is_timed = draft.delay is not None or draft.ttl is not None or draft.at_ms is not None
         if not is_timed and settings.ttl is None and not settings.delay:
             return FRESH
-        ttls = [ttl for ttl in (settings.ttl, draft.ttl) if ttl is not None]
+        ttls = [] if settings.ttl is None else [settings.ttl]
         if draft.ttl is not None:
-            check_value("ttl", draft.ttl, TTL)
+            ttls.append(check_value("ttl", draft.ttl, TTL))
         now_ms = self._clock.steady_ms()
         due_ms = self._due_ms(settings, draft, now_ms)
         if due_ms is None and not ttls:

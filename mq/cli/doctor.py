@@ -13,7 +13,7 @@ import click
 from tqdm import tqdm
 
 from mq.broker import background_check
-from mq.cli.commands import CANNOT_START, FINDINGS, trust_options
+from mq.cli.commands import CANNOT_START, FINDINGS, Duration, trust_options
 from mq.cli.record_schemas import flaw_of
 from mq.cli.remote import fail, json_option
 from mq.cli.terminal import say, say_json
@@ -37,10 +37,10 @@ from mq.storage.options import StorageOptions
 )
 @click.option(
     "--pause",
-    type=click.FloatRange(0),
-    default=2.0,
+    type=Duration(),
+    default="2s",
     show_default=True,
-    metavar="SECONDS",
+    metavar="DURATION",
     help="Between the two looks, while a daemon serves.",
 )
 @json_option

@@ -9,7 +9,7 @@ from typing import Final
 from mq.access import Right
 from mq.broker import Draft, Removal, Seen, Upload
 from mq.broker.peek import READY
-from mq.broker.settings import DELAY, VISIBILITY, check_value
+from mq.broker.settings import DELAY, RETRY, VISIBILITY, check_value
 from mq.doors.budget import Use
 from mq.errors import InvalidRequest, MQError, NotLeased
 from mq.message import Message, MessageId, QueueName
@@ -208,7 +208,8 @@ async def change_message(context: RequestContext) -> Reply:
     if is_free and wanted.keys() != {"at"}:
         raise InvalidRequest('what no delivery holds can get another time: {"delay": seconds} or {"at": time}')
     if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
-        delay, reason = wanted["delay"], check_value("reason", wanted.get("reason", ""), REASON)
+        delay = None if wanted["delay"] is None else check_value("delay", wanted["delay"], DELAY)
+        reason = check_value("reason", wanted.get("reason", ""), REASON)
         try:
             await context.broker.requeue(queue, id, receipt=receipt, delay=delay, reason=reason)
         except NotLeased:
@@ -225,11 +226,10 @@ async def change_message(context: RequestContext) -> Reply:
             '{"delay": seconds, "reason": text}, null for the delay that the queue says. Or say when a delayed message '
             'that nobody has can be fetched: {"delay": seconds} or {"at": time}'
         )
-    seconds = wanted["visibility"]
-    if seconds == 0 and not isinstance(seconds, bool):
+    seconds = check_value("visibility", wanted["visibility"], RETRY)
+    if seconds == 0:
         await context.broker.requeue(queue, id, receipt=receipt)
     else:
-        check_value("visibility", seconds, VISIBILITY)
         await context.broker.extend(queue, id, seconds, receipt=receipt)
     return document(200, {"id": id, "visibility": seconds})
 

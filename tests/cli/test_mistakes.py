@@ -76,6 +76,20 @@ def test_a_wrong_duration_over_http_is_shown_as_it_came(daemon: Inside, client: 
         assert plain.post("/q/messages", content=b"x", headers={"X-Message-Delay": "10m"}).status_code == 201
 
 
+def test_a_lease_is_extended_and_ended_by_durations_with_units_over_http(daemon: Inside, client: Client) -> None:
+    with httpx.Client(base_url="http://mq.test", transport=daemon) as plain:
+        for change in ({"visibility": "10m"}, {"delay": "1.5h"}, {"delay": "1h"}, {"visibility": "0s"}, {"delay": "0"}):
+            client.publish("q", "x")
+            message = client.fetch("q", visibility="1m")
+            assert message is not None
+            answer = plain.patch(f"/q/messages/{message.id}", json=change)
+            assert answer.status_code == 200, answer.text
+            assert isinstance(answer.json()[next(iter(change))], float), answer.text
+            assert plain.delete(f"/q/messages/{message.id}").status_code == 202
+        wrong = plain.patch(f"/q/messages/{message.id}", json={"visibility": "10y"})
+        assert (wrong.status_code, "7d" in wrong.json()["detail"]) == (400, True)
+
+
 def test_deleting_a_queue_that_does_not_exist_names_the_nearest(client: Client, mq: Mq) -> None:
     client.create_queue("orders")
     done = mq("queue", "delete", "order", "--yes")
