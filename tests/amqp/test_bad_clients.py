@@ -114,8 +114,17 @@ async def test_who_says_nothing_at_first_is_dropped(autojump_clock: MockClock, h
 
 async def test_another_protocol_gets_the_header_of_this_one(autojump_clock: MockClock, house: House) -> None:
     client = house.dial()
-    await client.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+    await client.stream.send_all(b"HELO example\r\n")
     assert await client.stream.receive_some() == PROTOCOL_HEADER
+    assert await client.stream.receive_some() == b""
+
+
+async def test_a_request_of_http_is_answered_in_http(autojump_clock: MockClock, house: House) -> None:
+    client = house.dial()
+    await client.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
+    answer = await client.stream.receive_some()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"this is a port of AMQP" in answer
     assert await client.stream.receive_some() == b""
 
 

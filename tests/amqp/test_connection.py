@@ -52,7 +52,7 @@ def test_one_byte_at_a_time() -> None:
     assert peer.names() == ["Connection.Start", "Connection.Tune"]
 
 
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"AMQP\x03\x01\0\0", b"\x16\x03\x01\x02\x00\x01"])
+@pytest.mark.parametrize("data", [b"HELO example\r\n", b"AMQP\x03\x01\0\0", b"\x16\x03\x01\x02\x00\x01"])
 def test_another_protocol_is_told_which_one_this_is(data: bytes) -> None:
     peer = Peer()
     peer.connection.receive(data)

@@ -182,7 +182,7 @@ def test_behind_tls_with_users_and_certificates(tmp_path: Path, monkeypatch: pyt
             unsure.create_queue("q")
         environment = {"MQ_URL": url, "MQ_TOKEN": TOKEN, "MQ_CA": str(files["ca"])}
         done = mq("queues", **environment, MQ_CERTIFICATE=str(files["certificate"]))
-        assert (done.returncode, done.stdout) == (0, b"q\t0\t0\t0\t\tdisk\t\n")
+        assert (done.returncode, done.stdout) == (0, b"q\t0\t0\t0\t\t0\tdisk\t\n")
 
 
 class TLSDaemon(Daemon):

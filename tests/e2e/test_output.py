@@ -116,6 +116,7 @@ PRINTING: Final = [
 SILENT: Final = {
     *("delete", "reschedule", "pause", "resume", "queue create", "queue delete", "queue set", "schedule delete"),
     *("schedule put", "user remove", "user retire", "vsqs delete"),
+    "consumers",  # prints nothing if there are none
     "serve",  # what it says is for standard error
     *("cluster check", "cluster drain", "cluster replace", "cluster status"),  # they print, and need a cluster
 }

@@ -19,7 +19,7 @@ from tests.cases import for_each
 from tests.web.talking import MAX_BODY, ask, detail, publish, stream, whole
 
 UNKNOWN_ID = str(MessageIds(lambda: 10**18, node=1).new())  # the same in each process: it is part of names of tests
-SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", "store", *QueueSettings.kinds()}
+SHOWN = {"name", "ready", "leased", "delayed", "oldest_seconds", "consumers", "store", *QueueSettings.kinds()}
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ async def test_a_queue_shows_all_that_is_set(endpoints: Endpoints) -> None:
         ({"nonsense": 5}, 400, "known: visibility"),
         ({"visibility": 0}, 400, "visibility"),
         ({"delay": -1}, 400, "delay"),
-        ({"delay": "1"}, 400, "delay"),
+        ({"delay": "1y"}, 400, "delay"),
         ({"paused": 1}, 400, "paused"),
         ({"overflow": "drop"}, 400, "overflow"),
         ({"max_messages": 1.5}, 400, "max_messages"),
@@ -254,8 +254,14 @@ async def test_a_lease_is_ended_and_extended(endpoints: Endpoints) -> None:
     "value",
     [
         *({}, {"visibility": -1}, {"visibility": 0.0001}, {"visibility": 43201}, {"visibility": False}),
-        *({"visibility": "1"}, {"visibility": None}, {"visibility": 1, "more": 2}, b"", b"[]", b"x"),
-        *({"delay": -1}, {"delay": 315_576_001}, {"delay": "1"}, {"delay": 1, "visibility": 1}, {"reason": "no delay"}),
+        *({"visibility": "1y"}, {"visibility": None}, {"visibility": 1, "more": 2}, b"", b"[]", b"x"),
+        *(
+            {"delay": -1},
+            {"delay": 315_576_001},
+            {"delay": "1y"},
+            {"delay": 1, "visibility": 1},
+            {"reason": "no delay"},
+        ),
         *({"delay": 1, "reason": 7}, {"delay": 1, "reason": "x" * 201}, b'{"delay": 1, "reason": "\\ud800"}'),
     ],
 )

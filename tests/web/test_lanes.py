@@ -192,6 +192,7 @@ SEEING: Final = [
     (400, http1("GET", "/-/connections?after=7")),
     (404, http1("DELETE", "/-/connections/000000-1")),
     (200, http1("GET", "/-/connections?max=1")),
+    (200, http1("GET", "/-/batch-consumers")),
     (200, http1("DELETE", f"/-/connections/{LAST_CONNECTION}")),
 ]
 """The last one ends the connection over which it is asked."""
