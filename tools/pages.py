@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 import yaml
+from prometheus_client.core import Metric
 
 from mq.broker.api import Health, Membership, NeighborLink
 from mq.lifecycle import diagram
@@ -61,10 +62,15 @@ def metrics(_: str) -> Iterator[str]:
     """The table of metrics, as a scrape of everything shows them."""
     yield "| metric | labels | means |"
     yield "|---|---|---|"
-    for family in families(_everything()):
+    for family in metric_families():
         suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
         labels = ["le"] if family.type == "histogram" else _INFO_LABELS.get(family.name, family._labelnames)
         yield f"| `{family.name}{suffix}` | {', '.join(labels)} | {family.documentation} |"
+
+
+def metric_families() -> Iterator[Metric]:
+    """Every metric, without values of its own."""
+    return families(_everything())
 
 
 def _everything() -> Scrape:
