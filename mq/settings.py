@@ -243,7 +243,7 @@ class Settings:
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "disk that long messages may take together while they arrive over HTTP",
+        "disk for long messages that arrive over HTTP, and for rows of open write jobs",
         "1GiB",
     )
     storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")

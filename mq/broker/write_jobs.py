@@ -13,6 +13,9 @@ is none (:data:`~mq.storage.interface.WRITE_JOBS`). The record of the job says w
 
 A chunk without an open or a committed record, or that came in part, is taken away. So are the chunks of a committed job
 that it does not name: those of a task that was run again.
+
+The disk that chunks take is reserved before they are written, and given back once they are taken away
+(:meth:`WriteJobs.count_in`).
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ import logging
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import trio
 
@@ -74,6 +77,9 @@ LARGEST_CHUNK: Final = 4 << 20
 """Bytes of a chunk, but for a single longer message."""
 ROWS_AT_ONCE: Final = 4000
 """Rows that are published in one batch, about."""
+CHUNK_BYTES: Final = 4096
+"""What a chunk takes on disk besides its bytes: a name, and the rest of its last block. It bounds the number of chunks,
+and so the memory that they take, too."""
 _CHUNKS_AT_ONCE: Final = 100
 """Chunks that are opened at a time."""
 _BYTES_AT_ONCE: Final = 8 << 20
@@ -91,13 +97,35 @@ class JobState(Enum):
     ABORTED = "aborted"
 
 
+class JobRoom(Protocol):
+    """The disk that is reserved for one job."""
+
+    def cover_strictly(self, size: int) -> None:
+        """Have at least `size` bytes from now on.
+
+        Raises:
+            BodyTooLarge: the job has as many as one may have.
+            OverBudget: more than are free just now.
+        """
+
+    def take(self, size: int) -> None:
+        """Have at least `size` bytes, however few are free: they are on disk already."""
+
+    def shrink(self, size: int) -> None:
+        """Give back what is over `size` bytes."""
+
+
+MakeRoom = Callable[[str, str | None], JobRoom]
+"""Given the name of a job and its owner, returns room for it."""
+
+
 class WriteJobStatus(NamedTuple):
     """One job.
 
     Attributes:
         job: its name.
         state: ``open``, ``committed``, ``done`` or ``aborted``.
-        queues: where its rows go.
+        queues: where its rows go, or went; of a committed one those of its committed parts.
         rows: how many rows it holds, or has published.
         again: how many of those that it has published were in their queue already, by their keys; None where a crash
             came between, so that this is not known.
@@ -141,12 +169,19 @@ class WriteJobs:
         self._upkeep = upkeep
         self._jobs: dict[str, _Job] = {}
         self._garbage: list[_Chunk] = []
+        self._make_room: MakeRoom | None = None
         self._filling: Counter[QueueIndex] = Counter()
         self._filled = trio.lowlevel.ParkingLot()
         self._changed = trio.Event()
         self._nursery: trio.Nursery | None = None
         self._is_loaded = False
         self._loading = trio.Lock()
+
+    def count_in(self, make_room: MakeRoom) -> None:
+        """Reserve disk for what jobs hold now, and for what they hold later."""
+        self._make_room = make_room
+        for job in self._jobs.values():
+            job.disk.count_in(make_room(job.name, job.owner))
 
     # A start
 
@@ -168,15 +203,16 @@ class WriteJobs:
     async def _load(self, keys: Keys) -> None:
         storage = self._core.storage
         for name, record in (await storage.records(KIND)).items():
-            job = self._jobs[name] = _Job(name, self._loaded_since(record), record.get("owner"))
+            job = self._new_job(name, self._loaded_since(record), record.get("owner"))
             job.take(record)
         entries = await storage.scan(State.NEW, WRITE_JOBS)
         for start in range(0, len(entries), _CHUNKS_AT_ONCE):
             some = entries[start : start + _CHUNKS_AT_ONCE]
             for entry, stored in zip(some, await storage.read(some), strict=True):
                 if stored is not None:
+                    size = stored.body.size
                     await stored.body.aclose()
-                    self._load_chunk(entry, stored.properties.attributes)
+                    self._load_chunk(entry, stored.properties.attributes, size)
         for job in self._jobs.values():
             self._garbage += job.drop_incomplete()
             if job.state is JobState.COMMITTED:
@@ -231,7 +267,13 @@ class WriteJobs:
         age_seconds = (self._core.clock.steady_ms() - int(record.get("at_ms", 0))) / 1e3
         return trio.current_time() - max(0.0, age_seconds if record["state"] != JobState.OPEN.value else 0.0)
 
-    def _load_chunk(self, entry: Entry, attributes: Mapping[str, Any]) -> None:
+    def _new_job(self, name: str, since: float, owner: str | None) -> _Job:
+        job = self._jobs[name] = _Job(name, since, owner)
+        if self._make_room is not None:
+            job.disk.count_in(self._make_room(name, owner))
+        return job
+
+    def _load_chunk(self, entry: Entry, attributes: Mapping[str, Any], size: int) -> None:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
@@ -240,8 +282,10 @@ class WriteJobs:
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
             logger.error("rows of a write job without a record stay where they are: %s in new/", entry.id)
-        elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk):
+        elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
+        else:
+            job.disk.take(size + CHUNK_BYTES)
 
     # Operations
 
@@ -272,6 +316,8 @@ class WriteJobs:
             InvalidSetting: not a name.
             NotYours: the job is another user's.
             TooLargeForQueue: they would not all fit in the queue if it were empty, and no commit brings a part of them.
+            BodyTooLarge: the job holds as much as one may hold.
+            OverBudget: other jobs hold the disk for them just now.
             StorageError: none is held.
         """
         with self._in_flight:
@@ -284,7 +330,7 @@ class WriteJobs:
                 return refused
             _check_fits(index, good)
             job = await self._begun(name, user)
-            async with job.locks.setdefault(part, trio.Lock()):
+            async with job.alone_in(part):
                 if (part, number) in job.parts:
                     job.check_same(part, number, index, good)
                 else:
@@ -390,7 +436,7 @@ class WriteJobs:
         job = self._jobs.get(name)
         if job is None:
             self._check_number(user)
-            job = self._jobs[name] = _Job(name, trio.current_time(), user)
+            job = self._new_job(name, trio.current_time(), user)
         job.check_owner(user)
         if not job.is_noted:
             async with job.ending:
@@ -408,11 +454,13 @@ class WriteJobs:
 
     async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
         groups = list(_cut(drafts, self._core.storage.description.max_body))
+        bodies = list(map(_encoded, groups))
+        job.disk.reserve(sum(map(len, bodies)) + CHUNK_BYTES * len(bodies))
         writes = [
             Write(
                 WRITE_JOBS,
                 self._core.ids.new(),
-                _encoded(group),
+                body,
                 {
                     "job": job.name,
                     "queue": index.name,
@@ -425,21 +473,33 @@ class WriteJobs:
                     "bytes": _size_of(group),
                 },
             )
-            for place, group in enumerate(groups)
+            for place, (group, body) in enumerate(zip(groups, bodies, strict=True))
         ]
-        chunks = [_Chunk.said(write.entry, write.attributes) for write in writes]
+        chunks = [
+            _Chunk.said(write.entry, write.attributes).on(job.disk, len(body))
+            for write, body in zip(writes, bodies, strict=True)
+        ]
         future: Future[None] = Future()
 
         def stored(outcomes: list[Outcome], _: object) -> None:  # also if the client has gone meanwhile
             refusal = next((outcome for outcome in outcomes if outcome.result is not Result.DONE), None)
-            if refusal is None and job.state is JobState.OPEN:
-                for chunk in chunks:
-                    job.add(chunk)
+            try:
+                if refusal is not None:
+                    raise error_of(refusal, "hold the rows of a write job")
+                _check_open(job)
+                if (part, number) in job.parts:  # of a client that has gone, and sent them again
+                    job.check_same(part, number, index, drafts)
+                    self._garbage += chunks
+                    self._changed.set()
+                else:
+                    for chunk in chunks:
+                        job.add(chunk)
+            except MQError as error:
+                self._garbage += chunks
+                self._changed.set()
+                future.fail(error)
+            else:
                 future.set(None)
-                return
-            self._garbage += chunks
-            self._changed.set()
-            future.fail(error_of(refusal, "hold the rows of a write job") if refusal else _has_ended(job))
 
         self._core.committer.submit(lambda: writes, len(writes), stored)
         await future.get()
@@ -449,8 +509,13 @@ class WriteJobs:
         are published: each of these is known by its key."""
         garbage = list(self._garbage if published is None else published)
         await self._unlink(garbage, durable=published is None)
-        gone = set(garbage)
-        self._garbage = [chunk for chunk in self._garbage if chunk not in gone]
+        gone, left = set(garbage), []
+        for chunk in self._garbage:
+            if chunk in gone:
+                chunk.give_back()
+            else:
+                left.append(chunk)
+        self._garbage = left
 
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
@@ -463,7 +528,10 @@ class WriteJobs:
         await self._clear()
         for index, chunks in self._by_queue(wanted):
             _check_room(index, sum(chunk.rows for chunk in chunks), sum(chunk.bytes for chunk in chunks))
-        await self._note(job, JobState.COMMITTED, parts=list(dict.fromkeys(parts)), rows=rows)
+        queues = sorted({chunk.queue for chunk in wanted})
+        with_rows = {chunk.part for chunk in wanted}
+        counted = [part for part in dict.fromkeys(parts) if part in with_rows]
+        await self._note(job, JobState.COMMITTED, parts=counted, rows=rows, queues=queues)
 
     def _by_queue(self, chunks: Iterable[_Chunk]) -> Iterator[tuple[QueueIndex, list[_Chunk]]]:
         of_queue: dict[str, list[_Chunk]] = {}
@@ -493,7 +561,7 @@ class WriteJobs:
             await self._clear()
             for index in indexes:  # readers that wait have seen to that before
                 await self._upkeep.caught_up(index)
-            await self._note(job, JobState.DONE, rows=job.rows, again=job.again)
+            await self._note(job, JobState.DONE, rows=job.rows, again=job.again, queues=job.queues)
             self._keys.frozen.intersection_update(self._frozen_by_committed())
 
     def _frozen_by_committed(self) -> set[QueueIndex]:
@@ -629,6 +697,8 @@ class _Chunk(NamedTuple):
         of: how many chunks the request has.
         rows: how many messages it has.
         bytes: of their bodies together.
+        disk: has its bytes reserved; None where none are.
+        size: in the store, in bytes.
     """
 
     entry: Entry
@@ -641,11 +711,59 @@ class _Chunk(NamedTuple):
     of: int
     rows: int
     bytes: int
+    disk: _JobDisk | None = None
+    size: int = 0
 
     @classmethod
     def said(cls, entry: Entry, attributes: Mapping[str, Any]) -> _Chunk:
         """The chunk of an entry, as its attributes say."""
-        return cls(entry, **{name: attributes[name] for name in cls._fields[1:]})
+        return cls(entry, **{name: attributes[name] for name in cls._fields[1:-2]})
+
+    def on(self, disk: _JobDisk, size: int) -> _Chunk:
+        """The same, with bytes that are reserved."""
+        return self._replace(disk=disk, size=size)
+
+    def give_back(self) -> None:
+        """Give back its bytes: it is taken away."""
+        if self.disk is not None:
+            self.disk.give_back(self.size + CHUNK_BYTES)
+
+
+class _JobDisk:
+    """The disk that the chunks of one job take, also those that are still to be taken away.
+
+    Attributes:
+        size: in bytes.
+    """
+
+    __slots__ = ("_room", "size")
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._room: JobRoom | None = None
+
+    def count_in(self, room: JobRoom) -> None:
+        """Reserve what there is, and what comes, there."""
+        self._room = room
+        room.take(self.size)
+
+    def reserve(self, size: int) -> None:
+        """So many bytes more, as :meth:`JobRoom.cover_strictly`."""
+        if self._room is not None:
+            self._room.cover_strictly(self.size + size)
+        self.size += size
+
+    def take(self, size: int) -> None:
+        """So many bytes more, which are on disk already."""
+        self.size += size
+        if self._room is not None:
+            self._room.take(self.size)
+
+    def give_back(self, size: int) -> None:
+        """So many bytes less."""
+        self.size -= size
+        if self._room is not None:
+            self._room.shrink(self.size)
 
 
 class _Job:
@@ -656,13 +774,14 @@ class _Job:
         parts: what it holds, by part and number of the request.
         wanted: the parts that count, once it is committed.
         rows: how many rows those have.
+        queues: where those go.
         again: how many of these were there already; None when that is not known.
         ending: held while its state changes, or is about to.
-        locks: one for each part, held while a request of it is stored.
         retry_at: not before this anything is tried again.
         filling: the queues whose readers wait for its rows.
         frozen: the queues whose keys must not end before it is done: after a crash its rows may be published again.
         owner: the user who began it; None for an administrator, or where there are no users.
+        disk: what its chunks take.
     """
 
     def __init__(self, name: str, since: float, owner: str | None = None) -> None:
@@ -674,9 +793,11 @@ class _Job:
         self.parts: dict[tuple[str, int], list[_Chunk]] = {}
         self.wanted: Sequence[str] = ()
         self.rows = 0
+        self.queues: Sequence[str] = ()
         self.again: int | None = 0
         self.ending = trio.Lock()
-        self.locks: dict[str, trio.Lock] = {}
+        self.disk = _JobDisk()
+        self._locks: dict[str, trio.Lock] = {}
         self.retry_at = 0.0
         self.filling = set[QueueIndex]()
         self.frozen = set[QueueIndex]()
@@ -690,6 +811,17 @@ class _Job:
         """
         if user is not None and user != self.owner:
             raise NotYours(f"write job {self.name} is another user's: choose another name for yours")
+
+    @asynccontextmanager
+    async def alone_in(self, part: str) -> AsyncIterator[None]:
+        """A block for one request of a part at a time."""
+        lock = self._locks.setdefault(part, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():  # else the last of those that wait forgets it
+                self._locks.pop(part, None)
 
     def check_same(self, part: str, number: int, index: QueueIndex, drafts: Sequence[Draft]) -> None:
         """Refuse rows under a number that has others, which would be dropped.
@@ -714,8 +846,9 @@ class _Job:
         """Be what the record says."""
         self.state = JobState(record["state"])
         self.is_noted = True
-        self.wanted = record.get("parts", self.wanted)
+        self.wanted = record.get("parts", ())
         self.rows = record.get("rows", self.rows)
+        self.queues = record.get("queues", self.queues)
         self.again = record.get("again", self.again)
 
     def add(self, chunk: _Chunk) -> bool:
@@ -764,10 +897,15 @@ class _Job:
 
     def status(self) -> WriteJobStatus:
         """What it is, for people and clients."""
-        held = list(self.chunks())
-        rows = sum(chunk.rows for chunk in held) if self.state is JobState.OPEN else self.rows
+        if self.state is JobState.OPEN:
+            rows = sum(chunk.rows for chunk in self.chunks())
+            return WriteJobStatus(self.name, self.state.value, sorted(self.queues_held()), rows)
         again = self.again if self.state is JobState.DONE else None
-        return WriteJobStatus(self.name, self.state.value, sorted({chunk.queue for chunk in held}), rows, again)
+        return WriteJobStatus(self.name, self.state.value, self.queues, self.rows, again)
+
+    def queues_held(self) -> set[str]:
+        """The queues for which it holds rows."""
+        return {chunk.queue for chunk in self.chunks()}
 
 
 def _check_names(*names: str) -> None:
@@ -781,18 +919,14 @@ def _check_names(*names: str) -> None:
 
 def _check_has(job: _Job, queue: str) -> None:
     """Refuse what names another queue: the right on it was asked for."""
-    queues = {chunk.queue for chunk in job.chunks()}
+    queues = job.queues_held() if job.state is JobState.OPEN else job.queues
     if queues and queue not in queues:
         raise Conflict(f"write job {job.name} has no rows for queue {queue}")
 
 
 def _check_open(job: _Job) -> None:
     if job.state is not JobState.OPEN:
-        raise _has_ended(job)
-
-
-def _has_ended(job: _Job) -> Conflict:
-    return Conflict(f"write job {job.name} is {job.state.value}: it takes no more rows")
+        raise Conflict(f"write job {job.name} is {job.state.value}: it takes no more rows")
 
 
 def _check_room(index: QueueIndex, rows: int, size: int) -> None:

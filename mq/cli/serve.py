@@ -174,6 +174,7 @@ async def _serve_root(
         returning_memory(budget),
         trio.open_nursery() as nursery,
     ):
+        local.writes.count_in(budget.write_job)
         journal.begin(local)
         metrics.knows = broker.declarations.knows
         seen = OpenConnections()

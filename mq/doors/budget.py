@@ -64,10 +64,15 @@ class Use(StrEnum):
     DELIVERY = "delivery"
     """Messages on their way to a consumer over AMQP."""
     STAGED = "staged"
-    """A long body on disk that is not a message yet. All other uses take memory."""
+    """A long body on disk that is not a message yet. This and the next use take disk, all others memory."""
+    ROWS = "rows"
+    """Rows of a write job on disk that are no messages yet."""
 
 
 _OUTGOING: Final = (Use.ANSWER, Use.DELIVERY)
+ON_DISK: Final = (Use.STAGED, Use.ROWS)
+ADMINISTRATORS: Final = ""
+"""In place of a user's name: the administrators together."""
 
 
 class Resource(NamedTuple):
@@ -163,6 +168,8 @@ class Budget:
         # What is sent to clients empties queues: publishers alone cannot take all the memory, nor readers alone.
         self._incoming = Share("all that clients send", memory, None)
         self._outgoing = Share("all that clients are sent", memory, None)
+        # Rows wait for a day: arriving bodies keep a quarter of the disk.
+        self._rows = Share("all write jobs", self.disk, None)
         self._strangers = Share("clients that have not logged in", memory, STRANGER_PART)
         self._users: dict[str, Share] = {}
         self._slow: dict[Paced, None] = {}
@@ -217,8 +224,25 @@ class Budget:
         share = self._users.get(user)
         if share is None:
             # Users come from a file or from the cluster, so there are not too many.
-            share = self._users[user] = Share(f"user {user}", self._memory, CLIENT_PART)
+            name = "administrators" if user == ADMINISTRATORS else f"user {user}"
+            share = self._users[user] = Share(name, self._memory, CLIENT_PART)
         return share
+
+    def write_job(self, name: str, owner: str | None) -> Room:
+        """The disk of a write job. It is its owner's, whatever becomes of the connection.
+
+        Args:
+            name: the job's.
+            owner: the user who began it; None for an administrator, or where there are no users. There, each job has a
+                share of its own.
+        """
+        if self.has_users:
+            share = self.share_of(owner or ADMINISTRATORS)
+        else:
+            share = Share("this write job", self._memory, CLIENT_PART)
+        client = ClientMemory(self, f"write job {name}", share)
+        client.user = owner
+        return Room(client, Use.ROWS, client.shares(Use.ROWS))
 
     @contextmanager
     def arriving(self, chunks: AsyncIterator[bytes], room: Room, let_go: Callable[[], None]) -> Iterator[PacedChunks]:
@@ -295,7 +319,7 @@ class Budget:
         self.make_room(share, size - room.size)
         return resource.refusal(
             f"{size} bytes of {resource.name} are not free just now, {share.name} may have {share.most}: "
-            "try again, or send less at once"
+            + ("commit or abort other write jobs" if room.use is Use.ROWS else "try again, or send less at once")
         )
 
     def shares(self, share: Share | None, use: Use) -> tuple[Share, ...]:
@@ -305,8 +329,9 @@ class Budget:
             share: the client's, of the memory; None counts in the whole alone.
             use: of the reservation.
         """
-        if use is Use.STAGED:
-            return tuple(each.of_disk(self.disk) for each in (self._all, share) if each is not None)
+        if use in ON_DISK:
+            shares = tuple(each.of_disk(self.disk) for each in (self._all, share) if each is not None)
+            return (*shares, self._rows) if use is Use.ROWS else shares
         if share is None:
             return (self._all,)
         return (self._all, self._outgoing if use in _OUTGOING else self._incoming, share)
@@ -361,7 +386,7 @@ class ClientMemory:
     @property
     def reserved(self) -> int:
         """Bytes of memory that it has reserved now."""
-        return sum(room.size for room in self._rooms if room.use is not Use.STAGED)
+        return sum(room.size for room in self._rooms if room.use not in ON_DISK)
 
     def reserve(self, use: Use, size: int = 0) -> Room:
         """Reserve bytes. Give them back with :meth:`Room.give_back`, or at the end of the block.
@@ -514,12 +539,36 @@ class Room:
             for share in self.shares:
                 if share.used + more > share.most:
                     return False
+            self.take(size)
+        return True
+
+    def cover_strictly(self, size: int) -> None:
+        """As :meth:`cover`, but a reservation alone is not larger than its shares, either.
+
+        Raises:
+            BodyTooLarge: more than one of its shares.
+            OverBudget: more than are free just now.
+        """
+        if self.cover_if_free(size):
+            return
+        for share in self.shares:
+            if size > share.most:
+                raise BodyTooLarge(
+                    f"{self.client.name} takes {size} bytes of {share.resource.name}, {share.name} may have "
+                    f"{share.most} ({share.resource.setting}): write less at once"
+                )
+        share = next(share for share in self.shares if share.used + size - self.size > share.most)
+        raise self.client.budget.refuse(self, size, share)
+
+    def take(self, size: int) -> None:
+        """Have at least `size` bytes from now on, however few are free."""
+        more = size - self.size
+        if more > 0:
             for share in self.shares:
                 share.used += more
             if not self.size:
                 self.client.note_new(self)
             self.size = size
-        return True
 
     async def cover_soon(self, size: int) -> None:
         """As :meth:`cover`, but wait until the memory is free.
@@ -570,7 +619,7 @@ class Room:
             self._released += less
             if not self._is_behind():
                 self._sends_since, self._released = trio.current_time(), 0
-        if self.use is not Use.STAGED:
+        if self.use not in ON_DISK:
             self.client.budget.note_freed(less)
         if not size:
             if self._sends_since is not None:

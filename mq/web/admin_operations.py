@@ -17,7 +17,7 @@ from mq.access import Right
 from mq.broker import QueueStatus
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import SWITCH, SettingKind, check_value
-from mq.doors.budget import Use
+from mq.doors.budget import ON_DISK, Use
 from mq.doors.open_connections import OpenConnection
 from mq.doors.quotas import CONNECTIONS, PUBLISH_RATE, Quotas
 from mq.errors import InvalidRequest
@@ -110,10 +110,11 @@ async def _scrape(context: RequestContext) -> bytes:
     snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
     snapshot = snapshot._replace(is_clock_doubted=bool(_doubt(context.broker)))
     budget = context.budget
-    refused = {use.value: budget.refused[use] for use in Use if use is not Use.STAGED}
+    refused = {use.value: budget.refused[use] for use in Use if use not in ON_DISK}
     ended = {use.value: budget.ended[use] for use in Use}
     snapshot = snapshot._replace(memory=(budget.used, budget.most), staged=(budget.staged, budget.disk.most))
-    snapshot = snapshot._replace(memory_refused=refused, disk_refused=budget.refused[Use.STAGED], slow_ended=ended)
+    disk_refused = sum(budget.refused[use] for use in ON_DISK)
+    snapshot = snapshot._replace(memory_refused=refused, disk_refused=disk_refused, slow_ended=ended)
     quotas = context.request.quotas or Quotas()
     snapshot = snapshot._replace(limit_refused={kind: quotas.refused[kind] for kind in (CONNECTIONS, PUBLISH_RATE)})
     snapshot = snapshot._replace(health=context.broker.health)

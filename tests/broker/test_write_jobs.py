@@ -13,8 +13,19 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
-from mq.broker.write_jobs import KEEP_SECONDS
-from mq.errors import Conflict, InvalidName, InvalidSetting, MQError, NoSuchQueue, NotYours, QueueFull
+from mq.broker.write_jobs import CHUNK_BYTES, KEEP_SECONDS
+from mq.doors.budget import Budget
+from mq.errors import (
+    BodyTooLarge,
+    Conflict,
+    InvalidName,
+    InvalidSetting,
+    MQError,
+    NoDisk,
+    NoSuchQueue,
+    NotYours,
+    QueueFull,
+)
 from mq.message import QueueName
 from mq.storage.conformance import check_whole
 from mq.storage.files.hop import inline_hop
@@ -569,3 +580,130 @@ async def test_the_owner_of_a_job_is_known_after_a_restart(disk_address: str, op
         with pytest.raises(NotYours):
             await broker.writes.abort("q", "job", "ben")
         assert (await broker.writes.commit("q", "job", ["0"], 1, "anna")).state == "done"
+
+
+# Disk
+
+ROOM: Final = 40 * CHUNK_BYTES
+"""A user's, and a job's where there are no users."""
+
+
+def budget_of_rows(*, has_users: bool = False) -> Budget:
+    return Budget(disk=4 * ROOM, has_users=has_users)
+
+
+async def fill(broker: Broker, job: str, user: str | None = None, count: int = 39) -> None:
+    """Hold requests of one row each, as many as there is room for."""
+    for number in range(count):
+        await broker.writes.add("q", job, f"part-{number}", 0, [Draft(b"x")], user)
+
+
+async def commit_job(broker: Broker) -> None:
+    assert (await broker.writes.commit("q", "job", ["part-0"], 1)).queues == ["q"]
+
+
+async def abort_job(broker: Broker) -> None:
+    await broker.writes.abort("q", "job")
+
+
+async def abandon_job(broker: Broker) -> None:
+    await trio.sleep(KEEP_SECONDS + 10)
+
+
+@pytest.mark.parametrize("end", [commit_job, abort_job, abandon_job])
+async def test_rows_reserve_disk_until_their_job_has_ended(
+    broker: Broker, end: Callable[[Broker], Awaitable[None]]
+) -> None:
+    budget = budget_of_rows()
+    broker.writes.count_in(budget.write_job)
+    for number in range(3):
+        await broker.writes.add("q", "job", f"part-{number}", 0, [Draft(b"x" * 1000)])
+    assert 3 * (CHUNK_BYTES + 1000) < budget.staged < 3 * (CHUNK_BYTES + 1100)
+    before = budget.staged
+    await broker.writes.add("q", "job", "part-0", 0, [Draft(b"x" * 1000)])  # the same, sent again
+    assert budget.staged == before
+    if end is commit_job:
+        await broker.writes.commit("q", "job", ["part-0"], 1)
+    else:
+        await end(broker)
+    assert budget.staged == 0
+
+
+async def test_attributes_of_rows_reserve_disk(broker: Broker) -> None:
+    budget = budget_of_rows()
+    broker.writes.count_in(budget.write_job)
+    await broker.writes.add("q", "job", "0", 0, [Draft(b"x", {"attributes": {"a": "y" * 10_000}})])
+    assert budget.staged > CHUNK_BYTES + 10_000
+
+
+async def test_job_that_holds_its_share_of_disk_takes_no_more_rows(broker: Broker) -> None:
+    budget = budget_of_rows()
+    broker.writes.count_in(budget.write_job)
+    await fill(broker, "job")
+    used = budget.staged
+    with pytest.raises(BodyTooLarge, match=r"write job job takes \d+ bytes of disk, this write job may have 163840"):
+        await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
+    assert budget.staged == used
+    await fill(broker, "another")
+    await broker.writes.commit("q", "job", ["part-0"], 1)
+    await fill(broker, "third")
+
+
+async def test_jobs_of_a_user_share_disk_and_leave_others_theirs(broker: Broker) -> None:
+    budget = budget_of_rows(has_users=True)
+    broker.writes.count_in(budget.write_job)
+    await fill(broker, "first", "anna", 20)
+    with pytest.raises(NoDisk, match="user anna may have 163840: commit or abort other write jobs"):
+        await fill(broker, "second", "anna", 20)
+    await fill(broker, "third", "ben")
+    await fill(broker, "fourth")
+    with pytest.raises(NoDisk, match="all write jobs may have 491520"):  # one quarter is left for arriving bodies
+        await fill(broker, "fifth", "claire")
+
+
+async def test_rows_reserve_disk_after_a_restart(disk_address: str, opened: Opener) -> None:
+    budget = budget_of_rows()
+    async with opened(disk_address) as broker:
+        await broker.create_queue("q")
+        broker.writes.count_in(budget.write_job)
+        await fill(broker, "job")
+    found = budget_of_rows()
+    async with opened(disk_address) as broker:
+        broker.writes.count_in(found.write_job)
+        assert found.staged == budget.staged > 0
+        with pytest.raises(BodyTooLarge):
+            await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
+        await broker.writes.abort("q", "job")
+        assert found.staged == 0
+
+
+async def test_refused_rows_leave_nothing_in_memory(broker: Broker) -> None:
+    broker.writes.count_in(budget_of_rows().write_job)
+    await fill(broker, "job")
+    for number in range(10):
+        with pytest.raises(BodyTooLarge):
+            await broker.writes.add("q", "job", f"more-{number}", 0, [Draft(b"x")])
+    [job] = broker.writes._jobs.values()
+    assert (len(job.parts), job._locks) == (39, {})
+
+
+async def test_commit_keeps_only_names_of_parts_with_rows(broker: Broker) -> None:
+    await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
+    await broker.writes.commit("q", "job", ["0", *(f"none-{number}" for number in range(9000))], 1)
+    [job] = broker.writes._jobs.values()
+    assert job.wanted == ()
+    record = (await broker._storage.records("write_job"))["job"]
+    assert len(str(record)) < 200
+
+
+async def test_ended_job_shows_its_queues_after_a_restart(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address) as broker:
+        for queue in ("q", "r"):
+            await broker.create_queue(queue)
+        await hold(broker)
+        assert (await broker.writes.commit("q", "job", PARTS, 6)).queues == ["q", "r"]
+    async with opened(disk_address) as broker:
+        assert list((await broker.writes.commit("r", "job", PARTS, 6)).queues) == ["q", "r"]
+        await broker.create_queue("other")
+        with pytest.raises(Conflict, match="has no rows for queue other"):
+            await broker.writes.commit("other", "job", PARTS, 6)

@@ -246,8 +246,8 @@ BUGS: Final = {
     ),
     "a write job's commit is not durable": Bug(
         "WriteJobs._decide",
-        "await self._note(job, JobState.COMMITTED, parts=list(dict.fromkeys(parts)), rows=rows)",
-        'job.take({"state": "committed", "parts": list(dict.fromkeys(parts)), "rows": rows})',
+        "await self._note(job, JobState.COMMITTED, parts=counted, rows=rows, queues=queues)",
+        'job.take({"state": "committed", "parts": counted, "rows": rows, "queues": queues})',
     ),
     "all runs of a task come": Bug("WriteJobs._finish", "list(job.chunks(job.wanted))", "list(job.chunks())"),
     "a row of a write job has no key": Bug("_decoded", "draft if draft.key is not None else ...", "draft"),

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mq.access import User, UserDirectory
-from mq.broker import write_jobs
+from mq.broker import Broker, write_jobs
+from mq.doors.budget import Budget, Use
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from tests.access.files import write_users
@@ -43,7 +44,7 @@ async def test_rows_come_when_their_job_is_committed(endpoints: Endpoints, q: st
     assert shown == {"writes": [{"job": "job", "state": "open", "queues": ["q"], "rows": 2, "again": None}]}
     for _ in range(2):
         reply = await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')
-        assert json.loads(reply.body) == {"job": "job", "state": "done", "queues": [], "rows": 2, "again": 0}
+        assert json.loads(reply.body) == {"job": "job", "state": "done", "queues": ["q"], "rows": 2, "again": 0}
     assert (await ask(endpoints, "GET", "/q/messages")).body == b"a"
     assert (await ask(endpoints, "DELETE", q)).status == 200
 
@@ -182,3 +183,20 @@ async def test_a_number_of_a_part_is_refused_for_other_rows(endpoints: Endpoints
     for body in (lines("a", "b"), lines("ab")):
         assert (await ask(endpoints, "POST", f"{q}?part=0&number=0", body)).status == 409
     assert told(await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))) == [202]
+
+
+async def test_rows_beyond_the_disk_of_their_job_are_refused(broker: Broker, endpoints: Endpoints, q: str) -> None:
+    budget = Budget(disk=4 << 20)
+    broker.writes.count_in(budget.write_job)
+    row = lines("x" * 600_000)
+    assert told(await ask(endpoints, "POST", f"{q}?part=0&number=0", row)) == [202]
+    reply = await ask(endpoints, "POST", f"{q}?part=0&number=1", row)
+    assert (reply.status, budget.refused[Use.ROWS]) == (413, 0)
+    assert "--staging" in detail(reply)
+    for number in range(1, 4):
+        target = f"/q/writes/job-{number}?part=0&number=0"
+        assert told(await ask(endpoints, "POST", target, row)) == [202]
+    reply = await ask(endpoints, "POST", "/q/writes/another?part=0&number=0", lines("x" * 1_000_000))
+    assert (reply.status, dict(reply.headers)["retry-after"], budget.refused[Use.ROWS]) == (503, "10", 1)
+    assert (await ask(endpoints, "DELETE", q)).status == 200
+    assert told(await ask(endpoints, "POST", "/q/writes/another?part=0&number=0", row)) == [202]
