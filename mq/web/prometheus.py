@@ -143,7 +143,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         refused.add_metric([use], count)
     yield refused
     reserved, limit = snapshot.staged
-    yield GaugeMetricFamily("mq_staging_reserved_bytes", "disk that arriving bodies and write jobs have reserved", reserved)
+    yield GaugeMetricFamily("mq_staging_reserved_bytes", "disk that arriving bodies and write jobs reserve", reserved)
     yield GaugeMetricFamily("mq_staging_limit_bytes", "disk that they may reserve together", limit)
     yield CounterMetricFamily("mq_staging_refusals", "times that disk was refused to them", snapshot.disk_refused)
     text = "times that a slow client had to give up its memory or disk, for others wanted it"
