@@ -3,7 +3,7 @@
 ``make bench`` compares mq with its peers in a few minutes. Parts, or on a file system of your choice::
 
     python -m benchmarks compare --systems mq,beanstalkd --root /mnt/disk
-    python -m benchmarks embedded counted
+    python -m benchmarks embedded reference
 
 Rates differ by a factor of two between runs and machines, so ratios of medians within one run count, and numbers that
 are counted: system calls, flushes, processor time. No test fails because of a figure.
@@ -19,7 +19,7 @@ Beside its peers:
 By itself:
 
 * :mod:`.embedded`: the rates of a broker inside a program, against the bare loop in the same group sizes.
-* :mod:`.bare`: the bare loop. :mod:`.recorded`: a store that records its batches, and counts its system calls.
-* :mod:`.counted`: system calls, device writes and flushes a message.
+* :mod:`.bare`: the bare loop. :mod:`.recorded`: a store that records its batches.
+* :mod:`.reference`: the processor time of AMQP operations, against a synchronous server in memory.
 * :mod:`.machine`, :mod:`.figures`: where it ran, and how figures are printed.
 """

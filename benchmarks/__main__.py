@@ -6,46 +6,21 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib import import_module
 from typing import Final
 
-import trio
-
-from benchmarks import counted, embedded, suite
+from benchmarks import suite
 from benchmarks.figures import Figure, as_markdown
 from benchmarks.machine import facts
 
-Benchmark = Callable[[str, argparse.Namespace], list[Figure]]
-
-
-def _embedded(folder: str, options: argparse.Namespace) -> list[Figure]:
-    return trio.run(embedded.measure, folder, options.rounds, options.messages)
-
-
-def _counted(folder: str, options: argparse.Namespace) -> list[Figure]:
-    alone = trio.run(counted.measure, folder, min(options.messages, 500), 1)
-    return alone + trio.run(counted.measure, folder, options.messages, embedded.CLIENTS)
-
-
-def _elsewhere(name: str, *wanted: str) -> Benchmark:
-    """A benchmark whose module needs what not everybody has installed."""
-
-    def measure(folder: str, options: argparse.Namespace) -> list[Figure]:
-        module = import_module(f"benchmarks.{name}")
-        figures: list[Figure] = module.measure(folder, *(getattr(options, each) for each in wanted))
-        return figures
-
-    return measure
-
-
-BENCHMARKS: Final[dict[str, Benchmark]] = {
-    "embedded": _embedded,
-    "counted": _counted,
-    "fair": _elsewhere("fair", "backlog"),
-    "spark": _elsewhere("spark", "rounds", "messages", "backlog"),
-    "clusters": _elsewhere("clusters", "rounds"),
+BENCHMARKS: Final[dict[str, tuple[str, ...]]] = {
+    "embedded": ("rounds", "messages"),
+    "reference": ("rounds", "messages"),
+    "fair": ("backlog",),
+    "spark": ("rounds", "messages", "backlog"),
+    "clusters": ("rounds",),
 }
+"""Modules, imported only when they are asked for, and the options that each wants."""
 
 
 def main() -> None:
@@ -58,7 +33,8 @@ def main() -> None:
         figures: list[Figure] = []
         for name in options.names:
             print(f"benchmarks: {name} ...", file=sys.stderr, flush=True)
-            figures += BENCHMARKS[name](folder, options)
+            module = import_module(f"benchmarks.{name}")
+            figures += module.measure(folder, *(getattr(options, each) for each in BENCHMARKS[name]))
         where = facts(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -21,6 +21,8 @@ from benchmarks.turns import Load, Turn, count_calls, take_turn
 
 Key = tuple[str, int, int, int]
 """System, clients, size, round."""
+Calls = Mapping[str, Mapping[str, float]]
+"""System calls a message, by system and workload."""
 Medians = Mapping[tuple[str, str, int, int], Turn]
 """By system, workload, clients and size."""
 
@@ -43,22 +45,7 @@ class Plan(NamedTuple):
     warm_up: float = 0.2
 
 
-QUICK: Final = Plan(clients=(1, 32, 256), sizes=(1024,), rounds=3, seconds=0.5)
-FULL: Final = Plan(clients=(1, 32, 256), sizes=(100, 1024, 65_536), rounds=3, seconds=0.8)
-TINY: Final = Plan(clients=(1, 32), sizes=(1024,), rounds=1, seconds=0.05, warm_up=0.05)
 CALLS_LOAD: Final = Load(32, 1024, 1.0)
-
-
-class Comparison(NamedTuple):
-    """What came out.
-
-    Attributes:
-        turns: every phase of every turn.
-        calls: system calls a message, by system and workload, and who counted.
-    """
-
-    turns: list[Turn]
-    calls: Mapping[str, Mapping[str, tuple[float, str]]]
 
 
 def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
@@ -68,8 +55,9 @@ def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
     return [SYSTEMS[name] for name in reasons if name not in absent], absent
 
 
-def compare(systems: Sequence[System], plan: Plan, folder: Path) -> Comparison:
-    """Measure all systems, in the order in which they take turns, with their data in `folder`."""
+def compare(systems: Sequence[System], plan: Plan, folder: Path) -> tuple[list[Turn], Calls]:
+    """Measure all systems, in the order in which they take turns, with their data in `folder`: each phase of each turn,
+    and the system calls a message."""
     turns: list[Turn] = []
     with ExitStack() as stack:
         servers = {system.name: stack.enter_context(_started(system, folder)) for system in systems}
@@ -79,7 +67,7 @@ def compare(systems: Sequence[System], plan: Plan, folder: Path) -> Comparison:
                 load = Load(clients, size, plan.seconds, plan.warm_up)
                 turns += take_turn(SYSTEMS[name], servers[name], folder, load, number)
         calls = {system.name: count_calls(system, servers[system.name], CALLS_LOAD) for system in systems}
-    return Comparison(turns, calls)
+    return turns, calls
 
 
 def _started(system: System, folder: Path) -> Any:

@@ -19,7 +19,7 @@ from benchmarks.machine import DeviceCounts, device_counts, write_back
 _PATIENCE_SECONDS: Final = 20.0
 _ENDED_USER, _ENDED_SYSTEM = 13, 14
 """Where cutime and cstime stand in /proc/PID/stat, behind the name."""
-_SYSTEM_CALLS: Final = "raw_syscalls:sys_enter"
+_PERF: Final = ("perf", "stat", "-x,", "-e", "raw_syscalls:sys_enter")
 
 
 class Used:
@@ -86,11 +86,10 @@ def with_children(pids: Iterable[int]) -> list[int]:
 
 
 class SystemCalls:
-    """Counts the system calls of a server during the block: by perf where it may, which costs little, else by strace.
+    """Counts the system calls of a server during the block, by perf.
 
     Attributes:
-        count: how many; None where neither program can tell.
-        by: the program that told.
+        count: how many; None where perf is missing or may not count them.
 
     Args:
         pids: of the server.
@@ -99,19 +98,13 @@ class SystemCalls:
     def __init__(self, pids: Sequence[int]) -> None:
         self._pids = with_children(pids)
         self.count: int | None = None
-        self.by = ""
 
     def __enter__(self) -> SystemCalls:
         self._output = tempfile.NamedTemporaryFile("r", suffix=".calls")
-        self.by = "perf" if _perf_counts() else "strace" if shutil.which("strace") else ""
-        pids = ",".join(map(str, self._pids))
-        command = {
-            "perf": ["perf", "stat", "-x,", "-e", _SYSTEM_CALLS, "-o", self._output.name, "-p", pids],
-            "strace": ["strace", "-f", "-c", "-o", self._output.name, *(f"-p{pid}" for pid in self._pids)],
-        }
         self._counter = None
-        if self.by:
-            self._counter = subprocess.Popen(command[self.by], stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if _perf_counts():
+            command = [*_PERF, "-o", self._output.name, "-p", ",".join(map(str, self._pids))]
+            self._counter = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(0.5)  # until it has attached itself; there is nothing to wait for
         return self
 
@@ -119,20 +112,17 @@ class SystemCalls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self._output:
-            if self._counter is None:
-                return
-            self._counter.send_signal(signal.SIGINT)
-            self._counter.wait(_PATIENCE_SECONDS)
-            said = self._output.read()
-        pattern = r"^(\d+),+raw_syscalls" if self.by == "perf" else r"^100\.00\s+\S+\s+(?:\S+\s+)?(\d+)\s.*total$"
-        found = re.search(pattern, said, re.MULTILINE)
-        self.count = int(found[1]) if found else None
+            if self._counter is not None:
+                self._counter.send_signal(signal.SIGINT)
+                self._counter.wait(_PATIENCE_SECONDS)
+                found = re.search(r"^(\d+),+raw_syscalls", self._output.read(), re.MULTILINE)
+                self.count = int(found[1]) if found else None
 
 
 def _perf_counts() -> bool:
     """Whether perf is here and may count system calls."""
     if shutil.which("perf") is None:
         return False
-    command = ["perf", "stat", "-x,", "-e", _SYSTEM_CALLS, "-p", str(os.getpid()), "true"]
+    command = [*_PERF, "-p", str(os.getpid()), "true"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_SECONDS)
     return done.returncode == 0 and "not supported" not in done.stderr

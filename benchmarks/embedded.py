@@ -7,6 +7,7 @@ would pay for them, and on a disk whose rate is rationed for more than that. The
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -44,53 +45,49 @@ class Turn(NamedTuple):
     """What mq did in one turn.
 
     Attributes:
-        renames: whether it moved messages by renames.
-        logs: whether it had a log.
         published: the publishing.
         between: what was still done to the store when that had ended.
         consumed: fetching and removing it all.
     """
 
-    renames: bool
-    logs: bool
     published: Phase
     between: list[Group]
     consumed: Phase
 
 
-async def measure(folder: str, rounds: int, messages: int, clients: int = CLIENTS) -> list[Figure]:
-    """Ratios to the bare loop.
+def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
+    """Ratios to the bare loop; none on a file system on which mq keeps no log.
 
     Args:
         folder: where roots are made, one after another.
         rounds: how many to count; one more warms up.
         messages: in each turn.
-        clients: concurrent publishers, and later consumers.
     """
-    mq, bare = _Rates([], []), _Rates([], [])
-    turn = await _take_turn(folder, messages, clients)
+    return trio.run(_measure, folder, rounds, messages)
+
+
+async def _measure(folder: str, rounds: int, messages: int) -> list[Figure]:
+    async with open_recorded(f"{folder}/probe") as storage:
+        if not storage.logs:
+            return [
+                Figure(what, math.nan, note="needs a root with a log: ext4 with a journal, or xfs") for what in WANTED
+            ]
+    turn = await _take_turn(folder, messages)
     _take_bare_turn(folder, turn)
+    mq: list[tuple[float, float]] = []
+    bare: list[tuple[float, float]] = []
     for number in range(rounds):
         if number % 2:
-            _note(bare, messages, *_take_bare_turn(folder, turn))
-        turn = await _take_turn(folder, messages, clients)
-        _note(mq, messages, turn.published.seconds, turn.consumed.seconds)
+            bare.append(_take_bare_turn(folder, turn))
+        turn = await _take_turn(folder, messages)
+        mq.append((turn.published.seconds, turn.consumed.seconds))
         if not number % 2:
-            _note(bare, messages, *_take_bare_turn(folder, turn))
+            bare.append(_take_bare_turn(folder, turn))
+    rates = [[[messages / seconds for seconds in phase] for phase in zip(*turns, strict=True)] for turns in (mq, bare)]
     return [
-        _figure("durable publish", f"{clients} publishers", mq.publish, bare.publish, turn.published),
-        _figure("fetch and remove", f"{clients} consumers", mq.consume, bare.consume, turn.consumed),
+        _figure("durable publish", f"{CLIENTS} publishers", rates[0][0], rates[1][0], turn.published),
+        _figure("fetch and remove", f"{CLIENTS} consumers", rates[0][1], rates[1][1], turn.consumed),
     ]
-
-
-class _Rates(NamedTuple):
-    publish: list[float]
-    consume: list[float]
-
-
-def _note(rates: _Rates, messages: int, publish_seconds: float, consume_seconds: float) -> None:
-    rates.publish.append(messages / publish_seconds)
-    rates.consume.append(messages / consume_seconds)
 
 
 def _figure(what: str, who: str, mq: list[float], bare: list[float], last: Phase) -> Figure:
@@ -99,25 +96,24 @@ def _figure(what: str, who: str, mq: list[float], bare: list[float], last: Phase
     return at_least(f"{what}, {who}, against the bare loop", median_ratio(mq, bare), WANTED[what], note)
 
 
-async def _take_turn(folder: str, messages: int, clients: int) -> Turn:
+async def _take_turn(folder: str, messages: int) -> Turn:
     root = f"{folder}/mq"
     async with open_recorded(root) as storage, open_broker(storage) as broker:
         await broker.create_queue("q")
         storage.take_groups()
         write_back(root)
-        published = await phase(storage, messages, clients, lambda: publish_one(broker))
+        published = await phase(storage, messages, CLIENTS, lambda: publish_one(broker))
         between = await settled(storage, published.groups, messages)
         write_back(root)
-        consumed = await phase(storage, messages, clients, lambda: consume_one(broker))
-        renames, logs = broker.description.journaled, storage.logs
+        consumed = await phase(storage, messages, CLIENTS, lambda: consume_one(broker))
     shutil.rmtree(root)
-    return Turn(renames, logs, published, between, consumed)
+    return Turn(published, between, consumed)
 
 
 def _take_bare_turn(folder: str, turn: Turn) -> tuple[float, float]:
     """Seconds for publishing and for consuming."""
     root = f"{folder}/bare"
-    loop = BareLoop(root, BODY, renames=turn.renames, logs=turn.logs)
+    loop = BareLoop(root, BODY)
     try:
         write_back(root)
         publish_seconds = loop.run(turn.published.groups)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from statistics import median
+from typing import Any, Final
 
 import pika
 
@@ -31,13 +32,8 @@ _PAUSE_SECONDS: Final = 0.01
 _OF_A_ROUND: Final = 0.0015
 """About the processor seconds of one of the other client's rounds, which are not the job's."""
 
-
-class Bystander(NamedTuple):
-    """The other client's round trips, in milliseconds."""
-
-    rounds: int
-    median: float
-    longest: float
+Job = Callable[[int, int], Callable[[], None]]
+"""From a port and a number of messages to the job itself."""
 
 
 def measure(folder: str, messages: int) -> list[Figure]:
@@ -51,28 +47,28 @@ def measure(folder: str, messages: int) -> list[Figure]:
                 began, used = time.monotonic(), processor_seconds(server.pids)
                 job()
                 seconds, used = time.monotonic() - began, processor_seconds(server.pids) - used
-                seen = stop()
-            note = f"median {seen.median:.1f} ms of {seen.rounds}; the job took {seconds:.1f} s"
+                times = [1e3 * each for each in stop()]
+            note = f"median {median(times):.1f} ms of {len(times)}; the job took {seconds:.1f} s"
             if name != "nothing":
-                note += f", {(used - _OF_A_ROUND * seen.rounds) / messages * 1e6:.0f} µs of processor time a message"
+                note += f", {(used - _OF_A_ROUND * len(times)) / messages * 1e6:.0f} µs of processor time a message"
             figures.append(
-                at_most(f"another client's longest round trip: {name}", seen.longest, MOST_MS, "ms", note=note)
+                at_most(f"another client's longest round trip: {name}", max(times), MOST_MS, "ms", note=note)
             )
     return figures
 
 
 @contextmanager
-def _bystander(port: int) -> Iterator[Callable[[], Bystander]]:
-    """Another client, in a process of its own. Call what this yields to stop it."""
+def _bystander(port: int) -> Iterator[Callable[[], list[float]]]:
+    """Another client, in a process of its own. Call what this yields to stop it: the seconds of its rounds."""
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=_go_round, args=(port, theirs), daemon=True)
     process.start()
     ours.recv()
 
-    def stop() -> Bystander:
+    def stop() -> list[float]:
         ours.send(None)
-        times = sorted(ours.recv())
-        return Bystander(len(times), times[len(times) // 2] * 1e3, times[-1] * 1e3)
+        times: list[float] = ours.recv()
+        return times
 
     try:
         yield stop
@@ -150,61 +146,43 @@ def _until(channel: Any, queue: str, messages: int) -> None:
         time.sleep(0.1)
 
 
-def _nothing(port: int, messages: int) -> Callable[[], None]:
-    return lambda: time.sleep(3)
-
-
 def _publishing(port: int, messages: int) -> Callable[[], None]:
     _, channel = _filled(port, 0)
     return lambda: _publish(channel, messages)
 
 
-def _acknowledging(port: int, messages: int) -> Callable[[], None]:
-    connection, channel = _filled(port, messages)
-    _held(connection, channel, messages)
+def _ending(end: Callable[[Any, int], object], queue: str, *, are_moved: bool) -> Job:
+    """The end of all deliveries of a connection at once, and which queue has them all afterwards, or none."""
 
-    def job() -> None:
-        channel.basic_ack(messages, multiple=True)
-        _until(channel, "q", 0)
+    def prepare(port: int, messages: int) -> Callable[[], None]:
+        connection, channel = _filled(port, messages, _DEAD)
+        _held(connection, channel, messages)
+        other = _connect(port).channel()
 
-    return job
+        def job() -> None:
+            end(channel, messages)
+            _until(other, queue, messages if are_moved else 0)
 
+        return job
 
-def _requeueing(port: int, messages: int) -> Callable[[], None]:
-    connection, channel = _filled(port, messages)
-    _held(connection, channel, messages)
-    other = _connect(port).channel()
-
-    def job() -> None:
-        channel.basic_cancel(channel.consumer_tags[0])
-        channel.basic_nack(messages, multiple=True, requeue=True)
-        _until(other, "q", messages)
-
-    return job
+    return prepare
 
 
-def _rejecting(port: int, messages: int) -> Callable[[], None]:
-    connection, channel = _filled(port, messages, _DEAD)
-    _held(connection, channel, messages)
-    other = _connect(port).channel()
-
-    def job() -> None:
-        channel.basic_nack(messages, multiple=True, requeue=False)
-        _until(other, "dead", messages)
-
-    return job
+def _acknowledge(channel: Any, last: int) -> None:
+    channel.basic_ack(last, multiple=True)
 
 
-def _vanishing(port: int, messages: int) -> Callable[[], None]:
-    connection, channel = _filled(port, messages)
-    _held(connection, channel, messages)
-    other = _connect(port).channel()
+def _requeue(channel: Any, last: int) -> None:
+    channel.basic_cancel(channel.consumer_tags[0])
+    channel.basic_nack(last, multiple=True, requeue=True)
 
-    def job() -> None:
-        connection._impl._transport._sock.shutdown(2)  # pika has no other way to go without a word
-        _until(other, "q", messages)
 
-    return job
+def _reject(channel: Any, last: int) -> None:
+    channel.basic_nack(last, multiple=True, requeue=False)
+
+
+def _vanish(channel: Any, last: int) -> None:
+    channel.connection._impl._transport._sock.shutdown(2)  # pika has no other way to go without a word
 
 
 def _expiring(port: int, messages: int) -> Callable[[], None]:
@@ -225,13 +203,13 @@ def _deleting(port: int, messages: int) -> Callable[[], None]:
     return lambda: channel.queue_delete("q")
 
 
-JOBS: Final[dict[str, Callable[[int, int], Callable[[], None]]]] = {
-    "nothing": _nothing,
+JOBS: Final[dict[str, Job]] = {
+    "nothing": lambda port, messages: lambda: time.sleep(3),
     "publish without confirms": _publishing,
-    "acknowledge with multiple": _acknowledging,
-    "requeue with multiple": _requeueing,
-    "reject with multiple, to a dead-letter queue": _rejecting,
-    "a consumer vanishes": _vanishing,
+    "acknowledge with multiple": _ending(_acknowledge, "q", are_moved=False),
+    "requeue with multiple": _ending(_requeue, "q", are_moved=True),
+    "reject with multiple, to a dead-letter queue": _ending(_reject, "dead", are_moved=True),
+    "a consumer vanishes": _ending(_vanish, "q", are_moved=True),
     "expire, to a dead-letter queue": _expiring,
     "purge": _purging,
     "delete the queue": _deleting,

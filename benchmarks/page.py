@@ -73,7 +73,7 @@ def _costs(medians: Medians, calls: Mapping[str, Mapping[str, Any]]) -> str:
                 continue
             told = calls.get(system, {}).get(workload)
             numbers = [f"{turn.cpu:,.0f}", f"{turn.driver:,.0f}", _number(turn.flushes, 3), _number(turn.writes, 2)]
-            numbers += [_number(None if turn.written is None else turn.written / 1024, 1), _number(told and told[0], 1)]
+            numbers += [_number(None if turn.written is None else turn.written / 1024, 1), _number(told, 1)]
             lines.append(f"| {workload}: {SYSTEMS[system].title} | {' | '.join(numbers)} |")
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,34 +35,19 @@ _CLIENTS: Final = 32
 
 def draw(medians: Medians, folder: Path) -> list[tuple[str, str]]:
     """Write the plots into `folder`: the name of each file, and what it shows."""
-    plots: list[tuple[str, str, Callable[[Any, str], None]]] = [
-        (
-            "rates.svg",
-            "Messages a second by connections, 1 KiB",
-            lambda axes, workload: _rates(medians, axes, workload),
-        ),
-        (
-            "latencies.svg",
-            "Milliseconds at 32 connections, 1 KiB: from the median to the 99th percentile",
-            lambda axes, workload: _latencies(medians, axes, workload),
-        ),
-        (
-            "processor.svg",
-            "Processor time of the server, µs a message, at 32 connections, 1 KiB",
-            lambda axes, workload: _bars(medians, axes, workload, "cpu"),
-        ),
-        (
-            "flushes.svg",
-            "Flushes of the disk, a message, at 32 connections, 1 KiB",
-            lambda axes, workload: _bars(medians, axes, workload, "flushes"),
-        ),
+    at = "at 32 connections, 1 KiB"
+    plots: list[tuple[str, str, Callable[[Medians, Any, str], None]]] = [
+        ("rates.svg", "Messages a second by connections, 1 KiB", _rates),
+        ("latencies.svg", f"Milliseconds {at}: from the median to the 99th percentile", _latencies),
+        ("processor.svg", f"Processor time of the server, µs a message, {at}", partial(_bars, "cpu")),
+        ("flushes.svg", f"Flushes of the disk, a message, {at}", partial(_bars, "flushes")),
     ]
     with mpl.rc_context(_SETTINGS):
         for name, title, panel in plots:
             figure, panels = pyplot.subplots(1, len(WORKLOADS), figsize=(11, 3.6), layout="constrained")
             for axes, workload in zip(panels, WORKLOADS, strict=True):
                 axes.set_title(workload)
-                panel(axes, workload)
+                panel(medians, axes, workload)
             figure.suptitle(title)
             figure.savefig(folder / name, metadata={"Date": None})
             pyplot.close(figure)
@@ -96,7 +82,7 @@ def _latencies(medians: Medians, axes: Any, workload: str) -> None:
     _name_rows(axes, systems)
 
 
-def _bars(medians: Medians, axes: Any, workload: str, what: str) -> None:
+def _bars(what: str, medians: Medians, axes: Any, workload: str) -> None:
     systems = _systems(medians)
     for row, system in enumerate(systems):
         turn = medians[system, workload, _CLIENTS, _SIZE]

@@ -1,16 +1,15 @@
-"""A store that notes what it is asked for: how its batches are made up, and which system calls it makes."""
+"""A store that records how its batches are made up."""
 
 from __future__ import annotations
 
-import functools
 import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final, NamedTuple, cast
+from typing import Final, NamedTuple, cast
 
 from mq.lifecycle import State
-from mq.storage.files.calls import Calls, LinuxCalls
+from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.log import LARGEST
 from mq.storage.files.mount import mount_of_root
 from mq.storage.files.posix import FolderStorage, load_native
@@ -24,7 +23,6 @@ _STATE: Final = operator.attrgetter("entry.state._value_")
 _REMOVED: Final = State.REMOVED
 _NEW: Final = State.NEW.value
 _STEP: Final = operator.attrgetter("entry.state._value_", "state._value_")
-_VERBS: Final = tuple(name for name in vars(Calls) if not name.startswith("_"))
 
 
 class Group(NamedTuple):
@@ -54,20 +52,6 @@ class Group(NamedTuple):
         return self.writes + sum(number for _, number in self.placed)
 
 
-class CountingCalls(LinuxCalls):
-    """The kernel, and how often each of its calls was made."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-        for verb in _VERBS:
-            setattr(self, verb, functools.partial(self._call, verb, getattr(self, verb)))
-
-    def _call(self, verb: str, call: Any, *args: Any, **options: Any) -> Any:
-        self.counts[verb] += 1
-        return call(*args, **options)
-
-
 class RecordedStorage(FolderStorage):
     """The POSIX store, and how what it was asked for is made up.
 
@@ -78,7 +62,8 @@ class RecordedStorage(FolderStorage):
     in the seconds that are measured they would be a sixth of all that a publish takes.
     """
 
-    def __init__(self, root: str, calls: LinuxCalls) -> None:
+    def __init__(self, root: str) -> None:
+        calls = LinuxCalls(load_native())
         super().__init__(f"posix:{root}", root, calls, StorageOptions(log_bytes=LARGEST), mount=mount_of_root)
         self._groups: list[Group] = []
 
@@ -112,9 +97,9 @@ class RecordedStorage(FolderStorage):
 
 
 @asynccontextmanager
-async def open_recorded(root: str, calls: LinuxCalls | None = None) -> AsyncIterator[RecordedStorage]:
+async def open_recorded(root: str) -> AsyncIterator[RecordedStorage]:
     """An open store below `root` for the length of the block."""
-    storage = RecordedStorage(root, calls or LinuxCalls(load_native()))
+    storage = RecordedStorage(root)
     try:
         await storage.open()
         yield storage

@@ -59,7 +59,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         print(f"benchmarks: without {SYSTEMS[name].title}: {why}", file=sys.stderr)
     with _disk(options) as (folder, disk):
         where = {**facts(str(folder)), "commit": _commit(), "disk": disk, page.LOAD: f"{os.getloadavg()[0]:.1f}"}
-        done = compare.compare(systems, plan, folder)
+        taken, calls = compare.compare(systems, plan, folder)
     return {
         "facts": where,
         "systems": {
@@ -68,8 +68,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "absent": absent,
         "rounds": plan.rounds,
         "seconds": plan.seconds,
-        "turns": [turn._asdict() for turn in done.turns],
-        "calls": done.calls,
+        "turns": [turn._asdict() for turn in taken],
+        "calls": calls,
     }
 
 

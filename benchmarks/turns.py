@@ -127,14 +127,14 @@ async def _take_turn(
     await delete_queue(make, server.ports[0])
 
 
-def count_calls(system: System, server: Server, load: Load) -> dict[str, tuple[float, str]]:
-    """System calls a message of publishing and of consuming, and which program told; empty where none can."""
-    found: dict[str, tuple[float, str]] = {}
+def count_calls(system: System, server: Server, load: Load) -> dict[str, float]:
+    """System calls a message of publishing and of consuming; empty where they cannot be counted."""
+    found: dict[str, float] = {}
     trio.run(_count_calls, system.codec, server, load, found)
     return found
 
 
-async def _count_calls(codec: type[Codec], server: Server, load: Load, found: dict[str, tuple[float, str]]) -> None:
+async def _count_calls(codec: type[Codec], server: Server, load: Load, found: dict[str, float]) -> None:
     body, queue = os.urandom(load.size), f"q{next(_NUMBERS)}"
 
     def make() -> Codec:
@@ -144,7 +144,7 @@ async def _count_calls(codec: type[Codec], server: Server, load: Load, found: di
         with SystemCalls(server.pids) as calls:
             timed = await session.run(operation, load.seconds, least=4 * load.clients, most=most)
         if calls.count is not None:
-            found[workload] = (calls.count / timed.count, calls.by)
+            found[workload] = calls.count / timed.count
         return timed.count
 
     async with open_session(make, server.ports, load.clients) as session:

@@ -55,13 +55,13 @@ class AmqpCodec(Codec):
     def open(self) -> Steps:
         """As in Codec."""
         yield header.ProtocolHeader().marshal()
-        answer = yield _marshal(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
+        answer = yield marshal(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
         tune = _method(answer)
         check(isinstance(tune, commands.Connection.Tune), answer)
         self._most = tune.frame_max or self._most
         self._publish = self._make_publish()
-        tuned = _marshal(commands.Connection.TuneOk(tune.channel_max, self._most, 0), 0)
-        yield tuned + _marshal(commands.Connection.Open("/"), 0)
+        tuned = marshal(commands.Connection.TuneOk(tune.channel_max, self._most, 0), 0)
+        yield tuned + marshal(commands.Connection.Open("/"), 0)
         yield from self._ask(commands.Channel.Open(), commands.Channel.OpenOk)
         yield from self._ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
 
@@ -132,7 +132,7 @@ class AmqpCodec(Codec):
 
     def last_words(self) -> bytes:
         """As in Codec."""
-        return self._acknowledgement + _marshal(commands.Connection.Close(200, "done", 0, 0), 0)
+        return self._acknowledgement + marshal(commands.Connection.Close(200, "done", 0, 0), 0)
 
     def _make_publish(self) -> bytes:
         properties = commands.Basic.Properties(delivery_mode=2)
@@ -140,14 +140,14 @@ class AmqpCodec(Codec):
         parts = [self.body[start : start + room] for start in range(0, len(self.body), room)]
         return b"".join(
             [
-                _marshal(commands.Basic.Publish(exchange="", routing_key=self.queue)),
-                _marshal(header.ContentHeader(0, len(self.body), properties)),
+                marshal(commands.Basic.Publish(exchange="", routing_key=self.queue)),
+                marshal(header.ContentHeader(0, len(self.body), properties)),
                 *(_FRAME.pack(_BODY, _CHANNEL, len(part)) + part + _END for part in parts),
             ]
         )
 
     def _ask(self, request: Any, wanted: type[Any]) -> Steps:
-        answer = yield _marshal(request)
+        answer = yield marshal(request)
         while not isinstance(_method(answer), wanted):
             check(answer[0] != _METHOD or not _refused(answer), answer)
             answer = yield b""
@@ -159,7 +159,8 @@ class AmqpQuorumCodec(AmqpCodec):
     arguments = {"x-queue-type": "quorum"}
 
 
-def _marshal(value: Any, channel: int = _CHANNEL) -> bytes:
+def marshal(value: Any, channel: int = _CHANNEL) -> bytes:
+    """A method or a header as it is sent."""
     marshalled: bytes = frame.marshal(value, channel)
     return marshalled
 

@@ -114,8 +114,7 @@ class Session:
 
     async def first(self, operation: Operation) -> None:
         """One connection does it once."""
-        with trio.fail_after(PATIENCE_SECONDS):
-            await self._connections[0].do(operation(self._connections[0].codec))
+        await Session(self._connections[:1]).each(operation)
 
     async def run(
         self,
@@ -160,13 +159,16 @@ class Session:
 
 
 @asynccontextmanager
-async def open_session(make: Callable[[], Codec], ports: Sequence[int], clients: int) -> AsyncIterator[Session]:
-    """Connections for the length of the block; the queue is made before and taken away after.
+async def open_session(
+    make: Callable[[], Codec], ports: Sequence[int], clients: int, *, creates: bool = True
+) -> AsyncIterator[Session]:
+    """Connections for the length of the block.
 
     Args:
         make: makes the codec of one more connection.
         ports: of the servers on 127.0.0.1, which share the connections.
         clients: how many connections.
+        creates: whether to make the queue.
     """
     connections: list[Connection] = []
     try:
@@ -177,7 +179,8 @@ async def open_session(make: Callable[[], Codec], ports: Sequence[int], clients:
             connections.append(Connection(stream, make()))
         session = Session(connections)
         await session.each(lambda codec: codec.open())
-        await session.first(lambda codec: codec.create())
+        if creates:
+            await session.first(lambda codec: codec.create())
         yield session
     finally:
         for connection in connections:
@@ -186,18 +189,5 @@ async def open_session(make: Callable[[], Codec], ports: Sequence[int], clients:
 
 async def delete_queue(make: Callable[[], Codec], port: int) -> None:
     """Take the queue away over a connection of its own."""
-    async with _one(make, port) as session:
+    async with open_session(make, [port], 1, creates=False) as session:
         await session.first(lambda codec: codec.delete())
-
-
-@asynccontextmanager
-async def _one(make: Callable[[], Codec], port: int) -> AsyncIterator[Session]:
-    stream = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS)
-    stream.setblocking(False)
-    connection = Connection(stream, make())
-    try:
-        session = Session([connection])
-        await session.first(lambda codec: codec.open())
-        yield session
-    finally:
-        connection.close()

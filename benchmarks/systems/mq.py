@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from benchmarks.load.amqp import AmqpCodec
 from benchmarks.load.codec import Codec
 from benchmarks.load.http import HttpCodec
-from benchmarks.systems.system import CannotStart, Server, System, process
+from benchmarks.systems.system import Server, System, listening
 from mq.testing.ports import HeldPort
-
-_LISTENS: Final = re.compile(r"http://127\.0\.0\.1:(\d+)")
 
 
 class Mq(System):
@@ -40,16 +35,13 @@ class Mq(System):
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
         """As in System."""
-        with self._daemon(folder) as (port, pid):
-            yield Server([port], [pid])
+        held = HeldPort()
+        command = [sys.executable, "-m", "mq", *self._words(folder, str(held))]
+        with listening(command, held.number, folder) as server:
+            yield server
 
-    @contextmanager
-    def _daemon(self, folder: Path, amqp_port: int = 0) -> Iterator[tuple[int, int]]:
-        """Its port for HTTP, and its process."""
-        log = folder / f"log-{time.monotonic_ns()}"
-        words = ["--root", str(folder / "root"), "--port", "0", "--amqp-port", str(amqp_port)]
-        with process([sys.executable, "-m", "mq", *words], log) as running:
-            yield _port_of(running, log), running.pid
+    def _words(self, folder: Path, port: str) -> list[str]:
+        return ["--root", str(folder / "root"), "--port", port]
 
 
 class MqAmqp(Mq):
@@ -60,19 +52,12 @@ class MqAmqp(Mq):
     durability = "each confirmed publish is on the disk, file and name; acknowledgements are not answered"
     codec = AmqpCodec
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
-        held = HeldPort()
-        with self._daemon(folder, held.number) as (_, pid):
-            yield Server([held.number], [pid])
+    def _words(self, folder: Path, port: str) -> list[str]:
+        return ["--root", str(folder / "root"), "--port", "0", "--amqp-port", port]
 
 
-def _port_of(running: subprocess.Popen[bytes], log: Path) -> int:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and running.poll() is None:
-        found = _LISTENS.search(log.read_text())
-        if found is not None:
-            return int(found[1])
-        time.sleep(0.02)
-    raise CannotStart(log.read_text()[-500:])
+class MqInMemory(MqAmqp):
+    """One daemon, over AMQP, with nothing on the disk."""
+
+    def _words(self, folder: Path, port: str) -> list[str]:
+        return ["--storage", "memory:", "--port", "0", "--amqp-port", port]

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.load.beanstalk import BeanstalkCodec
 from benchmarks.load.nats import NatsCodec
 from benchmarks.load.redis import RedisCodec
-from benchmarks.systems.system import Server, System, process, wait_for_port
+from benchmarks.systems.system import Server, System, listening
 from mq.testing.ports import HeldPort
 
 
@@ -32,9 +32,8 @@ class Beanstalkd(System):
         port = held.number
         data.mkdir()
         command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(data), "-f0", "-z", str(1 << 20)]
-        with process(command, folder / "log") as running:
-            wait_for_port(running, port, folder / "log")
-            yield Server([port], [running.pid])
+        with listening(command, port, folder) as server:
+            yield server
 
 
 class Redis(System):
@@ -55,9 +54,8 @@ class Redis(System):
         settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "daemonize": "no"}
         settings |= {"appendonly": "yes", "appendfsync": "always"}
         command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-        with process(command, folder / "log") as running:
-            wait_for_port(running, port, folder / "log")
-            yield Server([port], [running.pid])
+        with listening(command, port, folder) as server:
+            yield server
 
 
 class Nats(System):
@@ -87,9 +85,8 @@ class Nats(System):
         held, settings = HeldPort(), folder / "nats.conf"
         port = held.number
         settings.write_text(self._settings(folder / "data", port, always=self._knows_sync_always()))
-        with process(["nats-server", "-c", str(settings)], folder / "log") as running:
-            wait_for_port(running, port, folder / "log")
-            yield Server([port], [running.pid])
+        with listening(["nats-server", "-c", str(settings)], port, folder) as server:
+            yield server
 
     def _knows_sync_always(self) -> bool:
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:

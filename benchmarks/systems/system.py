@@ -100,6 +100,15 @@ def process(
         running.wait()
 
 
+@contextmanager
+def listening(command: Sequence[str], port: int, folder: Path) -> Iterator[Server]:
+    """A server of one process for the length of the block, from when it listens. Its log is in `folder`."""
+    log = folder / f"log-{port}"
+    with process(command, log) as running:
+        wait_for_port(running, port, log)
+        yield Server([port], [running.pid])
+
+
 def wait_for_port(running: subprocess.Popen[bytes], port: int, log: Path) -> None:
     """Until it listens.
 

@@ -40,7 +40,7 @@ def test_each_system_takes_its_turn(name: str, tmp_path: Path) -> None:
         calls = turns.count_calls(system, server, TINY)
     assert [each.workload for each in taken] == list(turns.WORKLOADS)
     assert all(each.rate > 0 and each.p99 >= each.p50 > 0 and each.cpu > 0 for each in taken)
-    assert all(number > 0 for number, _ in calls.values())
+    assert all(number > 0 for number in calls.values())
     assert system.version() != "unknown"
     assert not listening(server.ports)
 
