@@ -48,7 +48,7 @@ async def consume(broker: Broker, done: list[str]) -> None:
 async def main(root: str) -> None:
     """Two producers, then three consumers."""
     counter, done = Counter(), list[str]()
-    async with open_broker(f"posix:{root}", BrokerConfig(delay_seconds=5), observers=[counter]) as broker:
+    async with open_broker(f"posix:{root}", BrokerConfig(visibility_seconds=5), observers=[counter]) as broker:
         await broker.create_queue("work")
         async with trio.open_nursery() as producers:
             for _ in range(2):

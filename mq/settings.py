@@ -221,7 +221,7 @@ class Settings:
     sqs_port: int = _line(0, _whole(0, 65_535), "another port on that address for Amazon SQS's API alone; 0 is none")
     amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
     workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
-    take_turns: bool = _line(
+    standby: bool = _line(
         False, _SWITCHED, "one of the daemons on this root serves it for all, and the next goes on when it ends", ""
     )
     peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
@@ -232,7 +232,7 @@ class Settings:
     root_owner: int | None = _line(
         None, _USER, "a user to trust with folders of the root, besides root and the one who starts it", "none"
     )
-    delay: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease", "30")
+    visibility: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease", "30")
     max_body: int = _line(64 << 20, _size(LARGEST_BODY), "longest body of a message", "64MiB")
     memory: int = _line(
         256 << 20,
@@ -261,7 +261,7 @@ class Settings:
         "serve a root on ZFS, NFS 3 or another file system on which mq was never tested",
         "",
     )
-    strict_seeds: bool = _line(
+    strict: bool = _line(
         False, _SWITCHED, "the seed MQ to the letter: six endpoints, no AMQP, every step a move between its folders", ""
     )
     users: str = _line("", _TEXT, "file of users and their rights: with it, all others are refused", "none")
@@ -306,7 +306,7 @@ class Settings:
     @property
     def serves_amqp(self) -> bool:
         """Whether there is a door for AMQP. Beside the seed's endpoints there is one only where a port is given."""
-        return self.amqp_port != 0 and not (self.strict_seeds and self.amqp_port is None)
+        return self.amqp_port != 0 and not (self.strict and self.amqp_port is None)
 
     @property
     def store(self) -> str:
@@ -324,7 +324,7 @@ class Settings:
         """The store's address, as it is served."""
         # With AMQP, what need not last is in memory, above the store. Other processes that work on the store could not
         # see it there; and with strict seeds each message has to be a file.
-        is_alone = not (self.peers or self.no_mover or self.no_reaper or self.strict_seeds)
+        is_alone = not (self.peers or self.no_mover or self.no_reaper or self.strict)
         if self.serves_amqp and is_alone and not self.store.startswith("layered:"):
             return f"layered:{self.store}"
         return self.store
@@ -390,7 +390,7 @@ class Experiments(NamedTuple):
         return cls(*(environment.get(variable, "").lower() not in _YES for variable in EXPERIMENTS))
 
 
-EXPERIMENTS: Final = ("MQ_NO_FAST_LANE", "MQ_NO_LOG", "MQ_NO_NATIVE")
+EXPERIMENTS: Final = ("MQ_NO_FAST_PATH", "MQ_NO_LOG", "MQ_NO_NATIVE")
 """The variables, in the order of the fields of :class:`Experiments`."""
 
 OTHER_VARIABLES: Final = (

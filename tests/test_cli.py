@@ -195,13 +195,21 @@ def test_the_broker_gets_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "open_storage", open_storage)
     monkeypatch.setattr(serve, "open_broker", open_broker)
     monkeypatch.setenv("MQ_NO_LOG", "1")
-    flags = ["--workers=2", "--peers=3", "--delay=0.5", "--max-body=1KiB", "--no-mover", "--no-reaper", "--root=/r"]
+    flags = [
+        "--workers=2",
+        "--peers=3",
+        "--visibility=0.5",
+        "--max-body=1KiB",
+        "--no-mover",
+        "--no-reaper",
+        "--root=/r",
+    ]
     flags += ["--group-writable", "--root-owner=4711", "--untested-fs"]
     assert run(*flags) == (2, "mq: that will do\n")
     config = BrokerConfig(
         workers=2,
         peers=3,
-        delay_seconds=0.5,
+        visibility_seconds=0.5,
         mover=False,
         reaper=False,
         max_body=1024,
@@ -347,7 +355,7 @@ def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path:
     assert_refused(ended("--port=0", "--storage=nonesuch:"), "nonesuch")
     assert_refused(ended("--port=0", "--storage=memory:", "--peers=1"), "memory:")
     assert_refused(ended("--address=192.0.2.1", "--insecure", "--storage=memory:"), "cannot listen on 192.0.2.1")
-    assert_refused(ended("--delay=soon"), "delay must be")
+    assert_refused(ended("--visibility=soon"), "visibility must be")
 
 
 CRASHING = """

@@ -179,7 +179,7 @@ def test_the_seeds_session_to_the_letter(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """One program does the work of all, and each step is to be seen in its folder, whoever waits or not."""
-    start("mq", "--root", temp_root, "--port", free_port, "--strict-seeds", "--delay", 1)
+    start("mq", "--root", temp_root, "--port", free_port, "--strict", "--visibility", 1)
     until(lambda: is_open(free_port))
     serves = next(line for line in capfd.readouterr().err.splitlines() if " serves " in line)
     assert "amqp" not in serves
@@ -219,7 +219,7 @@ def test_the_seeds_session_to_the_letter(
 
 def test_the_seeds_session_of_three_programs_to_the_letter(start: Start, temp_root: Path, free_port: int) -> None:
     """Each folder holds a message for as long as the program that empties it does not run."""
-    start("mq", "--root", temp_root, "--port", free_port, "--strict-seeds", "--no-mover", "--no-reaper", "--delay", 1)
+    start("mq", "--root", temp_root, "--port", free_port, "--strict", "--no-mover", "--no-reaper", "--visibility", 1)
     until(lambda: is_open(free_port))
     assert ask(free_port, "PUT", "/queue001")[0] == 201
     _, _, id = ask(free_port, "POST", "/queue001/messages", b"hello")
@@ -242,7 +242,9 @@ def test_the_seeds_session_of_three_programs_to_the_letter(start: Start, temp_ro
 
 
 def test_three_daemons_over_one_root(start: Start, temp_root: Path, free_port: int) -> None:
-    start("mq", "--root", temp_root, "--port", free_port, "--amqp-port", 0, "--no-mover", "--no-reaper", "--delay", 1)
+    start(
+        "mq", "--root", temp_root, "--port", free_port, "--amqp-port", 0, "--no-mover", "--no-reaper", "--visibility", 1
+    )
     until(lambda: answers(free_port))
 
     assert ask(free_port, "PUT", "/queue001")[0] == 201  # mq alone takes messages: nobody waits for the others

@@ -28,7 +28,10 @@ def test_every_kind_has_its_steps() -> None:
 
 async def test_a_message_is_written_once_and_unlinked_once(autojump_clock: MockClock) -> None:
     """By every call that is made on the way: handed out, come back, dead, redriven, and removed."""
-    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage, BrokerConfig(delay_seconds=5)) as broker:
+    async with (
+        open_disk(MOUNTS["rename"]) as disk,
+        open_broker(disk.storage, BrokerConfig(visibility_seconds=5)) as broker,
+    ):
         await broker.create_queue("dead")
         await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
         disk.calls.log.clear()

@@ -87,7 +87,7 @@ async def test_a_delivered_message_is_a_file_named_by_its_id(temp_root: Path) ->
 
 
 async def test_a_fetched_message_is_in_delay_until_its_timer_ends(temp_root: Path) -> None:
-    async with open_at(temp_root, delay_seconds=0.2) as broker:
+    async with open_at(temp_root, visibility_seconds=0.2) as broker:
         await broker.create_queue("queue001")
         id = await broker.publish("queue001", BODY)
         message = await broker.fetch("queue001")
@@ -169,7 +169,7 @@ def steps_of(calls: RecordingCalls, id: str) -> list[str]:
 async def test_to_the_letter_each_step_is_a_move_between_folders(temp_root: Path, place: str) -> None:
     """Also where somebody waits, who would else get it from new/; and what is removed is unlinked only then."""
     calls = RecordingCalls(LinuxCalls(), str(temp_root))
-    async with open_recorded(temp_root, calls, strict_seeds=True, mover=place != "new") as broker:
+    async with open_recorded(temp_root, calls, strict=True, mover=place != "new") as broker:
         await broker.create_queue("queue001")
         fetched: list[Message | None] = []
 
@@ -200,7 +200,7 @@ async def test_to_the_letter_each_step_is_a_move_between_folders(temp_root: Path
 
 async def test_to_the_letter_what_expires_goes_through_remove(temp_root: Path) -> None:
     calls = RecordingCalls(LinuxCalls(), str(temp_root))
-    async with open_recorded(temp_root, calls, strict_seeds=True) as broker:
+    async with open_recorded(temp_root, calls, strict=True) as broker:
         await broker.create_queue("queue001")
         [published] = await broker.publish_many("queue001", [Draft(BODY, ttl=0.001)])
         assert isinstance(published, Published)
@@ -214,7 +214,7 @@ async def test_to_the_letter_what_expires_goes_through_remove(temp_root: Path) -
 @pytest.mark.parametrize("peers", [0, 1])
 async def test_a_message_is_one_file_from_beginning_to_end(temp_root: Path, peers: int) -> None:
     """The same inode in every folder: it is moved, and never written again; alone and among others."""
-    async with open_at(temp_root, delay_seconds=0.1, peers=peers) as broker:
+    async with open_at(temp_root, visibility_seconds=0.1, peers=peers) as broker:
         await broker.create_queue("queue001")
         id = await broker.publish("queue001", BODY)
         written = files_of(temp_root)
@@ -333,8 +333,8 @@ REFUSED = {
 
 
 async def test_to_the_letter_nothing_else_is_there(temp_root: Path) -> None:
-    async with open_at(temp_root, strict_seeds=True) as broker:
-        endpoints = Endpoints(broker, 100, strict_seeds=True)
+    async with open_at(temp_root, strict=True) as broker:
+        endpoints = Endpoints(broker, 100, strict=True)
 
         async def ask(method: str, target: str, headers: Mapping[str, str] = MappingProxyType({})) -> int:
             path, _, query = target.partition("?")
@@ -351,15 +351,15 @@ async def test_to_the_letter_nothing_else_is_there(temp_root: Path) -> None:
 
 @pytest.mark.parametrize("store", ["memory:", "layered:posix:/tmp/mq", "fake:/root"])
 def test_to_the_letter_is_for_folders(store: str) -> None:
-    done = CliRunner().invoke(main, ["serve", "--strict-seeds", "--port", "0", "--storage", store])
+    done = CliRunner().invoke(main, ["serve", "--strict", "--port", "0", "--storage", store])
     assert done.exit_code == 2
-    assert done.output == f'mq: --strict-seeds is for a store of folders (posix or tmpfs), not for "{store}"\n'
+    assert done.output == f'mq: --strict is for a store of folders (posix or tmpfs), not for "{store}"\n'
 
 
 def test_to_the_letter_amqp_is_served_where_a_port_is_given() -> None:
-    assert not load_settings({"strict_seeds": "true"}, {}).serves_amqp
-    assert load_settings({"strict_seeds": "true", "amqp_port": "5672"}, {}).serves_amqp
-    for settings in (Settings(strict_seeds=True), Settings(strict_seeds=True, amqp_port=5672)):
+    assert not load_settings({"strict": "true"}, {}).serves_amqp
+    assert load_settings({"strict": "true", "amqp_port": "5672"}, {}).serves_amqp
+    for settings in (Settings(strict=True), Settings(strict=True, amqp_port=5672)):
         assert settings.served_store == "posix:/tmp/mq"  # nothing is only in memory
 
 

@@ -39,14 +39,14 @@ def test_defaults() -> None:
     assert settings == Settings()
     assert (settings.address, settings.port, settings.workers, settings.peers) == ("127.0.0.1", 8080, 8, 0)
     assert (settings.root, settings.store) == ("/tmp/mq", "posix:/tmp/mq")
-    assert (settings.delay, settings.max_body) == (30, 64 * 1024 * 1024)
+    assert (settings.visibility, settings.max_body) == (30, 64 * 1024 * 1024)
     assert (settings.no_mover, settings.no_reaper, settings.log_level) == (False, False, "info")
 
 
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(tmp_path: Path) -> None:
     environment = in_file(tmp_path, "workers = 2\npeers = 2\nport = 2") | {"MQ_WORKERS": "3", "MQ_PEERS": "3"}
     settings = load_settings({"workers": "4", "port": None}, environment)
-    assert (settings.workers, settings.peers, settings.port, settings.delay) == (4, 3, 2, 30)
+    assert (settings.workers, settings.peers, settings.port, settings.visibility) == (4, 3, 2, 30)
 
 
 def test_the_config_flag_beats_its_variable(tmp_path: Path) -> None:
@@ -154,9 +154,9 @@ def test_trusted_proxies_are_networks() -> None:
 
 
 def test_a_file_may_hold_values_of_toml(tmp_path: Path) -> None:
-    text = 'port = 0\ndelay = 0.5\nmax_body = 1024\nno_mover = true\nno_reaper = false\nroot = "/var/lib/mq"\n'
+    text = 'port = 0\nvisibility = 0.5\nmax_body = 1024\nno_mover = true\nno_reaper = false\nroot = "/var/lib/mq"\n'
     settings = load_settings({}, in_file(tmp_path, text))
-    assert settings == Settings(port=0, delay=0.5, max_body=1024, no_mover=True, root="/var/lib/mq")
+    assert settings == Settings(port=0, visibility=0.5, max_body=1024, no_mover=True, root="/var/lib/mq")
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("30", 30), ("0.001", 0.001), ("1.5", 1.5), ("43200", 43200)])
-def test_delays(text: str, seconds: float) -> None:
-    assert load_settings({"delay": text}, {}).delay == seconds
+def test_visibility_timeouts(text: str, seconds: float) -> None:
+    assert load_settings({"visibility": text}, {}).visibility == seconds
 
 
 @pytest.mark.parametrize(
@@ -199,13 +199,13 @@ def test_switches(word: str, on: bool) -> None:
         ("peers", "-1"),
         ("port", "65536"),
         ("port", "http"),
-        ("delay", "0"),
-        ("delay", "-1"),
-        ("delay", "nan"),
-        ("delay", "inf"),
-        ("delay", "43201"),
-        ("delay", "30y"),
-        ("delay", "-30s"),
+        ("visibility", "0"),
+        ("visibility", "-1"),
+        ("visibility", "nan"),
+        ("visibility", "inf"),
+        ("visibility", "43201"),
+        ("visibility", "30y"),
+        ("visibility", "-30s"),
         ("max_body", "0"),
         ("max_body", "-5"),
         ("max_body", "1XB"),
@@ -246,10 +246,10 @@ def test_the_wrong_value_as_the_issue_has_it() -> None:
     [
         "workers = true",
         "workers = 8.5",
-        "delay = " + "9" * 400,
+        "visibility = " + "9" * 400,
         "workers = [8]",
         "[workers]",
-        "delay = true",
+        "visibility = true",
         "max_body = 1.5",
         "max_body = true",
         "root = 7",
@@ -299,6 +299,6 @@ def test_settings_are_frozen() -> None:
 
 def test_experiments_are_variables_and_no_settings() -> None:
     assert Experiments.of({}) == (True, True, True)
-    assert Experiments.of({"MQ_NO_LOG": "1", "MQ_NO_NATIVE": "0", "MQ_NO_FAST_LANE": ""}) == (True, False, True)
+    assert Experiments.of({"MQ_NO_LOG": "1", "MQ_NO_NATIVE": "0", "MQ_NO_FAST_PATH": ""}) == (True, False, True)
     assert not {line.variable for line in LINES} & set(EXPERIMENTS)
     assert near_misses(dict.fromkeys(EXPERIMENTS, "1")) == {}

@@ -456,7 +456,7 @@ class Broker:
         """
         index = await self._queues.get(queue)
         in_memory = self.config.sharing is not Sharing.PEERS
-        seconds = None if in_memory else self.config.delay_seconds
+        seconds = None if in_memory else self.config.visibility_seconds
         request = FetchRequest(
             index,
             most,
@@ -573,7 +573,7 @@ class Wiring:
     ) -> None:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock.date_ns, int(writer, 16))
-        self._leases = leases = Leases(config.delay_seconds, clock, random)
+        self._leases = leases = Leases(config.visibility_seconds, clock, random)
         self.catalog = Catalog(observers, clock.date_ns)
         self.committer = Committer(storage, [*self.catalog.tellers_of(Span.BARRIER), clock.note_work])
         jobs: Together[Job] = Together(self.committer)

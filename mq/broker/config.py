@@ -33,11 +33,11 @@ class BrokerConfig:
     Attributes:
         workers: pairs of a fetch worker and a save worker.
         peers: how many *other* brokers work on the same store.
-        delay_seconds: how long a lease lasts.
+        visibility_seconds: how long a lease lasts.
         mover: deliver and requeue here; False when a separate mover does it.
         reaper: unlink removed messages here; False when a separate reaper does it.
         max_body: the longest body in bytes.
-        strict_seeds: each step of a message is a move of its own, as the seed MQ has it: NEW, READY, DELAYED, REMOVED.
+        strict: each step of a message is a move of its own, as the seed MQ has it: NEW, READY, DELAYED, REMOVED.
             No message goes from NEW to a waiting request, and none is unlinked before it was moved to REMOVED.
         store: where queues live that outlast the process, as listings call it: ``disk``, ``node``, ``cluster``.
         awaits_sink: dead letters wait until a door has set its sink for them
@@ -53,11 +53,11 @@ class BrokerConfig:
 
     workers: int = 8
     peers: int = 0
-    delay_seconds: float = 30.0
+    visibility_seconds: float = 30.0
     mover: bool = True
     reaper: bool = True
     max_body: int = 64 * 1024 * 1024
-    strict_seeds: bool = False
+    strict: bool = False
     store: str = "disk"
     awaits_sink: bool = False
     counts_returns: bool = False
@@ -67,7 +67,7 @@ class BrokerConfig:
         for name, low, high in (
             ("workers", 1, 1024),
             ("peers", 0, 1024),
-            ("delay_seconds", 0.001, LONGEST_LEASE_SECONDS),
+            ("visibility_seconds", 0.001, LONGEST_LEASE_SECONDS),
             ("max_body", 0, 1 << 40),
         ):
             value = getattr(self, name)
@@ -91,9 +91,9 @@ class BrokerConfig:
     def skips_steps(self) -> bool:
         """Whether a message may be written where it rests, or be handed to a request that waits for it: not where
         others move messages, too."""
-        return not self.others_move and not self.strict_seeds
+        return not self.others_move and not self.strict
 
     @property
     def joins_reaping(self) -> bool:
         """Whether a removal and its unlink are one batch, of which a store may make one step."""
-        return self.reaper and not self.strict_seeds
+        return self.reaper and not self.strict

@@ -753,7 +753,7 @@ class UnackedDeliverer:
         self._leases = leases
         self._jobs = core.jobs
         self._recent = recent
-        self._seconds = core.config.delay_seconds
+        self._seconds = core.config.visibility_seconds
 
     async def serve(self, portions: Sequence[Portion]) -> None:
         """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its

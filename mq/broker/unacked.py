@@ -163,7 +163,7 @@ class Unacked:
     async def run(self) -> None:
         """Renew the leases of held messages, for ever."""
         while True:
-            await trio.sleep(self._config.delay_seconds / 3)
+            await trio.sleep(self._config.visibility_seconds / 3)
             async with trio.open_nursery() as nursery:
                 for each in list(self._renewed.values()):
                     nursery.start_soon(self._renew, each)
@@ -278,7 +278,7 @@ class Unacked:
         try:
             if index is None:
                 raise NoSuchMessage("its queue was deleted")
-            await self._consuming.extend(index, entry.id, self._config.delay_seconds, entry.meta.receipt)
+            await self._consuming.extend(index, entry.id, self._config.visibility_seconds, entry.meta.receipt)
         except (NoSuchMessage, ReceiptMismatch):
             self._forget(held)
         except MQError:

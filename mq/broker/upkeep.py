@@ -498,7 +498,7 @@ class Upkeep(CatalogEvents):
     def _remaining_seconds(self, entry: Entry) -> float:
         """Seconds until a lease ends, within the longest lease, or a delay that is near."""
         if entry.meta.deadline_ms is None:
-            return self._config.delay_seconds
+            return self._config.visibility_seconds
         remaining = self.clock.seconds_until_due(entry)
         return min(max(remaining, 0.0), LONGEST_LEASE_SECONDS + MARGIN_SECONDS)
 

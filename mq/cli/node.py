@@ -52,8 +52,8 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         return None
     if settings.peers or not settings.serves_amqp:
         raise InvalidSetting("a node of a cluster has no peers (--peers=0), and serves AMQP (--amqp-port)")
-    if settings.strict_seeds:
-        raise InvalidSetting("a node of a cluster keeps queues that are no folders: leave out --strict-seeds")
+    if settings.strict:
+        raise InvalidSetting("a node of a cluster keeps queues that are no folders: leave out --strict")
 
     def trusts(host: str) -> bool:
         return settings.insecure or (is_loopback(settings.address) and is_loopback(host))

@@ -97,11 +97,11 @@ def _broker_config(settings: Settings, cluster: ClusterConfig | None) -> BrokerC
     return BrokerConfig(
         workers=settings.workers,
         peers=settings.peers,
-        delay_seconds=settings.delay,
+        visibility_seconds=settings.visibility,
         mover=not settings.no_mover,
         reaper=not settings.no_reaper,
         max_body=settings.max_body,
-        strict_seeds=settings.strict_seeds,
+        strict=settings.strict,
         awaits_sink=settings.serves_amqp,
         store=DISK if cluster is None else NODE,
         verify_seconds=settings.verify_every,
@@ -181,11 +181,11 @@ async def _serve_root(
         quotas = Quotas(seen)
         exchanges = Exchanges()
         scheduler = Scheduler(local, refusal=_no_schedules(config, is_node=cluster is not None), limits=schedule_limits)
-        if not settings.strict_seeds:
+        if not settings.strict:
             await scheduler.load()
         schedules = scheduler if cluster is None else shared_schedules
         endpoints = Endpoints(
-            broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict_seeds=settings.strict_seeds
+            broker, settings.max_body, metrics, budget, seen, exchanges, schedules, strict=settings.strict
         )
         logins = guards.logins
         handler: Handler = Auditor(endpoints)
@@ -197,11 +197,11 @@ async def _serve_root(
             budget,
             nursery,
             guards.logins,
-            lease_seconds=settings.delay,
+            lease_seconds=settings.visibility,
             base_path=settings.base_path,
             quotas=quotas,
         )
-        handler = handler if settings.strict_seeds else sqs
+        handler = handler if settings.strict else sqs
         proxies = TrustedProxies(settings.trusted_proxies)
         crowd = Crowd(settings.connections_per_address, is_proxy=proxies.trusts)
         guarded = partial(_guarded, settings, proxies=proxies, crowd=crowd, needs_login=logins is not None)
@@ -314,11 +314,11 @@ def forgotten(store: str, *, durable: bool) -> list[str]:
 
 
 def _check_strict(settings: Settings) -> None:
-    if settings.strict_seeds and settings.sqs_port:
-        raise InvalidSetting("--strict-seeds has no door for SQS: leave --sqs-port out")
-    if settings.strict_seeds and settings.store.partition(":")[0] not in _FOLDERS:
+    if settings.strict and settings.sqs_port:
+        raise InvalidSetting("--strict has no door for SQS: leave --sqs-port out")
+    if settings.strict and settings.store.partition(":")[0] not in _FOLDERS:
         raise InvalidSetting(
-            f"--strict-seeds is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"
+            f"--strict is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"
         )
 
 
@@ -332,7 +332,7 @@ def _guarded(
     needs_login: bool,
 ) -> WebApp:
     """The handler behind the guards of every HTTP port, as an app."""
-    guarded: Handler = BrowserGuard(handler, settings.address, hosts, browsers_lease=settings.strict_seeds)
+    guarded: Handler = BrowserGuard(handler, settings.address, hosts, browsers_lease=settings.strict)
     guarded = RequestLog(guarded)
     if settings.trusted_proxies:
         guarded = ProxyGuard(guarded, proxies, crowd)

@@ -45,14 +45,18 @@ def check_turns(settings: Settings, *, is_node: bool) -> None:
     Raises:
         InvalidSetting: it cannot.
     """
-    if settings.take_turns and (settings.peers or is_node):
-        raise InvalidSetting("take_turns is for daemons of which one at a time serves the root: leave out the others")
-    if settings.take_turns and not settings.folder:
-        raise InvalidSetting("take_turns is for a store of folders (posix or tmpfs), which has a lock")
-    if settings.reuse_port and not settings.peers and not settings.take_turns:
+    if settings.standby and (settings.peers or is_node):
         raise InvalidSetting(
-            "reuse_port is for daemons that serve one root together: say so with --take-turns, or how many others "
-            "there are with --peers"
+            "--standby cannot be combined with --peers or --cluster: it lets one daemon at a time serve the root"
+        )
+    if settings.standby and not settings.folder:
+        raise InvalidSetting(
+            "--standby needs a root on this machine (storage posix or tmpfs): the daemons share its lock"
+        )
+    if settings.reuse_port and not settings.peers and not settings.standby:
+        raise InvalidSetting(
+            "--reuse-port is for several daemons on one root: add --standby (one serves, the others wait), or --peers "
+            "with the number of the other daemons"
         )
 
 
@@ -83,7 +87,7 @@ async def in_turn(
         StorageUnusable: the root cannot be served.
         CannotListen: an address or a port is not to be had.
     """
-    if not settings.take_turns:
+    if not settings.standby:
         yield Doorways()
         return
     options = StorageOptions(group_writable=settings.group_writable, root_owner=settings.root_owner)

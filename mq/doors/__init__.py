@@ -2,7 +2,7 @@
 
 * ``listeners``: an address, or the path of a Unix socket, becomes listeners; accepting; TLS before anything else is
   said.
-* ``standby``: daemons that take turns: connections are handed to the one that serves.
+* ``standby``: standby daemons: they pass connections to the active one.
 * ``readers``: connections take turns at being read, by the work that their bytes make.
 * ``connections``: the peer at the other end, how many connections one address may have, and blocks that finish though a
   connection ends.

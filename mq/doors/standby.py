@@ -1,4 +1,4 @@
-"""Daemons that take turns: one, the *owner*, serves a root, and the others stand by.
+"""Active and standby daemons: one, the *owner*, serves a root, and the others stand by.
 
 Each listens. A daemon that stands by hands every accepted connection to the owner, as an open file (unix(7),
 SCM_RIGHTS): bytes between client and owner do not pass through it. It reaches the owner over the owner's Unix socket.

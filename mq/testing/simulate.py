@@ -1,4 +1,4 @@
-"""Run seeds of the simulation: ``python -m mq.testing.simulate [SEED | FIRST-LAST] [--verbose] [--strict-seeds]``; with
+"""Run seeds of the simulation: ``python -m mq.testing.simulate [SEED | FIRST-LAST] [--verbose] [--strict]``; with
 ``--log`` on stores that make batches durable by their log."""
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from mq.testing.simulation import RunReport, run_seed
 @click.argument("seeds", default="0-1999")
 @click.option("--verbose", is_flag=True, help="Print everything that happens.")
 @click.option("--processes", default=2, show_default=True, help="How many run side by side.")
-@click.option("--strict-seeds", is_flag=True, help="Let the brokers keep to the letter of the seed MQ.")
+@click.option("--strict", is_flag=True, help="Let the brokers keep to the letter of the seed MQ.")
 @click.option("--log", is_flag=True, help="Let the store make batches durable by its log.")
-def main(seeds: str, verbose: bool, processes: int, strict_seeds: bool, log: bool) -> None:
+def main(seeds: str, verbose: bool, processes: int, strict: bool, log: bool) -> None:
     """Run seeds; exit 1 when one of them breaks a promise."""
     first, _, last = seeds.partition("-")
     wanted = range(int(first), int(last or first) + 1)
     total: Counter[str] = Counter()
     for report in tqdm(
-        _reports(wanted, processes, strict_seeds=strict_seeds, log=log), total=len(wanted), disable=None, unit=" seeds"
+        _reports(wanted, processes, strict=strict, log=log), total=len(wanted), disable=None, unit=" seeds"
     ):
         total.update(
             seeds=1, calls=report.calls, deliveries=report.deliveries, faults=report.faults, bad=bool(report.violations)
@@ -45,14 +45,14 @@ def describe(report: RunReport) -> str:
     lines = [f"seed {report.seed}: {len(report.violations)} violations; {report.plan}"]
     lines += [f"  {violation}" for violation in report.violations[:10]]
     flags = "--verbose"
-    flags += " --strict-seeds" if report.plan.strict_seeds else ""
+    flags += " --strict" if report.plan.strict else ""
     flags += " --log" if report.plan.has_log else ""
     lines.append(f"  again: python -m mq.testing.simulate {report.seed} {flags}")
     return "\n".join(lines)
 
 
-def _reports(seeds: range, processes: int, *, strict_seeds: bool, log: bool) -> Iterator[RunReport]:
-    run = partial(run_seed, strict_seeds=strict_seeds, log=log)
+def _reports(seeds: range, processes: int, *, strict: bool, log: bool) -> Iterator[RunReport]:
+    run = partial(run_seed, strict=strict, log=log)
     if processes == 1 or len(seeds) == 1:
         yield from map(run, seeds)
         return

@@ -109,7 +109,7 @@ class Plan(NamedTuple):
         largest_segment: how many keys or histories share a record.
         steps: whether the clock is set before every start.
         at_once: whether a batch's calls are made as mq-native makes them.
-        strict_seeds: whether the brokers keep to the letter of the seed; never drawn.
+        strict: whether the brokers keep to the letter of the seed; never drawn.
         has_log: whether the store makes batches durable by its log; never drawn.
         every: with a log, outcomes that the store tells together before a batch ends; 0 where it tells of none.
     """
@@ -135,7 +135,7 @@ class Plan(NamedTuple):
     largest_segment: int = ledger.LARGEST_SEGMENT
     steps: bool = False
     at_once: bool = False
-    strict_seeds: bool = False
+    strict: bool = False
     has_log: bool = False
     every: int = 0
 
@@ -243,24 +243,24 @@ class RunReport(NamedTuple):
 
 
 def run_seed(
-    seed: int, tell: Callable[[str], None] | None = None, *, strict_seeds: bool = False, log: bool = False
+    seed: int, tell: Callable[[str], None] | None = None, *, strict: bool = False, log: bool = False
 ) -> RunReport:
     """Run one seed to its end.
 
     Args:
         seed: decides all.
         tell: told of every call to the disk, in a line.
-        strict_seeds: whether the brokers keep to the letter of the seed (``--strict-seeds``).
+        strict: whether the brokers keep to the letter of the seed (``--strict``).
         log: whether the store makes batches durable by its log (``--log``).
     """
-    return _Run(seed, tell, strict_seeds=strict_seeds, log=log).run()
+    return _Run(seed, tell, strict=strict, log=log).run()
 
 
 class _Run:
-    def __init__(self, seed: int, tell: Callable[[str], None] | None, *, strict_seeds: bool, log: bool) -> None:
+    def __init__(self, seed: int, tell: Callable[[str], None] | None, *, strict: bool, log: bool) -> None:
         self.seed = seed
         self.random = Random(seed)
-        plan = make_plan(seed, self.random)._replace(strict_seeds=strict_seeds)
+        plan = make_plan(seed, self.random)._replace(strict=strict)
         self.plan = plan.with_log(Random(f"telling of {seed}").choice((0, 1, 2, 3))) if log else plan
         self.slow, self.brokers = self.plan.slow, self.plan.brokers
         self.log: list[str] = []
@@ -508,8 +508,8 @@ class _Run:
         config = BrokerConfig(
             workers=self.random.choice((1, 2, 8)),
             peers=self.brokers - 1,
-            delay_seconds=self.plan.lease_seconds,
-            strict_seeds=self.plan.strict_seeds,
+            visibility_seconds=self.plan.lease_seconds,
+            strict=self.plan.strict,
         )
         random = Random(self.random.random())
         clock = Clock(self._clock_ns, trio.current_time, self._kernel())

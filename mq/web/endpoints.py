@@ -1,7 +1,7 @@
 """The endpoints: a request in, a reply out, without sockets or frameworks.
 
 Every door's server, fast or not, calls :class:`Endpoints`, so all give the same replies. Here are the table of all
-operations, the router derived from it, and the strict subset of the seed MQ (``--strict-seeds``). The handlers are in
+operations, the router derived from it, and the strict subset of the seed MQ (``--strict``). The handlers are in
 the modules of their topics: :mod:`mq.web.queue_operations` and its neighbours.
 """
 
@@ -226,7 +226,7 @@ class Endpoints(Handler):
         connections: of all doors; None for none.
         exchanges: tells what is declared over AMQP; None for nothing.
         schedules: those of this daemon; None for some that never fire.
-        strict_seeds: only the seed's endpoints exist, without what mq adds to them.
+        strict: only the seed's endpoints exist, without what mq adds to them.
     """
 
     def __init__(
@@ -239,10 +239,10 @@ class Endpoints(Handler):
         exchanges: Exchanges | None = None,
         schedules: Scheduler | ClusterSchedules | None = None,
         *,
-        strict_seeds: bool = False,
+        strict: bool = False,
     ) -> None:
-        self._is_strict = strict_seeds
-        self._router = _STRICT_ROUTER if strict_seeds else ROUTER
+        self._is_strict = strict
+        self._router = _STRICT_ROUTER if strict else ROUTER
         self._waits = WaitingRequests()
         self._shared: _Shared = (
             broker,
@@ -360,7 +360,7 @@ class _Refused(Handler):
         return await without_body(self._reply) if request.method == "HEAD" else self._reply
 
 
-_WHY: Final = "this daemon keeps to the six endpoints of the seed: leave it out, or start mq without --strict-seeds"
+_WHY: Final = "this daemon keeps to the six endpoints of the seed: leave it out, or start mq without --strict"
 
 
 def _check_plain(head: RequestHead | Request, operation: Operation) -> None:

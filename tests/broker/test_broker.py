@@ -288,7 +288,14 @@ async def test_observers_are_told_of_each_step(broker: Broker, observer: Legal) 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"workers": 0}, {"peers": -1}, {"delay_seconds": 0.0}, {"delay_seconds": float("nan")}, {"max_body": -1}]
+    "wrong",
+    [
+        {"workers": 0},
+        {"peers": -1},
+        {"visibility_seconds": 0.0},
+        {"visibility_seconds": float("nan")},
+        {"max_body": -1},
+    ],
 )
 def test_a_setting_out_of_range_names_itself(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):

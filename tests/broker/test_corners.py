@@ -91,7 +91,7 @@ async def test_a_message_without_a_deadline_is_held_back_for_a_leases_time(disk_
         await wait_all_tasks_blocked()
     async with open_storage(disk_address) as storage:
         await storage.commit([Move(Entry("q", id, State.READY), State.DELAYED, Meta())])
-    async with opened(disk_address, delay_seconds=10) as broker:
+    async with opened(disk_address, visibility_seconds=10) as broker:
         await trio.sleep(9.9)
         assert await take(broker) is None
         await trio.sleep(0.2)

@@ -65,7 +65,10 @@ async def test_a_delivery_that_the_disk_refuses_is_tried_again_in_this_life(wall
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE])
 async def test_a_requeue_that_the_disk_refuses_is_tried_again_in_this_life(wall_clock: WallClock, number: int) -> None:
-    async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage, BrokerConfig(delay_seconds=5)) as broker:
+    async with (
+        open_disk(MOUNTS["rename"]) as disk,
+        open_broker(disk.storage, BrokerConfig(visibility_seconds=5)) as broker,
+    ):
         await broker.publish("q", b"x")
         assert await take(broker) == b"x"
         disk.calls.fail("rename", number, path="delay/*", times=None)

@@ -64,7 +64,7 @@ async def use(broker: Broker) -> None:
 
 async def test_idle_broker_makes_no_wake_ups(address: str, autojump_clock: MockClock) -> None:
     turns_without_broker = (await wake_ups_of_an_hour()).turns
-    async with open_broker(address, BrokerConfig(delay_seconds=LEASE_SECONDS)) as broker:
+    async with open_broker(address, BrokerConfig(visibility_seconds=LEASE_SECONDS)) as broker:
         await use(broker)
         await trio.sleep(LEASE_SECONDS + 1)  # the timer of the lease that was ended early may still run out
         seen = await wake_ups_of_an_hour()
@@ -82,7 +82,7 @@ async def test_ready_messages_need_no_wake_ups(address: str, autojump_clock: Moc
 
 
 async def test_with_one_lease_only_its_timer_wakes(address: str, autojump_clock: MockClock) -> None:
-    async with open_broker(address, BrokerConfig(delay_seconds=LEASE_SECONDS)) as broker:
+    async with open_broker(address, BrokerConfig(visibility_seconds=LEASE_SECONDS)) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"body")
         await wait_all_tasks_blocked()

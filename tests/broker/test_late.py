@@ -63,7 +63,7 @@ async def store() -> AsyncIterator[Store]:
 
 @pytest.fixture
 async def broker(store: Store, wall_clock: WallClock) -> AsyncIterator[Broker]:
-    config = BrokerConfig(delay_seconds=LEASE_SECONDS)
+    config = BrokerConfig(visibility_seconds=LEASE_SECONDS)
     async with open_broker(store, config, clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await broker.create_queue("other")
@@ -180,7 +180,7 @@ async def test_a_short_lease_that_ended_while_it_was_read_is_not_handed_out(
 ) -> None:
     """Somebody else may have the message by then, and has it here."""
     got: list[int] = []
-    config = BrokerConfig(delay_seconds=LEASE_SECONDS, peers=peers)
+    config = BrokerConfig(visibility_seconds=LEASE_SECONDS, peers=peers)
     async with open_broker(store, config, clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await broker.publish("q", bytes(LARGEST_BODY + 1))
@@ -202,7 +202,7 @@ async def test_a_short_lease_that_ended_while_it_was_read_is_not_handed_out(
 
 async def test_an_old_look_at_a_shared_store_makes_no_lease_late(store: Store, wall_clock: WallClock) -> None:
     """A listing that began before the lease says that the message is READY. The store has said DONE: that counts."""
-    config = BrokerConfig(delay_seconds=LEASE_SECONDS, peers=1)
+    config = BrokerConfig(visibility_seconds=LEASE_SECONDS, peers=1)
     async with open_broker(store, config, clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await broker.publish("q", bytes(LARGEST_BODY + 1))
@@ -228,7 +228,7 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
     found: list[bytes] = []
     caught_up = Upkeep.caught_up
     came = trio.Event()
-    async with open_broker(store, BrokerConfig(strict_seeds=True), clock_ns=wall_clock) as broker:
+    async with open_broker(store, BrokerConfig(strict=True), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
 
         async def take_one() -> None:

@@ -31,8 +31,8 @@ EXAMPLES: Final = {"memory": 50, "fake": 15}
 STEPS: Final = 30
 YEAR_SECONDS: Final = 365 * 86_400
 CONFIGS: Final = {
-    "default": BrokerConfig(delay_seconds=LEASE_SECONDS),
-    "strict": BrokerConfig(delay_seconds=LEASE_SECONDS, strict_seeds=True),
+    "default": BrokerConfig(visibility_seconds=LEASE_SECONDS),
+    "strict": BrokerConfig(visibility_seconds=LEASE_SECONDS, strict=True),
 }
 _places = itertools.count()
 

@@ -95,7 +95,7 @@ async def test_a_queue_whose_folder_was_removed_by_hand_holds_nobody_up(wall_clo
 async def test_a_lease_that_a_slow_disk_gave_too_late_is_given_back(wall_clock: WallClock) -> None:
     storage = _SlowStorage()
     await storage.open()
-    async with open_broker(storage, BrokerConfig(delay_seconds=3600), clock_ns=wall_clock) as broker:
+    async with open_broker(storage, BrokerConfig(visibility_seconds=3600), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
         await broker.publish("q", b"x")
         await wait_all_tasks_blocked()

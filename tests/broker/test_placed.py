@@ -78,7 +78,7 @@ async def test_a_publish_is_one_operation(autojump_clock: object, observer: Lega
 
 async def test_to_the_letter_it_comes_by_way_of_new(autojump_clock: object, observer: Legal) -> None:
     store = Noting()
-    async with open_broker(store, BrokerConfig(strict_seeds=True), observers=[observer]) as broker:
+    async with open_broker(store, BrokerConfig(strict=True), observers=[observer]) as broker:
         await broker.create_queue("q")
         id = await broker.publish("q", b"x")
         await wait_all_tasks_blocked()

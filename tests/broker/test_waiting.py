@@ -265,7 +265,7 @@ async def test_what_was_published_is_found_behind_any_number_of_deliveries(
     wall_clock: WallClock, opened: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq.broker.mover.LARGEST_ROUND", 10)
-    async with opened("memory:", strict_seeds=True) as broker:  # else nothing is delivered: it is READY at once
+    async with opened("memory:", strict=True) as broker:  # else nothing is delivered: it is READY at once
         await broker.create_queue("q")
         await broker.create_queue("busy")
         async with trio.open_nursery() as nursery:

@@ -121,8 +121,8 @@ def test_what_goes_with_no_cluster(file: Path) -> None:
     for settings in (Settings(cluster=str(file), peers=1), Settings(cluster=str(file), amqp_port=0)):
         with pytest.raises(InvalidSetting, match="has no peers"):
             cluster_of(settings)
-    with pytest.raises(InvalidSetting, match="leave out --strict-seeds"):
-        cluster_of(Settings(cluster=str(file), amqp_port=5672, strict_seeds=True))
+    with pytest.raises(InvalidSetting, match="leave out --strict"):
+        cluster_of(Settings(cluster=str(file), amqp_port=5672, strict=True))
     with pytest.raises(InvalidSetting, match="neighbors must be the two other nodes"):
         cluster_of(Settings(neighbors=("10.9.0.2:5672",)))
 

@@ -89,7 +89,7 @@ def _opened(root: Path) -> AbstractAsyncContextManager[Storage]:
 
 async def _judge(root: Path, ledger: Ledger, now_ns: int, step_ns: int) -> list[Flaw]:
     court = _Court(ledger, now_ns, step_ns)
-    config = BrokerConfig(delay_seconds=_LEASE_SECONDS)
+    config = BrokerConfig(visibility_seconds=_LEASE_SECONDS)
     try:
         async with _in_time():
             async with _opened(root) as storage:

@@ -41,7 +41,7 @@ async def make_store(root: Path) -> Store:
     now_ns = time.time_ns()
     ids: dict[str, str] = {}
     marks = ["creating q", "created q"]
-    async with open_broker(f"posix:{root}", BrokerConfig(delay_seconds=60), clock_ns=lambda: now_ns) as broker:
+    async with open_broker(f"posix:{root}", BrokerConfig(visibility_seconds=60), clock_ns=lambda: now_ns) as broker:
         await broker.create_queue("q")
         for name in ("leased", "gone", "ready"):
             ids[name] = await publish(broker, name, marks)

@@ -74,7 +74,7 @@ def record(bench: Bench, system: FileSystem, plan: Plan, seed: int, mutant: str 
 @contextlib.contextmanager
 def serve(bench: Bench, rig: Rig, plan: Plan = ONE, mutant: str = "") -> Iterator[Daemon]:
     """A daemon on the rig's file system. It ends by kill -9."""
-    arguments = ("--delay", str(LEASE_SECONDS), "--peers", str(plan.daemons - 1))
+    arguments = ("--visibility", str(LEASE_SECONDS), "--peers", str(plan.daemons - 1))
     arguments += () if plan.has_log else ("MQ_NO_LOG=1",)
     root, log = rig.mountpoint / ROOT, bench.folder / "daemon.log"
     with Launched(mutant, root, log, *arguments) if mutant or plan.has_log else Daemon(root, log, *arguments) as daemon:

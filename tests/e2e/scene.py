@@ -122,7 +122,7 @@ def scene(root: Path, seed: int, daemons: int = 1) -> Iterator[Scene]:
     with ExitStack() as stack:
         running = [
             stack.enter_context(
-                Daemon(root, root.parent / f"daemon{number}.log", "--delay", str(LEASE_SECONDS), *peers)
+                Daemon(root, root.parent / f"daemon{number}.log", "--visibility", str(LEASE_SECONDS), *peers)
             )
             for number in range(daemons)
         ]

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def brokers_on(root: Path, number: int, lease_seconds: float = LEASE_SECONDS) -> Iterator[list[Daemon]]:
     """So many daemons on one root; stopped in order, they leave no trace of themselves."""
-    flags = ("--peers", str(number - 1), "--delay", str(lease_seconds))
+    flags = ("--peers", str(number - 1), "--visibility", str(lease_seconds))
     with ExitStack() as stack:
         daemons = [stack.enter_context(Daemon(root, root.parent / f"{each}.log", *flags)) for each in range(number)]
         yield daemons

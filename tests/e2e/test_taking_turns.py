@@ -40,7 +40,7 @@ def daemons_on(
     root: Path, first: Sequence[str] = (), second: Sequence[str] = (), *, lease_seconds: float = LEASE_SECONDS
 ) -> Iterator[list[Daemon]]:
     """Two daemons on one root, of which the first serves. Stopped in order, they leave nothing of theirs."""
-    shared = ("--take-turns", "--delay", str(lease_seconds))
+    shared = ("--standby", "--visibility", str(lease_seconds))
     with ExitStack() as stack:
         daemons = [
             stack.enter_context(Daemon(root, root.parent / f"{number}.log", *shared, *flags))
@@ -145,8 +145,8 @@ def test_amqp_through_the_daemon_that_stands_by(temp_root: Path) -> None:
 
 def test_both_listen_on_one_port(temp_root: Path) -> None:
     with ExitStack() as stack:
-        first = stack.enter_context(Daemon(temp_root, temp_root.parent / "1.log", "--take-turns", "--reuse-port"))
-        shared = ("--take-turns", "--reuse-port", "--port", str(first.port))
+        first = stack.enter_context(Daemon(temp_root, temp_root.parent / "1.log", "--standby", "--reuse-port"))
+        shared = ("--standby", "--reuse-port", "--port", str(first.port))
         second = stack.enter_context(Daemon(temp_root, temp_root.parent / "2.log", *shared))
         url = f"http://127.0.0.1:{first.port}"
         for number in range(40):
@@ -200,22 +200,22 @@ def test_one_with_other_users_is_refused(temp_root: Path, tmp_path: Path) -> Non
     users.write_text("")
     users.chmod(0o600)
     with (
-        Daemon(temp_root, temp_root.parent / "1.log", "--take-turns"),
+        Daemon(temp_root, temp_root.parent / "1.log", "--standby"),
         pytest.raises(DaemonFailed, match="other users or other TLS files"),
     ):
-        Daemon(temp_root, temp_root.parent / "2.log", "--take-turns", "--users", str(users)).start()
+        Daemon(temp_root, temp_root.parent / "2.log", "--standby", "--users", str(users)).start()
 
 
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--peers", "1"), "leave out the others"),
-        (("--storage", "memory:"), "which has a lock"),
+        (("--peers", "1"), "--standby cannot be combined with --peers or --cluster"),
+        (("--storage", "memory:"), "--standby needs a root on this machine"),
     ],
 )
 def test_what_does_not_go_together_is_refused(temp_root: Path, flags: tuple[str, ...], says: str) -> None:
     with pytest.raises(DaemonFailed, match=says):
-        Daemon(temp_root, temp_root.parent / "1.log", "--take-turns", *flags).start()
+        Daemon(temp_root, temp_root.parent / "1.log", "--standby", *flags).start()
 
 
 def test_one_that_takes_no_turns_keeps_the_root_for_itself(temp_root: Path) -> None:
@@ -223,7 +223,7 @@ def test_one_that_takes_no_turns_keeps_the_root_for_itself(temp_root: Path) -> N
         Daemon(temp_root, temp_root.parent / "1.log"),
         pytest.raises(DaemonFailed, match="already served by another daemon"),
     ):
-        Daemon(temp_root, temp_root.parent / "2.log", "--take-turns").start()
+        Daemon(temp_root, temp_root.parent / "2.log", "--standby").start()
 
 
 def killed_in_turn(root: Path, kills: int) -> str:

@@ -103,7 +103,9 @@ class Actor:
             await self._live(life)
 
     async def _live(self, life: Callable[[Actor], Awaitable[None]]) -> None:
-        config = BrokerConfig(workers=2, peers=int(self._variant.sharing is Sharing.PEERS), delay_seconds=LEASE_SECONDS)
+        config = BrokerConfig(
+            workers=2, peers=int(self._variant.sharing is Sharing.PEERS), visibility_seconds=LEASE_SECONDS
+        )
         self._storage = self._new_storage()
         try:
             with trio.CancelScope(deadline=trio.current_time() + ANSWER_SECONDS) as scope:

@@ -71,7 +71,7 @@ def assert_empty(root: Path) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("name", [name if name in ("ext4", "btrfs") else proof(name) for name in PLACES])
 def test_a_full_disk_takes_nothing_new_and_gives_what_it_has(name: str, begin: Begin) -> None:
-    point, daemon, client = begin(PLACES[name], "--delay", "600")
+    point, daemon, client = begin(PLACES[name], "--visibility", "600")
     others = point / "of somebody else"
     fill(others, leave=ROOM)
     small = [client.publish(8) for _ in range(SMALL_MESSAGES)]
@@ -115,7 +115,7 @@ def test_a_full_disk_takes_nothing_new_and_gives_what_it_has(name: str, begin: B
 @pytest.mark.root
 @pytest.mark.parametrize("name", ["ext4", proof("tmpfs")])
 def test_without_inodes_it_is_the_same_and_leases_end(name: str, begin: Begin) -> None:
-    point, daemon, client = begin(FEW_INODES[name], "--delay", "0.5")
+    point, daemon, client = begin(FEW_INODES[name], "--visibility", "0.5")
     while client.publish(8):
         pass
     assert not client.create("another")
@@ -137,7 +137,7 @@ def test_without_inodes_it_is_the_same_and_leases_end(name: str, begin: Begin) -
 
 @pytest.mark.root
 def test_a_used_up_quota_is_a_full_disk(begin: Begin) -> None:
-    point, daemon, client = begin(PLACES["btrfs"], "--delay", "600")
+    point, daemon, client = begin(PLACES["btrfs"], "--visibility", "600")
     run("btrfs", "quota", "enable", point)
     run("btrfs", "qgroup", "limit", "12M", point)
     for size in SIZES:
@@ -180,7 +180,7 @@ def no_new_handles(daemon: Daemon, more: int = 0) -> Iterator[None]:
 
 @pytest.mark.parametrize("size", [8, 300_000])
 def test_without_handles_nothing_new_is_taken_and_what_is_there_is_given(size: int, tmp_path: Path) -> None:
-    with Daemon(tmp_path / "root", tmp_path / "log", "--delay", "600") as daemon, Visitor(daemon) as client:
+    with Daemon(tmp_path / "root", tmp_path / "log", "--visibility", "600") as daemon, Visitor(daemon) as client:
         assert client.create()
         for _ in range(20):
             assert client.publish(size)
@@ -250,7 +250,7 @@ def assert_stays_failed(client: Visitor) -> None:
 
 @pytest.mark.root
 def test_a_file_system_that_becomes_read_only_has_failed(begin: Begin, bench: Bench) -> None:
-    point, daemon, client = begin(PLACES["ext4"], "--delay", "600")
+    point, daemon, client = begin(PLACES["ext4"], "--visibility", "600")
     for _ in range(20):
         assert client.publish(8)
     for _ in range(5):
@@ -317,7 +317,7 @@ def test_a_disk_that_fails_stays_failed_until_a_restart(
     if ask is fetch and not bench.folder.is_relative_to("/dev/shm"):
         pytest.skip("there is no file system in memory, where moves are renames for certain")
     with (
-        Injected(tmp_path, bench.folder / "root", tmp_path / "log", "--delay", "600") as daemon,
+        Injected(tmp_path, bench.folder / "root", tmp_path / "log", "--visibility", "600") as daemon,
         Visitor(daemon) as client,
     ):
         assert client.create()

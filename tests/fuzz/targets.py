@@ -261,7 +261,12 @@ TARGETS: Final = {
     ),
     "settings file": Target(
         _settings_toml,
-        (b"port = 8080\npeers = 1\n", b'root = "/tmp/x"\ndelay = 1.5', b"a = " + b"[" * 3000, b"delay = " + b"9" * 400),
+        (
+            b"port = 8080\npeers = 1\n",
+            b'root = "/tmp/x"\nvisibility = 1.5',
+            b"a = " + b"[" * 3000,
+            b"visibility = " + b"9" * 400,
+        ),
     ),
     "users file": Target(
         _users,

@@ -42,13 +42,13 @@ def files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.fixture(scope="module", params=[(), ("MQ_NO_FAST_LANE=1",)], ids=["fast lane", "no fast lane"])
+@pytest.fixture(scope="module", params=[(), ("MQ_NO_FAST_PATH=1",)], ids=["fast lane", "no fast lane"])
 def lane(request: pytest.FixtureRequest) -> tuple[str, ...]:
     """More for the daemon's command line."""
     return request.param
 
 
-ON_ONE_PATH: Final = pytest.mark.parametrize("lane", [(), proof(("MQ_NO_FAST_LANE=1",))], indirect=True)
+ON_ONE_PATH: Final = pytest.mark.parametrize("lane", [(), proof(("MQ_NO_FAST_PATH=1",))], indirect=True)
 
 
 @pytest.fixture(scope="module")

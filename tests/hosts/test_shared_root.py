@@ -48,7 +48,7 @@ class Volume:
         self.client = network["client"]
         self.copies = copies
         copies.start()
-        flags = ("--peers", "1", "--delay", str(LEASE_SECONDS))
+        flags = ("--peers", "1", "--visibility", str(LEASE_SECONDS))
         self.daemons = [
             HostDaemon(network[name], self.client, copies.root(name) / "q", folder / f"{name}.log", *flags)
             for name in ("n1", "n2")

@@ -236,7 +236,7 @@ def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_o
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "archive"
-    with Daemon(tmp_path / "root", tmp_path / "log", "--delay", "1") as daemon:
+    with Daemon(tmp_path / "root", tmp_path / "log", "--visibility", "1") as daemon:
         sent = publish(daemon, "orders")
         options = {**address(daemon), "maxMessagesPerTrigger": "70", "leaseSeconds": "5"}
         small = {**options, "maxMessagesPerTrigger": "10"}  # 20 micro-batches take longer than the second between looks

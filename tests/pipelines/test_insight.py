@@ -172,7 +172,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     back from the dead, and the body of a third was cut."""
     place = tmp_path_factory.mktemp("killed")
     root, journal = place / "root", place / "journal"
-    daemon = Daemon(root, place / "log", "--delay", "1", "--journal", str(journal))
+    daemon = Daemon(root, place / "log", "--visibility", "1", "--journal", str(journal))
     clients = Clients([daemon])
     with daemon:
         clients.create_queue()

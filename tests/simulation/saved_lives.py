@@ -163,7 +163,7 @@ class DiskNotifier:
 
 class _SavedLives(_Run):
     def __init__(self, seed: int, *, log: bool) -> None:
-        super().__init__(seed, None, strict_seeds=False, log=log)
+        super().__init__(seed, None, strict=False, log=log)
         self.reached = 0
         self.turns = Random(f"turns of {seed}")
         self.target = Disk(self.turns.choice(list(Medium)), self.turns, Faults(self.turns, self._note))

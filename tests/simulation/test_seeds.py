@@ -75,8 +75,8 @@ STRICT = 20
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_seed_breaks_a_promise_to_the_letter() -> None:
-    """The promises hold without shortcuts, too: ``python -m mq.testing.simulate 0-19 --strict-seeds``."""
-    reports = [run_seed(seed, strict_seeds=True) for seed in range(STRICT)]
+    """The promises hold without shortcuts, too: ``python -m mq.testing.simulate 0-19 --strict``."""
+    reports = [run_seed(seed, strict=True) for seed in range(STRICT)]
     bad = [report for report in reports if report.violations]
     assert not bad, "\n".join(map(describe, bad[:5]))
     assert sum(report.deliveries for report in reports) > STRICT

@@ -313,8 +313,8 @@ async def test_an_address_names_a_folder(name: str) -> None:
 async def test_a_second_daemon_is_refused_and_the_first_goes_on() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         said = await line(disk)
-        assert 'root "/root" is already served by another daemon: stop that one' in said
-        assert "--take-turns" in said
+        assert 'root "/root" is already served by another daemon: stop that daemon' in said
+        assert "--standby" in said
         assert "--peers" not in said
         await disk.bring(State.READY)
         await disk.storage.aclose()

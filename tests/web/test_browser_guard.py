@@ -181,7 +181,7 @@ async def test_what_somebody_published_is_no_page_of_ours() -> None:
             assert headers["content-security-policy"] == "sandbox; default-src 'none'", path
 
 
-@pytest.mark.parametrize("lane", [(), ("MQ_NO_FAST_LANE=1",)], ids=["fast lane", "hypercorn"])
+@pytest.mark.parametrize("lane", [(), ("MQ_NO_FAST_PATH=1",)], ids=["fast lane", "hypercorn"])
 def test_a_daemon_refuses_what_a_foreign_page_asks(tmp_path: Path, lane: tuple[str, ...]) -> None:
     with Daemon(tmp_path / "root", tmp_path / "log", *lane) as daemon:
         url = f"http://{daemon.address}:{daemon.port}"

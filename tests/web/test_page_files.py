@@ -116,7 +116,7 @@ def test_every_setting_of_a_queue_can_be_changed() -> None:
         assert re.search(rf"\b{name}\b", buttons) or name in ("base64", "key"), name
 
 
-async def test_with_strict_seeds_there_is_no_page(endpoints: Endpoints, broker: object) -> None:
-    strict = Endpoints(broker, 100, strict_seeds=True)  # type: ignore[arg-type]
+async def test_console_does_not_exist_with_strict(endpoints: Endpoints, broker: object) -> None:
+    strict = Endpoints(broker, 100, strict=True)  # type: ignore[arg-type]
     assert (await ask(strict, "GET", "/")).status == 404
     assert (await ask(strict, "GET", "/-/events")).status == 404

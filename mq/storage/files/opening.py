@@ -568,8 +568,8 @@ def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
     except BlockingIOError as error:
         if not shared:
             raise StorageUnusable(
-                f"root {shorten(root)} is already served by another daemon: stop that one, or choose another --root. "
-                "To start this one as its standby, give both --take-turns"
+                f"root {shorten(root)} is already served by another daemon: stop that daemon, or choose another "
+                "--root. To run this one as its standby, start both with --standby"
             ) from error
     _lock_shared(calls, lock, root)
     return False
@@ -770,8 +770,8 @@ class Turn:
         try:
             if not _is_locked(self._calls, other):
                 raise StorageUnusable(
-                    f"daemons cannot take turns on {shorten(self._layout.state)}: flock gives one lock twice there. "
-                    "Choose a --root on a local disk"
+                    f"--standby does not work on {shorten(self._layout.state)}: its file system grants one lock to "
+                    "two processes. Choose a --root on a local disk"
                 )
         finally:
             self._calls.close(other)
@@ -796,8 +796,8 @@ def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mo
         mount = mount or mount_of_root(root)
         if mount.remote:
             raise StorageUnusable(
-                f"daemons cannot take turns on root {shorten(root)}: it is on {mount.kind}, where one may lose its "
-                "lock and live. Start them with --peers instead"
+                f"--standby does not work on root {shorten(root)}: it is on {mount.kind}, a network file system, where "
+                "a running daemon can lose its lock. Use --peers instead"
             )
         opened = _open_checked(calls, layout, root, Guard(calls, root, options, mount))
         state = opened.pop(layout.state)

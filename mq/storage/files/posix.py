@@ -213,8 +213,8 @@ class FolderStorage:
             )
         if self._options.sharing is Sharing.PEERS and not self._mount.remote:
             logger.info(
-                "daemons on a file system of one machine serve more messages, and keep order and keys, if they take "
-                "turns: --take-turns instead of --peers"
+                "--peers on a local file system: --standby instead of --peers is faster, and keeps message order and "
+                "idempotency keys"
             )
         if self._mount.remote and not isinstance(self._calls, RetryingCalls):
             self._calls = RetryingCalls(self._calls)
