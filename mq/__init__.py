@@ -7,11 +7,11 @@ Its files and rooms; imports run from the bottom of this list to the top, never 
 * ``threads``: threads that must not end unnoticed.
 * ``turns``: how much work a task does before other tasks run; measures the steps of the event loop.
 * ``storage``: one narrow interface and the stores behind it (posix, tmpfs, fake, memory, plugins).
-* ``broker``: one nursery that publishes, fetches, removes and requeues: the API of every door.
+* ``broker``: one nursery that publishes, fetches, removes and requeues: the API of every protocol.
 * ``vsqs``: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
 * ``observers``: counts and the journal. ``access``: users and their rights.
-* ``doors``: what every door on a socket shares. ``web``: the HTTP door. ``amqp``: the AMQP door.
-* ``sqs``: the SQS door, on the port of HTTP. ``schedules``: messages that are published regularly.
+* ``doors``: whover every protocol on a socket shares. ``web``: the HTTP server. ``amqp``: the AMQP server.
+* ``sqs``: the SQS API, on the port of HTTP. ``schedules``: messages that are published regularly.
 * ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.
 * ``testing``: faults, checkers, the simulation, for authors of plugins, too.
 * ``settings``, ``log_lines``: how programs are set, and what they log.

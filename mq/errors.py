@@ -9,7 +9,7 @@
 After most of them nothing was changed. Where that is not known, :attr:`MQError.is_unsure` is true, and the text says
 that it may have been done.
 
-The text of each says, in one line, what is wrong and what to do. Doors translate by class, never by text.
+The text of each says, in one line, what is wrong and what to do. Servers translate by class, never by text.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Kind(enum.Enum):
     REAP = "reap"
     REROUTE = "reroute"
     EXPIRE = "expire"
-    DIE = "die"
+    DEAD_LETTER = "dead_letter"
 
     __hash__ = object.__hash__  # as above
 
@@ -48,8 +48,8 @@ class Span(enum.Enum):
     """What a broker takes time for."""
 
     PUBLISH = "publish"
-    """From a door's call to its answer, of one message or a batch of them."""
-    BARRIER = "barrier"
+    """From a server's call to its answer, of one message or a batch of them."""
+    COMMIT = "commit"
     """From giving a batch to the store until all of it is durable."""
 
 
@@ -66,7 +66,7 @@ TRANSITIONS: Final[Mapping[Kind, frozenset[Step]]] = {
     Kind.REAP: frozenset({(State.REMOVED, None)}),
     Kind.REROUTE: frozenset({(State.READY, State.READY), (State.DELAYED, State.READY)}),
     Kind.EXPIRE: frozenset({(state, State.REMOVED) for state in (State.NEW, State.READY, State.DELAYED)}),
-    Kind.DIE: frozenset({(state, State.READY) for state in (State.NEW, State.READY, State.DELAYED)}),
+    Kind.DEAD_LETTER: frozenset({(state, State.READY) for state in (State.NEW, State.READY, State.DELAYED)}),
 }
 """Kind -> the (from, to) pairs it may take; None is outside the store. REROUTE and DIE also change the queue: the one
 at a user's request, the other to a dead-letter queue. EXPIRE removes a message that has no such queue. Both begin in
@@ -80,9 +80,10 @@ LEGAL_MOVES: Final[frozenset[Step]] = frozenset(
 """Every pair of states between which a store may be asked to move a message."""
 
 
-DOOR: Final[ContextVar[str]] = ContextVar("door", default="")
-"""The door through which the current work was requested (``http``, ``amqp``, ``sqs``); empty inside a program, and for
-the broker's own work. A door sets it where it starts its tasks, which inherit it; ``sqs`` sets it for each request."""
+PROTOCOL: Final[ContextVar[str]] = ContextVar("protocol", default="")
+"""The server through which the current work was requested (``http``, ``amqp``, ``sqs``); empty inside a program, and
+for the broker's own work. A server sets it where it starts its tasks, which inherit it; ``sqs`` sets it for each
+request."""
 
 
 class QueueOwner(NamedTuple):
@@ -124,7 +125,7 @@ class Transition(NamedTuple):
         size: length of the body in bytes, where the broker knows it.
         receives: how often it has been handed out so far.
         destination: the queue it went to, when that is another one.
-        door: by which door it was asked for; see :data:`DOOR`.
+        protocol: by which protocol it was asked for; see :data:`PROTOCOL`.
     """
 
     kind: Kind
@@ -136,7 +137,7 @@ class Transition(NamedTuple):
     size: int | None = None
     receives: int = 0
     destination: str | None = None
-    door: str = ""
+    protocol: str = ""
 
 
 class Observer(Protocol):

@@ -298,7 +298,7 @@ class Message(NamedTuple):
         properties: what was fixed when it was published.
         receives: how often it has been handed out, this time included.
         receipt: unique to this delivery.
-        deaths: how it came from queue to queue as a dead letter, the latest first.
+        dead_letter_history: how it came from queue to queue as a dead letter, the latest first.
         lease: seconds for which this delivery holds it; 0 where it is no lease.
     """
 
@@ -308,7 +308,7 @@ class Message(NamedTuple):
     properties: Properties
     receives: int
     receipt: str
-    deaths: tuple[Mapping[str, Any], ...] = ()
+    dead_letter_history: tuple[Mapping[str, Any], ...] = ()
     lease: float = 0.0
 
 
@@ -345,7 +345,7 @@ def content_codings(text: str) -> str | None:
 
 
 def no_such_queue(queue: str) -> NoSuchQueue:
-    """The refusal of a request for a queue that does not exist, in one text for all doors' callers."""
+    """The refusal of a request for a queue that does not exist, in one text for all protocols' callers."""
     return NoSuchQueue(f"queue {shorten(queue)} does not exist. Create it with PUT /{queue}")
 
 

@@ -305,7 +305,7 @@ class Settings:
 
     @property
     def serves_amqp(self) -> bool:
-        """Whether there is a door for AMQP. Beside the seed's endpoints there is one only where a port is given."""
+        """Whether there is a server for AMQP. Beside the seed's endpoints there is one only where a port is given."""
         return self.amqp_port != 0 and not (self.strict and self.amqp_port is None)
 
     @property

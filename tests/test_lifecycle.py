@@ -85,10 +85,10 @@ def test_only_death_and_reroute_share_their_steps_with_other_kinds() -> None:
         step
         for kind, steps in TRANSITIONS.items()
         for step in steps
-        if kind not in (Kind.REROUTE, Kind.EXPIRE, Kind.DIE)
+        if kind not in (Kind.REROUTE, Kind.EXPIRE, Kind.DEAD_LETTER)
     ]
     assert Counter(plain) - Counter(set(plain)) == dict.fromkeys(TRANSITIONS[Kind.DELAY], 1)
-    assert TRANSITIONS[Kind.DIE] == TRANSITIONS[Kind.REROUTE] | {(State.NEW, State.READY)}
+    assert TRANSITIONS[Kind.DEAD_LETTER] == TRANSITIONS[Kind.REROUTE] | {(State.NEW, State.READY)}
     assert TRANSITIONS[Kind.EXPIRE] <= TRANSITIONS[Kind.REMOVE]
 
 

@@ -75,7 +75,7 @@ def metric_families() -> Iterator[Metric]:
 
 def _everything() -> Scrape:
     """A scrape in which no metric is missing."""
-    link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.0)
+    link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_inbound_up=True, latency_seconds=0.0)
     return Scrape(
         version="",
         totals=Metrics().totals(set(), 1),

@@ -1,4 +1,4 @@
-"""Certificates of TLS: a door's own, and the authorities that its clients' certificates must come from."""
+"""Certificates of TLS: a server's own, and the authorities that its clients' certificates must come from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Certificates:
 
     Args:
         files: where they are.
-        protocols: what the door speaks, the best first, as ALPN has it (RFC 7301); none where it has no name there.
+        protocols: what the server speaks, the best first, as ALPN has it (RFC 7301); none where it has no name there.
 
     Attributes:
         context: for the next connection. Those that are open keep the one they began with.

@@ -1,5 +1,5 @@
-"""The directory of users: finds a user by a secret. All doors share it, so a user is the same behind each. A node of a
-cluster has the cluster's users beside those of its file."""
+"""The directory of users: finds a user by a secret. All servers share it, so a user is the same behind each. A node of
+a cluster has the cluster's users beside those of its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one user may have at most. Doors hold users to it (:mod:`mq.doors.quotas`)."""
+"""What one user may have at most. Servers hold users to it (:mod:`mq.doors.quotas`)."""
 
 from __future__ import annotations
 

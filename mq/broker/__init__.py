@@ -1,8 +1,8 @@
-"""The broker: the one API behind every door, and the tasks that keep its promises.
+"""The broker: the one API behind every protocol, and the tasks that keep its promises.
 
 Its files, in reading order:
 
-* ``broker``: the API, and the wiring of its parts; ``lifetime``: opens a broker; ``api``: the same as doors see it,
+* ``broker``: the API, and the wiring of its parts; ``lifetime``: opens a broker; ``api``: the same as servers see it,
   in a cluster, too; ``verbs``: what holds for each verb.
 * ``core``: what each part has; ``config``: how a broker works; ``clock``: steady time, wall time and dates, of which
   no step of the wall clock changes the first; ``kernel_clock``: what the kernel knows of time.
@@ -10,7 +10,7 @@ Its files, in reading order:
   next; ``catalog``: all queues, and the messages that are being moved.
 * ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
   memory; ``body_loader``: loads the former; ``watched_body``: a body whose damage is told.
-* ``queues``: queues made, deleted, set, emptied; what doors declare.
+* ``queues``: queues made, deleted, set, emptied; what servers declare.
 * ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier,
   and the requests that are not finished; ``fairness``: whose changes come next, and how many at once.
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and

@@ -1,7 +1,7 @@
-"""The broker's API as doors see it, the places where a queue may live, and the membership of a cluster.
+"""The broker's API as servers see it, the places where a queue may live, and the membership of a cluster.
 
-A door works with the broker in this process (:class:`~mq.broker.broker.Broker`) or with the one that a node of a
-cluster shows to its doors. What the methods mean is said at the former.
+A server works with the broker in this process (:class:`~mq.broker.broker.Broker`) or with the one that a node of a
+cluster shows to its servers. What the methods mean is said at the former.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class NeighborLink(NamedTuple):
         address: where that one serves AMQP.
         node: its name; empty while it was never met.
         is_up: whether this node's link to it holds.
-        is_heard: whether its own link to this node does. The master serves its clients over that.
-        lag_seconds: how long it took for its last answer, or takes for the next where that is longer already; None
+        is_inbound_up: whether its own link to this node does. The master serves its clients over that.
+        latency_seconds: how long it took for its last answer, or takes for the next where that is longer already; None
             while the link is down.
     """
 
     address: str
     node: str
     is_up: bool
-    is_heard: bool
-    lag_seconds: float | None
+    is_inbound_up: bool
+    latency_seconds: float | None
 
 
 class Membership(NamedTuple):
@@ -82,11 +82,12 @@ class Membership(NamedTuple):
         role: ``master`` or ``mirror``; ``alone`` where it has no part in a cluster just now.
         nodes: those that are members now, the oldest first.
         queues: how many highly available queues there are.
-        is_served: whether a node serves them now, as far as this node knows.
+        is_available: whether a node serves them now, as far as this node knows.
         term: rises with every new master; 0 where none is known.
         failovers: how often another term has begun since this node was started, as far as it has heard.
         lease_seconds: so long after its last sign of life a node is a member; 0 where there is no cluster.
-        lease_left_seconds: how long this node certainly stays a member if it renews no more; None while it is none.
+        lease_remaining_seconds: how long this node certainly stays a member if it renews no more; None while it is
+            none.
         links: to its neighbours, in the order of the cluster's file.
         voters: how many machines keep the members and names, as when the node joined: with one, nothing of the cluster
             survives its loss. 0 while that is not known.
@@ -98,11 +99,11 @@ class Membership(NamedTuple):
     role: str
     nodes: tuple[Node, ...]
     queues: int
-    is_served: bool
+    is_available: bool
     term: int
     failovers: int = 0
     lease_seconds: float = 0
-    lease_left_seconds: float | None = None
+    lease_remaining_seconds: float | None = None
     links: tuple[NeighborLink, ...] = ()
     voters: int = 0
     is_draining: bool = False

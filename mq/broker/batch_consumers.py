@@ -89,7 +89,7 @@ class ClaimedBatch(NamedTuple):
         last: the greatest.
         is_new: whether this call made it.
         missing: how many messages it had when it was made and has no more, by where they are now: see :class:`LostTo`.
-        ended: whether its lease had ended when messages were lost.
+        lease_expired: True if its lease had ended when messages were lost.
     """
 
     batch: int
@@ -99,7 +99,7 @@ class ClaimedBatch(NamedTuple):
     last: int | None = None
     is_new: bool = False
     missing: Mapping[str, int] = MappingProxyType({})
-    ended: bool = False
+    lease_expired: bool = False
 
 
 class LostTo:
@@ -130,9 +130,9 @@ class ConsumerPosition(NamedTuple):
         messages: how many messages that claim has.
         read: how many of these are noted as read.
         checkpoint: names where the consumer's own system keeps its place; None while nothing was read under one.
-        high: while the broker runs, every message published from now on has a greater sequence.
+        high_watermark: while the broker runs, every message published from now on has a greater sequence.
         incarnation: tells the queue from every other one that had its name, or will have it.
-        left: how many messages of the last acknowledged batch are not removed yet.
+        remaining: how many messages of the last acknowledged batch are not removed yet.
     """
 
     consumer: str
@@ -142,9 +142,9 @@ class ConsumerPosition(NamedTuple):
     messages: int
     read: int
     checkpoint: str | None
-    high: int
+    high_watermark: int
     incarnation: int
-    left: int
+    remaining: int
 
 
 class BatchConsumers:
@@ -593,7 +593,7 @@ class BatchConsumers:
             min(places, default=None),
             max(places, default=None),
             missing=await self._claimed.fates(index, consumer, [id for _, id in renewed.lost]),
-            ended=renewed.ended,
+            lease_expired=renewed.ended,
         )
 
     async def _finish(self, index: QueueIndex, consumer: BatchConsumer, until: float = math.inf) -> int:

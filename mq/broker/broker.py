@@ -1,4 +1,4 @@
-"""The broker: the one API that every door calls, and the wiring of its parts."""
+"""The broker: the one API thover every protocol calls, and the wiring of its parts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Broker:
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
-        self.declarations: Declarations = wiring.declarations  # what a door declares beyond messages
+        self.declarations: Declarations = wiring.declarations  # what a server declares beyond messages
         self._in_flight = wiring.in_flight
         self.claims = wiring.claims
         self.writes = wiring.writes
@@ -575,7 +575,7 @@ class Wiring:
         ids = MessageIds(clock.date_ns, int(writer, 16))
         self._leases = leases = Leases(config.visibility_seconds, clock, random)
         self.catalog = Catalog(observers, clock.date_ns)
-        self.committer = Committer(storage, [*self.catalog.tellers_of(Span.BARRIER), clock.note_work])
+        self.committer = Committer(storage, [*self.catalog.tellers_of(Span.COMMIT), clock.note_work])
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
         self.waiters = waiters = Waiters(config.workers)

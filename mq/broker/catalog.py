@@ -91,7 +91,7 @@ class Catalog:
         elif index.bodies is not None:
             index.bodies.leaving(entry.id)
 
-    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, door: str = "") -> None:
+    def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, protocol: str = "") -> None:
         """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone."""
         self.locks.end(left.id)
         begun = self._begun.pop(left.id, None)
@@ -108,35 +108,35 @@ class Catalog:
                 self.events.departed(left.id)
             self.place(now, due)
             if now is not left and self._observers:
-                self.tell(kind, left, now, door=door)
+                self.tell(kind, left, now, protocol=protocol)
         groups = None if begun is None else begun.queue.groups
         if begun is not None and groups is not None and (groups.release if has_left else groups.rests)(left.id):
             self.events.freed(begun.queue)
         if begun is not None and begun.queue.deleted:
             self.let_go(begun.queue)
 
-    def end_reaped(self, left: Entry, door: str = "", kind: Kind = Kind.REMOVE) -> None:
+    def end_reaped(self, left: Entry, protocol: str = "", kind: Kind = Kind.REMOVE) -> None:
         """End a removal whose message was unlinked in the same batch."""
         self.end(left, None, kind)
         self.events.departed(left.id)
         if not self._observers:
             return
         removed = Entry(left.queue, left.id, State.REMOVED)
-        self.tell(kind, left, removed, door=door)
+        self.tell(kind, left, removed, protocol=protocol)
         self.tell(Kind.REAP, removed, None)
 
-    def published(self, entry: Entry, size: int, door: str, *, is_there: bool) -> None:
+    def published(self, entry: Entry, size: int, protocol: str, *, is_there: bool) -> None:
         """Tell that a message was published.
 
         Args:
             entry: where it was made.
             size: of its body, in bytes.
-            door: it came by.
+            protocol: it came by.
             is_there: whether it is to be found there: it was dispatched to no request, and others have not moved it.
         """
         if is_there:
             self.place(entry)
-        self.tell(Kind.PUBLISH, None, entry, size, door)
+        self.tell(Kind.PUBLISH, None, entry, size, protocol)
 
     def note_returned(self, entry: Entry) -> None:
         """Note that a consumer has had a message which is READY again, or is about to be."""
@@ -185,7 +185,9 @@ class Catalog:
             await self._left.park()
         return queue not in self.leaving
 
-    def tell(self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, door: str = "") -> None:
+    def tell(
+        self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, protocol: str = ""
+    ) -> None:
         """Tell the observers of a transition."""
         entry = now or left
         if not self._observers or entry is None:
@@ -200,7 +202,7 @@ class Catalog:
             size,
             entry.meta.receives,
             entry.queue if left and left.queue != entry.queue else None,
-            door,
+            protocol,
         )
         for observer in self._observers:
             observer.saw([transition])
@@ -263,4 +265,4 @@ class _Begun(NamedTuple):
 
 
 def _close(queue: str) -> None:
-    """Do nothing: no door has asked for closed queues."""
+    """Do nothing: no protocol has asked for closed queues."""

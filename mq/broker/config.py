@@ -40,7 +40,7 @@ class BrokerConfig:
         strict: each step of a message is a move of its own, as the seed MQ has it: NEW, READY, DELAYED, REMOVED.
             No message goes from NEW to a waiting request, and none is unlinked before it was moved to REMOVED.
         store: where queues live that outlast the process, as listings call it: ``disk``, ``node``, ``cluster``.
-        awaits_sink: dead letters wait until a door has set its sink for them
+        awaits_sink: dead letters wait until a server has set its sink for them
             (:meth:`mq.broker.queues.Declarations.set_sink`). Without it they go as if there were none.
         counts_returns: each message that a connection has had, and that comes back, counts as received, also when the
             connection ends. Quorum queues count so.

@@ -30,7 +30,7 @@ from mq.broker.settings import check_time
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Waiters
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
-from mq.lifecycle import DOOR, Kind, State
+from mq.lifecycle import PROTOCOL, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 
@@ -115,7 +115,7 @@ class Consumption:
         messages = await self.fetch(request, wait)
         try:
             for message in messages if self._second_names.may_exist else ():
-                neighbours = self._dead_letters.neighbours(request.index, message.deaths)
+                neighbours = self._dead_letters.neighbours(request.index, message.dead_letter_history)
                 await self._second_names.remove(message.queue, message.id, neighbours)
         except BaseException:
             await close(messages)
@@ -449,7 +449,7 @@ class Remover:
             operations = removing(self._storage, entries, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return RemovalBatch(entries, operations, strict, were_held, DOOR.get(), answer)
+        return RemovalBatch(entries, operations, strict, were_held, PROTOCOL.get(), answer)
 
 
 class _Removals:
@@ -484,9 +484,9 @@ class _Removals:
                 self._catalog.end(left, left, Kind.REMOVE)
                 error = error_of(outcome, "remove the message")
             elif is_reaped and last.result is Result.DONE:
-                self._catalog.end_reaped(left, batch.door)
+                self._catalog.end_reaped(left, batch.protocol)
             else:
-                self._catalog.end(left, outcome.entry, Kind.REMOVE, door=batch.door)
+                self._catalog.end(left, outcome.entry, Kind.REMOVE, protocol=batch.protocol)
         return error
 
 
@@ -525,7 +525,7 @@ class RemovalBatch(NamedTuple):
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         strict: whether one that is gone is an error.
         were_held: whether a connection held them in memory.
-        door: from which they are removed.
+        protocol: from which they are removed.
         answer: to their caller, who may wait for others, too.
     """
 
@@ -533,7 +533,7 @@ class RemovalBatch(NamedTuple):
     operations: list[Operation]
     strict: bool
     were_held: bool
-    door: str
+    protocol: str
     answer: _Answer
 
 

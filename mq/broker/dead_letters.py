@@ -1,6 +1,6 @@
 """Dead letters: messages that were received too often, expired, had to make room, or were rejected.
 
-A dead message goes to its queue's dead-letter queue, with its history, and is removed where there is none; a door may
+A dead message goes to its queue's dead-letter queue, with its history, and is removed where there is none; a server may
 send it on in its own way instead. The history is durable before the message moves, and stays with the id until the
 message is removed for good.
 """
@@ -62,7 +62,7 @@ class DeadLetters:
     Args:
         core: what every part has.
         ledger: keeps the histories.
-        sinks: gets the messages that a door's sink takes.
+        sinks: gets the messages that a server's sink takes.
         second_names: removes the other names of messages that are removed.
         look_again: loads the queues and their settings, where others change them.
     """
@@ -280,7 +280,7 @@ class DeadLetters:
                 return True
             is_removed = move.state is State.REMOVED
             deaths = self.history(entry)  # the removal forgets them
-            self._catalog.end(entry, outcome.entry, removal if is_removed else Kind.DIE)
+            self._catalog.end(entry, outcome.entry, removal if is_removed else Kind.DEAD_LETTER)
             if is_removed and is_refused and self._second_names.may_exist:
                 # Other work on the same message may wait for this task: it cannot wait for that here.
                 nursery.start_soon(self._remove_second_names, each, deaths)
@@ -305,7 +305,7 @@ class DeadLetters:
         due = trio.current_time() + RETRY_SECONDS if each.is_lease_over else None
         if each.reason in (REJECTED, LIMIT) and not is_gone:
             self._catalog.note_returned(each.entry)
-        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DIE, due)
+        self._catalog.end(each.entry, None if is_gone else each.entry, Kind.DEAD_LETTER, due)
         each.future.fail(error)
 
     def _target_of(self, entry: Entry) -> QueueIndex | None:
@@ -365,7 +365,7 @@ class DeadLetters:
 
 
 class DeadLetterSink(Protocol):
-    """A door that takes the dead letters of its own queues."""
+    """A server that takes the dead letters of its own queues."""
 
     def takes(self, queue: str) -> bool:
         """Whether the sink takes messages that die in a queue."""
@@ -380,7 +380,7 @@ class DeadLetterSink(Protocol):
 
 
 class DeadLetterSinks:
-    """Gives dead messages to the door's sink, if there is one.
+    """Gives dead messages to the protocol's sink, if there is one.
 
     Args:
         storage: gives the bodies.

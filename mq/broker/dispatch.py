@@ -416,7 +416,7 @@ class Deliverer:
                     sure = barrier.began + MARGIN_SECONDS + allowance
                     served[each.request].latest = sure + lease_seconds / 2
                     served[each.request].ends = due
-                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.door)
+                    self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.protocol)
                 if is_out_of_turn:
                     self.upkeep.give_back(outcome.entry)
             else:
@@ -484,7 +484,7 @@ class Deliverer:
                 _log_damage(entry, found)
                 _pass_over(self.waiters, request.index, entry)
             if request.takes:  # not before the body is open: the reaper unlinks one that is in memory at once
-                self._catalog.end(left, entry, Kind.REMOVE, door=request.door)
+                self._catalog.end(left, entry, Kind.REMOVE, protocol=request.protocol)
 
     def _is_in_time(self, entry: Entry, request: FetchRequest, served: Fulfilment, now: float) -> bool:
         """Whether a lease may still be handed out: it stands, and enough of it is left."""
@@ -546,7 +546,7 @@ def _pass_over(waiters: Waiters, index: QueueIndex, entry: Entry) -> None:
 
 
 def _watched(waiters: Waiters, index: QueueIndex, entry: Entry, body: Body) -> Body:
-    """The body of a message, which is passed over if its reader finds it damaged: a large one is read by its door."""
+    """The body of a message, which is passed over if its reader finds it damaged: a large one is read by its server."""
     if index.groups is None or isinstance(body, BytesBody):
         return body
     return WatchedBody(body, partial(_pass_over, waiters, index, entry))

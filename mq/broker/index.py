@@ -179,7 +179,7 @@ class QueueIndex:
         name: the queue's name.
         created: when it was made, in UUID ticks. Only shown: clocks are set, so nothing compares it.
         settings: the queue's settings.
-        declared: a door's own value for the queue, in JSON; the broker does not read it.
+        declared: a server's own value for the queue, in JSON; the broker does not read it.
         is_transient: whether it ends with this process.
         incarnation: tells it from every other queue that has or had its name; 0 for one that was made by hand.
         purges: how many purges have made it forget the keys that a purge ends.

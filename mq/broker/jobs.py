@@ -15,7 +15,7 @@ from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchTimes, Future, error_of
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import StorageUnsure
-from mq.lifecycle import DOOR, Kind, State
+from mq.lifecycle import PROTOCOL, Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Storage, Unlink
 
 logger = logging.getLogger("mq.broker")
@@ -58,7 +58,7 @@ class MoveJob:
         self._kind = kind
         self._what = what
         self._seconds = seconds
-        self._door = DOOR.get()
+        self._protocol = PROTOCOL.get()
         self._started = trio.current_time()
 
     def operation(self) -> Operation:
@@ -70,7 +70,7 @@ class MoveJob:
         left, now = self._move.entry, outcome.entry
         if outcome.result is Result.DONE and now is not None:
             due = None if self._seconds is None else trio.current_time() + self._seconds
-            self._catalog.end(left, now, self._kind, due, self._door)
+            self._catalog.end(left, now, self._kind, due, self._protocol)
             if self._seconds is not None and barrier.ended - self._started > MARGIN_SECONDS:
                 self.future.fail(
                     StorageUnsure("the disk was too slow: the lease may have been extended, or not. Try again")

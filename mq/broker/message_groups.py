@@ -9,7 +9,7 @@ backlog of one keeps no other waiting. The costs are those of the group at hand,
 A message that is damaged is *passed over*: it cannot be handed out, so it is a group of its own from then on, and keeps
 no other waiting.
 
-A queue without the setting may have messages with groups, too, from doors where a group is a hint: there groups take
+A queue without the setting may have messages with groups, too, from servers where a group is a hint: there groups take
 turns (:class:`GroupTurns`), and are never blocked.
 """
 

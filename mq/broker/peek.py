@@ -35,14 +35,15 @@ class Seen(NamedTuple):
         sequence: its place in its queue; None in answers without sequences.
         at_ms: when it can be fetched again: its delay, or the lease that holds it, ends then (milliseconds since 1970).
             None where it is ready, or held without a lease.
-        held_by: who holds it without a lease: ``connection`` until that has ended, ``consumer`` in a batch; else None.
+        leased_by: who holds it without a lease: ``connection`` until that has ended, ``consumer`` in a batch; else
+            None.
     """
 
     message: Message
     state: str
     sequence: int | None = None
     at_ms: int | None = None
-    held_by: str | None = None
+    leased_by: str | None = None
 
 
 class Browsed(NamedTuple):
@@ -62,12 +63,12 @@ class Ranges(NamedTuple):
 
     Attributes:
         messages: how many there are.
-        high: while the broker runs, every message published from now on has a greater sequence.
+        high_watermark: while the broker runs, every message published from now on has a greater sequence.
         bounds: the greatest sequence of each part.
     """
 
     messages: int
-    high: int
+    high_watermark: int
     bounds: Sequence[int]
 
 

@@ -41,7 +41,7 @@ from mq.errors import (
     StorageError,
     TooLargeForQueue,
 )
-from mq.lifecycle import DOOR, State
+from mq.lifecycle import PROTOCOL, State
 from mq.message import MessageId
 from mq.storage.groups import bytes_of_message
 from mq.storage.interface import (
@@ -575,7 +575,6 @@ class PublishJob:
         "_body",
         "_catalog",
         "_digest",
-        "_door",
         "_group",
         "_has_callers_id",
         "_is_dispatched",
@@ -583,6 +582,7 @@ class PublishJob:
         "_landed",
         "_meta",
         "_priority",
+        "_protocol",
         "_publisher",
         "_size",
         "_transient",
@@ -615,7 +615,7 @@ class PublishJob:
         self._transient = draft.transient
         self._has_callers_id = draft.id is not None
         self._is_dispatched = self._is_writing = False
-        self._door = DOOR.get()
+        self._protocol = PROTOCOL.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
@@ -687,7 +687,7 @@ class PublishJob:
         if is_there and self._publisher.others_move:
             # Others may have moved it before this answer, and told of it: the index has a message in one place.
             is_there = entry.id not in self._catalog.locks and self.index.find(entry.id) is None
-        self._catalog.published(born, self._size, self._door, is_there=is_there)
+        self._catalog.published(born, self._size, self._protocol, is_there=is_there)
         self._tell_landed(entry.id)
         if self.index.deleted:
             self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))

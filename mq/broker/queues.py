@@ -1,5 +1,5 @@
-"""Operations on whole queues (:class:`Queues`), and for doors (:class:`Declarations`): declared queues, which keep a
-value of the door's own, and records.
+"""Operations on whole queues (:class:`Queues`), and for servers (:class:`Declarations`): declared queues, which keep a
+value of the protocol's own, and records.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LARGEST_SLICE: Final = 1000
 
 
 Record = tuple[str, str, Mapping[str, Any]]
-"""A record of a door's: its kind, its key, and JSON."""
+"""A record of a server's: its kind, its key, and JSON."""
 TellShared = Callable[[Record, bool], Awaitable[None]]
 """Called with a record that all nodes of a cluster share, and whether it is gone. Returns once that is in effect."""
 
@@ -189,7 +189,7 @@ class Queues:
         Args:
             name: its name.
             patch: its settings, by their JSON names; the others are at their defaults.
-            declared: a door's own value, kept with it.
+            declared: a server's own value, kept with it.
             is_transient: whether it ends with this process.
             refuses_other: whether one that is there has to be as `is_transient` says.
 
@@ -665,12 +665,12 @@ def _held_back(index: QueueIndex) -> int:
 
 
 class Declarations:
-    """What a door keeps in the store beyond messages: declared queues, records, a sink for dead letters.
+    """What a server keeps in the store beyond messages: declared queues, records, a sink for dead letters.
 
     Args:
         core: what every part has.
         queues: makes queues.
-        sinks: gets the door's dead-letter sink.
+        sinks: gets the protocol's dead-letter sink.
     """
 
     def __init__(self, core: Core, queues: Queues, sinks: DeadLetterSinks) -> None:
@@ -700,7 +700,7 @@ class Declarations:
         """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""
 
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The declared queues, each with the door's own value."""
+        """The declared queues, each with the protocol's own value."""
         for name, index in self._catalog.queues.items():
             if index.declared is not None:
                 yield name, index.declared
@@ -728,7 +728,7 @@ class Declarations:
         is_transient: bool,
         is_replicated: bool = False,
     ) -> bool:
-        """Make a queue with its settings and the door's own value in one step; durable on return.
+        """Make a queue with its settings and the protocol's own value in one step; durable on return.
 
         Args:
             queue: its name.
@@ -764,7 +764,7 @@ class Declarations:
         """Call `told` with the queues whose consumers have to begin anew after a fail-over. Here there is none."""
 
     def set_sink(self, sink: DeadLetterSink) -> None:
-        """Set the sink that gets the dead letters of the door's queues."""
+        """Set the sink that gets the dead letters of the protocol's queues."""
         self._sinks.set(sink)
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:

@@ -130,7 +130,7 @@ def _parse_sqs(value: Any) -> dict[str, Any]:
 
 
 SQS: Final = "sqs"
-"""The setting that is the SQS door's own: attributes and tags of the queue there. Other doors neither show nor change
+"""The setting that is the SQS API's own: attributes and tags of the queue there. Other servers neither show nor change
 it."""
 _SQS: Final = SettingKind(_parse_sqs, "attributes and tags", {"type": "object"})
 
@@ -215,11 +215,11 @@ class QueueSettings:
 
     @classmethod
     def kinds(cls) -> dict[str, SettingKind]:
-        """The kind of each setting that every door has, by its JSON name."""
+        """The kind of each setting thover every protocol has, by its JSON name."""
         return {name: field.metadata["kind"] for name, field in _FIELDS.items() if name != SQS}
 
     def values(self) -> dict[str, Any]:
-        """The settings that every door has, by their JSON names."""
+        """The settings thover every protocol has, by their JSON names."""
         return {name: getattr(self, name) for name in _SHARED}  # as asdict, which copies deeply, in a tenth of its time
 
     def kept(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ PAUSES: Final = ("paused", "publish_paused")
 
 
 def check_shared(patch: Mapping[str, Any]) -> None:
-    """Check that a change concerns settings that every door has.
+    """Check that a change concerns settings thover every protocol has.
 
     Raises:
         InvalidSetting: it does not.

@@ -15,7 +15,7 @@ from functools import partial
 
 from mq.broker.commit import BatchChannel, Future
 from mq.broker.index import QueueIndex
-from mq.lifecycle import DOOR
+from mq.lifecycle import PROTOCOL
 from mq.message import Message
 from mq.storage.interface import Entry
 
@@ -71,20 +71,20 @@ class FetchRequest:
 
     Attributes:
         takes, holds: whether `handing` is to remove, or to hold.
-        door: the front end that asks.
+        protocol: the front end that asks.
         held: where the messages of the answer are.
         future: the answer.
     """
 
     __slots__ = (
         "count",
-        "door",
         "exclusion",
         "future",
         "held",
         "holds",
         "index",
         "precedence",
+        "protocol",
         "seconds",
         "takes",
         "waits",
@@ -109,7 +109,7 @@ class FetchRequest:
         self.holds = handing is Handing.HOLD
         self.exclusion = exclusion
         self.precedence = precedence
-        self.door = DOOR.get()
+        self.protocol = PROTOCOL.get()
         self.held: list[Entry] = []
         self.future: Future[list[Message]] = Future()
 

@@ -127,15 +127,15 @@ class WriteJobStatus(NamedTuple):
         state: ``open``, ``committed``, ``done`` or ``aborted``.
         queues: where its rows go, or went; of a committed one those of its committed parts.
         rows: how many rows it holds, or has published.
-        again: how many of those that it has published were in their queue already, by their keys; None where a crash
-            came between, so that this is not known.
+        duplicates: how many of those that it has published were in their queue already, by their keys; None where a
+            crash came between, so that this is not known.
     """
 
     job: str
     state: str
     queues: Sequence[str]
     rows: int
-    again: int | None = None
+    duplicates: int | None = None
 
 
 class WriteJobs:

@@ -47,7 +47,7 @@ def status_command(remote: Remote, as_json: bool) -> None:
         say_json(seen)
         return
     say_table(_HEADER, _rows(seen))
-    left, served = seen["lease_left_seconds"], "served" if seen["is_served"] else "not served now"
+    left, served = seen["lease_remaining_seconds"], "served" if seen["is_available"] else "not served now"
     lease = "no member now" if left is None else f"{left:.1f} of {seen['lease_seconds']:g} s of its lease left"
     say(
         f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: {seen['term']}; "
@@ -162,7 +162,7 @@ def _left(client: Client) -> Iterator[str]:
     seen = client.cluster()
     if seen["role"] == "master":
         yield f"node {seen['node']} still serves the queues"
-    elif not seen["is_served"]:
+    elif not seen["is_available"]:
         yield "no node serves the queues yet"
     elif seen["role"] == "alone":
         yield f"node {seen['node']} is no member just now"
@@ -177,7 +177,7 @@ def _clients(client: Client) -> list[str]:
         for each in _all_pages(client.consumers, "consumers")
         if each["queue"].startswith(LINK_REPLIES)
     }
-    found = (each for each in _all_pages(client.connections, "connections") if each["door"] == "amqp")
+    found = (each for each in _all_pages(client.connections, "connections") if each["protocol"] == "amqp")
     return [each["id"] for each in found if each["id"] not in links and each["state"] == "open"]
 
 
@@ -215,14 +215,14 @@ def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _dangers_at(each: Mapping[str, Any]) -> Iterator[str]:
-    node, left, whole = each["node"], each["lease_left_seconds"], each["lease_seconds"]
+    node, left, whole = each["node"], each["lease_remaining_seconds"], each["lease_seconds"]
     if not node:
         yield "one of these daemons is in no cluster"
         return
     members = [member["name"] for member in each["nodes"]]
     if len(members) < SIZE:
         yield f"node {node} sees {len(members)} of {SIZE} nodes: {', '.join(members) or 'none'}"
-    if not each["is_served"]:
+    if not each["is_available"]:
         yield f"node {node} knows of no node that serves the queues"
     if left is None or left < whole / 2:
         yield f"node {node} has {left or 0:.1f} of {whole:g} s of its lease left: etcd answers late"
@@ -230,9 +230,9 @@ def _dangers_at(each: Mapping[str, Any]) -> Iterator[str]:
         neighbor = f"{link['node'] or 'its neighbor'} at {link['address']}"
         if not link["is_up"]:
             yield f"node {node} does not reach {neighbor}"
-        elif link["lag_seconds"] > whole:
-            yield f"node {node} waits {link['lag_seconds']:.1f} s for an answer of {neighbor}"
-        if not link["is_heard"]:
+        elif link["latency_seconds"] > whole:
+            yield f"node {node} waits {link['latency_seconds']:.1f} s for an answer of {neighbor}"
+        if not link["is_inbound_up"]:
             yield f"node {node} is not reached by {neighbor}"
 
 
@@ -254,6 +254,6 @@ def _role(member: Mapping[str, Any]) -> str:
 def _shown(link: Mapping[str, Any] | None) -> tuple[str, str, str]:
     if link is None:
         return "-", "-", "-"
-    lag = link["lag_seconds"]
-    up, heard = ("up" if link[key] else "down" for key in ("is_up", "is_heard"))
+    lag = link["latency_seconds"]
+    up, heard = ("up" if link[key] else "down" for key in ("is_up", "is_inbound_up"))
     return up, heard, "-" if lag is None else f"{lag * 1000:.0f}ms"

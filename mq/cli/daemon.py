@@ -13,7 +13,7 @@ from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client, NotFound
 from mq.log_lines import LEVELS
 
-_HEADER: Final = ("ID", "DOOR", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
+_HEADER: Final = ("ID", "PROTOCOL", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
 _CONSUMERS: Final = (
     *("KIND", "NAME", "QUEUE", "USER", "CONNECTION", "PREFETCH", "UNACKED", "DELIVERED"),
     *("OUT/S", "OPEN", "IDLE"),
@@ -61,7 +61,7 @@ def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | Non
             _forget(client, [each for each in batches if each["consumer"] == forget], forget)
             return
         connected = [each for page in _pages(client.consumers) for each in page["consumers"]]
-    found = [{"kind": each["door"], **each} for each in connected if not queues or each["queue"] in queues]
+    found = [{"kind": each["protocol"], **each} for each in connected if not queues or each["queue"] in queues]
     found += [{"kind": _SPARK, **each} for each in batches]
     if as_json:
         for each in found:
@@ -96,7 +96,7 @@ def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[s
 def _row(found: Mapping[str, Any]) -> tuple[str, ...]:
     channels = found["channels"]
     return (
-        *(_said(found[name]) for name in ("id", "door", "user")),
+        *(_said(found[name]) for name in ("id", "protocol", "user")),
         f"{found['address']} {found['port']}" if found["port"] else found["address"],
         found["state"],
         *(_seconds(found[name]) for name in ("open_seconds", "idle_seconds")),
@@ -164,6 +164,6 @@ def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    say(f"wall clock {found['wall']}{', synchronised' if found['synchronised'] else ''}")
-    if found["doubt"]:
-        say(f"in doubt: {found['doubt']}. If it is right: mq clock --trust")
+    say(f"wall clock {found['wall_time']}{', synchronised' if found['synchronised'] else ''}")
+    if found["problem"]:
+        say(f"in doubt: {found['problem']}. If it is right: mq clock --trust")

@@ -1,5 +1,5 @@
-"""The guards between a daemon's doors and the network: which addresses need them, and how they are made from the files
-in the settings, and again on SIGHUP. A file that is wrong then changes nothing."""
+"""The guards between a daemon's servers and the network: which addresses need them, and how they are made from the
+files in the settings, and again on SIGHUP. A file that is wrong then changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger("mq")
 
 
 class Protection(NamedTuple):
-    """What stands between a door and its clients.
+    """What stands between a server and its clients.
 
     Attributes:
         has_users: it lets in users alone.
@@ -64,11 +64,11 @@ def check_exposure(address: str, protection: Protection, *, insecure: bool) -> N
 
 
 class Guards(NamedTuple):
-    """The guards before the doors.
+    """The guards before the servers.
 
     Attributes:
-        logins: finds users; None allows everything to all. The same for all doors.
-        certificates: for TLS of the HTTP door; None speaks without it.
+        logins: finds users; None allows everything to all. The same for all protocols.
+        certificates: for TLS of the HTTP server; None speaks without it.
         amqp_certificates: the same files for AMQP, for which ALPN has no name.
         audit: takes the audit log; None leaves it in the program's.
     """
@@ -83,7 +83,7 @@ def make_guards(settings: Settings, date_seconds: Callable[[], float] = time.tim
     """The guards that the settings ask for. Access tokens end by `date_seconds`, in seconds since 1970.
 
     Raises:
-        InvalidSetting: a file is wrong, or the network would find the doors unguarded.
+        InvalidSetting: a file is wrong, or the network would find the servers unguarded.
     """
     files = TLSFiles.of(settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_crl)
     protection = Protection(bool(settings.users), files is not None, bool(settings.tls_client_ca))

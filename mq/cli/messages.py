@@ -164,7 +164,7 @@ def _move(
 ) -> None:
     with remote.client() as client:
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
-    say_json({"moved": moved, "left": left}) if as_json else say(moved)
+    say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
         where = "their queues are" if to is None else f"{to} is"
         warn(f"{left} messages stay in {queue}: {where} full, or they cannot go there")
@@ -177,5 +177,5 @@ def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: l
         wanted = LONGEST_BATCH if limit is None else min(LONGEST_BATCH, limit - moved)
         done = client.redrive(queue, to=to, limit=wanted, ids=ids)
         moved += done.moved
-        if not done.moved or not done.left or ids or moved == limit:
-            return moved, done.left
+        if not done.moved or not done.remaining or ids or moved == limit:
+            return moved, done.remaining

@@ -81,9 +81,9 @@ async def clustered(
     schedules: ClusterSchedules,
     users: UserDirectory | None,
 ) -> AsyncIterator[BrokerAPI]:
-    """The broker of the doors, for the length of the block: the local one, or a node's, which has the cluster's queues,
-    too. Enters the block once these are known, or `stop` is set. `schedules` are the cluster's from then on, and
-    `users` the cluster's beside those of their file.
+    """The broker of the servers, for the length of the block: the local one, or a node's, which has the cluster's
+    queues, too. Enters the block once these are known, or `stop` is set. `schedules` are the cluster's from then on,
+    and `users` the cluster's beside those of their file.
 
     Raises:
         InvalidSetting: no package knows the coordinator.

@@ -103,7 +103,7 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
 def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
     """Pause delivery from a queue, or publishing to it.
 
-    It is so at every door, until mq resume.
+    It is so over every protocol, until mq resume.
     """
     changes = _pauses(delivery or not publishing, publishing, is_on=True)
     with remote.client() as client:

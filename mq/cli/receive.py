@@ -18,7 +18,7 @@ from mq.cli.processes import GLANCE_SECONDS, Command, GroupGuard, OrphanReaper, 
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
-from mq.client import Client, ClientError, Death, Head, Lease, LeaseLost, NotFound, Stream
+from mq.client import Client, ClientError, DeadLetterEvent, Head, Lease, LeaseLost, NotFound, Stream
 from mq.client.codec import body_members
 from mq.client.leases import MAX_HANDLING_SECONDS
 from mq.client.webhook import Webhook
@@ -312,12 +312,12 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
         shown["group"] = message.group
     if message.attributes:
         shown["attributes"] = dict(message.attributes)
-    if message.deaths:
-        shown["deaths"] = [_death(death) for death in message.deaths]
+    if message.dead_letter_history:
+        shown["dead_letter_history"] = [_death(death) for death in message.dead_letter_history]
     return {**shown, **body_members(body)}
 
 
-def _death(death: Death) -> dict[str, Any]:
+def _death(death: DeadLetterEvent) -> dict[str, Any]:
     shown: dict[str, Any] = {"queue": death.queue, "reason": death.reason, "receives": death.receives}
     return {**shown, "time": death.time} | ({"error": death.error} if death.error else {})
 

@@ -42,7 +42,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.doors.quotas import Quotas
 from mq.doors.standby import Doorway, Owner
 from mq.errors import InvalidSetting, StorageFenced, StorageUnusable
-from mq.lifecycle import DOOR
+from mq.lifecycle import PROTOCOL
 from mq.message import shorten
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
@@ -124,7 +124,7 @@ def _open_store(settings: Settings, config: BrokerConfig) -> AbstractAsyncContex
 
 @asynccontextmanager
 async def _leaving_in_time() -> AsyncIterator[None]:
-    """Once the doors are closed, the process waits for its store, but not for ever."""
+    """Once the listeners are closed, the process waits for its store, but not for ever."""
     try:
         yield
     finally:
@@ -216,7 +216,7 @@ async def _serve_root(
 
         nursery.start_soon(scheduler.run)
         nursery.start_soon(_heed_until, stop, clock)
-        DOOR.set("http")
+        PROTOCOL.set("http")
         serve_web = partial(
             serve,
             certificates=guards.certificates,
@@ -238,7 +238,7 @@ async def _serve_root(
             amqp = AmqpState(broker, settings.amqp_vhosts, guards.logins, limits, budget, seen, quotas)
             exchanges.told_by(partial(declared, amqp.topology))
             exchanges.publisher = TopologyPublisher(amqp.topology, amqp.copies, amqp.dead_letters)
-            DOOR.set("amqp")
+            PROTOCOL.set("amqp")
             is_node = cluster is not None  # others know it by its port
             serving = partial(_open_amqp, nursery, settings, amqp, guards, crowd, stop, doorways.amqp)
             urls += await serving(needs_port=is_node)
@@ -315,7 +315,7 @@ def forgotten(store: str, *, durable: bool) -> list[str]:
 
 def _check_strict(settings: Settings) -> None:
     if settings.strict and settings.sqs_port:
-        raise InvalidSetting("--strict has no door for SQS: leave --sqs-port out")
+        raise InvalidSetting("--strict does not serve SQS: leave --sqs-port out")
     if settings.strict and settings.store.partition(":")[0] not in _FOLDERS:
         raise InvalidSetting(
             f"--strict is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"
@@ -350,7 +350,7 @@ async def _open_socket(
     until_stop: Callable[[], Awaitable[None]],
 ) -> list[str]:
     """The URLs."""
-    DOOR.set("http")
+    PROTOCOL.set("http")
     fast_lane = Experiments.of(os.environ).fast_path
     serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=fast_lane)
     serving = partial(serving, keep_alive_seconds=settings.keep_alive)
@@ -361,7 +361,7 @@ async def _open_socket(
 async def _open_amqp(
     nursery: trio.Nursery,
     settings: Settings,
-    door: AmqpState,
+    amqp: AmqpState,
     guards: Guards,
     crowd: Crowd,
     stop: trio.Event,
@@ -371,7 +371,7 @@ async def _open_amqp(
 ) -> list[str]:
     """The URLs; none where another program has AMQP's port, and it was not asked for by name."""
     port = AMQP_PORT if settings.amqp_port is None else settings.amqp_port
-    serving = partial(serve_amqp, door, settings.address, port, stop=stop.wait, version=__version__)
+    serving = partial(serve_amqp, amqp, settings.address, port, stop=stop.wait, version=__version__)
     urls: list[str] = await nursery.start(
         partial(
             serving,

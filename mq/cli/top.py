@@ -35,7 +35,7 @@ class Look(NamedTuple):
         delivered_per_second: leased, or sent to a consumer.
         removed_per_second: acknowledged, mostly.
         returned_per_second: came back, to be delivered again.
-        died_per_second: went to a dead-letter queue, or expired.
+        dead_lettered_per_second: went to a dead-letter queue, or expired.
         paused: whether nothing is handed out.
         publish_paused: whether nothing is taken.
     """
@@ -49,7 +49,7 @@ class Look(NamedTuple):
     delivered_per_second: float
     removed_per_second: float
     returned_per_second: float
-    died_per_second: float
+    dead_lettered_per_second: float
     paused: bool
     publish_paused: bool
 
@@ -89,7 +89,7 @@ def _screen(client: Client) -> list[str]:
         found = client.rates(sort="ready", limit=min(max(height, 1), _LARGEST_PAGE))
     except ClientError as error:
         return [f"mq: {error}"]
-    total = f"{found['there']} queues, {found['ready']} messages ready"
+    total = f"{found['total']} queues, {found['ready']} messages ready"
     looks = [_look(queue) for queue in found["queues"]]
     lines = [f"{client.access.url}  {total}", "", *aligned(HEADER, map(_row, looks))]
     return [line[:width] for line in lines[: height - 1]]
@@ -118,7 +118,7 @@ def _look(queue: Mapping[str, Any]) -> Look:
         delivered_per_second=rates["deliver"],
         removed_per_second=rates["acknowledge"],
         returned_per_second=rates["redeliver"],
-        died_per_second=rates["die"] + rates["expire"],
+        dead_lettered_per_second=rates["dead_letter"] + rates["expire"],
         paused=queue["paused"],
         publish_paused=queue["publish_paused"],
     )
@@ -132,7 +132,7 @@ def _row(look: Look) -> tuple[str, ...]:
         look.delivered_per_second,
         look.removed_per_second,
         look.returned_per_second,
-        look.died_per_second,
+        look.dead_lettered_per_second,
     )
     return (
         look.name,

@@ -29,8 +29,8 @@ class Doorways(NamedTuple):
     """Where connections come.
 
     Attributes:
-        http: to the HTTP door; None where it listens by itself.
-        amqp: to the AMQP door; None where it listens by itself, or is not there.
+        http: to the HTTP server; None where it listens by itself.
+        amqp: to the AMQP server; None where it listens by itself, or is not there.
         owner: takes connections from daemons that stand by; None where none do. Has to run.
     """
 
@@ -134,6 +134,6 @@ async def _amqp_doorway(settings: Settings) -> Doorway | None:
 
 
 def _guards(settings: Settings) -> bytes:
-    """Says how the doors are guarded, in a few bytes."""
+    """Says how the servers are guarded, in a few bytes."""
     files = (settings.users, settings.tls_cert, settings.tls_key, settings.tls_client_ca, settings.tls_crl)
     return hashlib.sha256(repr(files).encode()).hexdigest().encode()

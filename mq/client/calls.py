@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from http.client import TOO_MANY_REQUESTS
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from mq.client.errors import NotUnderstood, Refused, refusal
+from mq.client.errors import Refused, UnexpectedResponse, refusal
 from mq.client.values import not_a_body
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Answer(NamedTuple):
         """Its body as JSON.
 
         Raises:
-            NotUnderstood: it is something else.
+            UnexpectedResponse: it is something else.
         """
         return self._parsed(self.body)
 
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
         """Its body as JSON Lines.
 
         Raises:
-            NotUnderstood: it is something else.
+            UnexpectedResponse: it is something else.
         """
         for line in self.body.splitlines():
             yield self._object(line)
@@ -74,21 +74,21 @@ class Answer(NamedTuple):
         """Its body as one JSON object.
 
         Raises:
-            NotUnderstood: it is something else.
+            UnexpectedResponse: it is something else.
         """
         return self._object(self.body)
 
     def _object(self, text: bytes) -> Mapping[str, Any]:
         found = self._parsed(text)
         if not isinstance(found, dict):
-            raise NotUnderstood(f"the daemon answered {self.status} with JSON that is not an object")
+            raise UnexpectedResponse(f"the daemon answered {self.status} with JSON that is not an object")
         return found
 
     def _parsed(self, text: bytes) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise NotUnderstood(f"the daemon answered {self.status} with something that is not JSON") from error
+            raise UnexpectedResponse(f"the daemon answered {self.status} with something that is not JSON") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,7 @@ class Call(Generic[T]):
 
         Raises:
             Refused: the daemon said no.
-            NotUnderstood: no mq gives such an answer.
+            UnexpectedResponse: no mq gives such an answer.
         """
         if answer.status >= 400:
             error = _refusal(answer, was_unsure=is_unsure)
@@ -136,11 +136,15 @@ class Call(Generic[T]):
                 return self.gone(error)
             raise error
         if answer.status >= 300:
-            raise NotUnderstood(f"{self.method} was answered {answer.status}, which leads elsewhere: check the URL")
+            raise UnexpectedResponse(
+                f"{self.method} was answered {answer.status}, which leads elsewhere: check the URL"
+            )
         try:
             return self.read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise NotUnderstood(f"{self.method} was answered with something that mq never says: {error}") from error
+            raise UnexpectedResponse(
+                f"{self.method} was answered with something that mq never says: {error}"
+            ) from error
 
 
 def nothing(answer: Answer) -> None:
@@ -173,7 +177,7 @@ def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
 def _said(answer: Answer) -> Mapping[str, Any]:
     try:
         return answer.members()
-    except NotUnderstood:
+    except UnexpectedResponse:
         return {}
 
 

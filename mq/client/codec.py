@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from mq.client.calls import Answer
-from mq.client.errors import NotUnderstood
-from mq.client.values import Death, Duration, Head, Outcome, Outgoing, Page, Queue, Received
+from mq.client.errors import UnexpectedResponse
+from mq.client.values import DeadLetterEvent, Duration, Head, Outcome, Outgoing, Page, Queue, Received
 from mq.quantities import DURATION_EXAMPLES, parse_duration
 
 H = TypeVar("H", bound=Head)
@@ -134,7 +134,7 @@ def head_of(queue: str, answer: Answer) -> Head:
     """The head of a message, from the headers of an answer.
 
     Raises:
-        NotUnderstood: they have no id.
+        UnexpectedResponse: they have no id.
     """
     headers = answer.headers
     return _head(
@@ -150,7 +150,7 @@ def head_of(queue: str, answer: Answer) -> Head:
             "group": headers.get("x-message-group"),
             "state": headers.get("x-message-state", ""),
             "at": headers.get("x-message-at"),
-            "deaths": _json_list(headers.get("x-message-deaths", "[]")),
+            "dead_letter_history": _json_list(headers.get("x-message-dead-letter-history", "[]")),
             "attributes": {
                 name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
             },
@@ -177,7 +177,7 @@ def with_body(head: Head, body: bytes) -> Received:
         content_encoding=head.content_encoding,
         group=head.group,
         attributes=head.attributes,
-        deaths=head.deaths,
+        dead_letter_history=head.dead_letter_history,
         state=head.state,
         at=head.at,
         body=body,
@@ -193,12 +193,12 @@ def received_line(queue: str, line: Mapping[str, Any], time: float = 0.0) -> Rec
     """A message from a line of JSON that came at a `time` of the client's clock.
 
     Raises:
-        NotUnderstood: it is none.
+        UnexpectedResponse: it is none.
     """
     try:
         body = body_of(line)
     except ValueError as error:
-        raise NotUnderstood(f"a message cannot be read: {error}") from error
+        raise UnexpectedResponse(f"a message cannot be read: {error}") from error
     return with_body(_head(Head, queue, line, time), body)
 
 
@@ -211,7 +211,7 @@ def outcomes(answer: Answer, count: int) -> list[Outcome]:
     """The outcomes of a batch of `count` entries.
 
     Raises:
-        NotUnderstood: there are more or fewer outcomes than entries.
+        UnexpectedResponse: there are more or fewer outcomes than entries.
     """
     found = [
         Outcome(
@@ -223,7 +223,7 @@ def outcomes(answer: Answer, count: int) -> list[Outcome]:
         for line in answer.lines()
     ]
     if len(found) != count or any(not 200 <= outcome.status < 600 for outcome in found):
-        raise NotUnderstood(f"the daemon told of {len(found)} entries of a batch of {count}")
+        raise UnexpectedResponse(f"the daemon told of {len(found)} entries of a batch of {count}")
     return found
 
 
@@ -231,10 +231,10 @@ def queue_of(value: object) -> Queue:
     """A queue from its JSON object.
 
     Raises:
-        NotUnderstood: it is none.
+        UnexpectedResponse: it is none.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise NotUnderstood("the daemon told of a queue without a name")
+        raise UnexpectedResponse("the daemon told of a queue without a name")
     oldest = value.get("oldest_seconds")
     return Queue(
         name=value["name"],
@@ -251,7 +251,7 @@ def queue_of(value: object) -> Queue:
 def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
-        raise NotUnderstood("the daemon handed out something without an id: is it mq?")
+        raise UnexpectedResponse("the daemon handed out something without an id: is it mq?")
     return kind(
         queue=queue,
         id=id,
@@ -263,7 +263,7 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
         content_encoding=str(line.get("content_encoding") or ""),
         group=None if line.get("group") is None else str(line["group"]),
         attributes={str(name): str(value) for name, value in attributes.items()},
-        deaths=tuple(_death(death) for death in line.get("deaths") or ()),
+        dead_letter_history=tuple(_death(death) for death in line.get("dead_letter_history") or ()),
         state=str(line.get("state") or ""),
         at=_instant(line.get("at")),
     )
@@ -273,11 +273,11 @@ def _instant(text: object) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise NotUnderstood(f"a message cannot be read: its time is none: {error}") from error
+        raise UnexpectedResponse(f"a message cannot be read: its time is none: {error}") from error
 
 
-def _death(value: Mapping[str, Any]) -> Death:
-    return Death(
+def _death(value: Mapping[str, Any]) -> DeadLetterEvent:
+    return DeadLetterEvent(
         queue=str(value.get("queue", "")),
         reason=str(value.get("reason", "")),
         receives=int(value.get("receives") or 0),

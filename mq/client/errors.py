@@ -3,7 +3,7 @@
 * :class:`Refused`: the daemon said no. Its subclasses say why; the text is the daemon's own line.
 * :class:`Unreachable`: no daemon took the request, so nothing was changed.
 * :class:`Interrupted`: the request went out and no whole answer came back: whether it was served is not known.
-* :class:`NotUnderstood`: an answer came that no mq gives.
+* :class:`UnexpectedResponse`: an answer came that no mq gives.
 
 Where what was asked for may have been done all the same, :attr:`~mq.errors.MQError.is_unsure` is true, and the text
 says so.
@@ -22,7 +22,7 @@ class ClientError(MQError):
     """The root of every error that a client raises on purpose."""
 
 
-class GiveBack(Exception):
+class Requeue(Exception):
     """A program raises this in the block that handles a message: the block ends there, without an error, and the
     message goes back.
 
@@ -47,7 +47,7 @@ class Interrupted(ClientError):
     is_unsure = True
 
 
-class NotUnderstood(ClientError):
+class UnexpectedResponse(ClientError):
     """The answer is not one that mq gives: something else listens there, or stands in between."""
 
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 from mq.client import codec
 from mq.client.calls import Again, Answer, Call, Source, nothing
-from mq.client.errors import NotUnderstood, Refused
+from mq.client.errors import Refused, UnexpectedResponse
 from mq.client.values import Duration, Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
 
 T = TypeVar("T")
@@ -228,7 +228,7 @@ def redrive(queue: str, to: str | None, limit: int, ids: Sequence[str] | None) -
         headers=(_JSON,),
         body=codec.json_line(wanted),
         again=Again.UNSERVED,
-        read=lambda answer: Redriven(moved=_count(answer, "moved"), left=_count(answer, "left")),
+        read=lambda answer: Redriven(moved=_count(answer, "moved"), remaining=_count(answer, "remaining")),
     )
 
 
@@ -407,14 +407,14 @@ _GIVEN_BACK: Final = _earlier(None, 404, 409, 412)
 def _id(answer: Answer) -> str:
     id = answer.headers.get("x-message-id")
     if not id:
-        raise NotUnderstood("the daemon took a message and told no id: is it mq?")
+        raise UnexpectedResponse("the daemon took a message and told no id: is it mq?")
     return id
 
 
 def _count(answer: Answer, name: str) -> int:
     value = answer.members().get(name)
     if not isinstance(value, int):
-        raise NotUnderstood(f"the daemon did not tell how many it {name}")
+        raise UnexpectedResponse(f"the daemon did not tell how many it {name}")
     return value
 
 
@@ -427,7 +427,7 @@ def _queues(answer: Answer) -> tuple[Queue, ...]:
     found = answer.document()
     listed = found.get("queues") if isinstance(found, dict) else found
     if not isinstance(listed, list):
-        raise NotUnderstood("the daemon did not list its queues")
+        raise UnexpectedResponse("the daemon did not list its queues")
     return tuple(map(codec.queue_of, listed))
 
 

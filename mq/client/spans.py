@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from mq.client.errors import GiveBack
+from mq.client.errors import Requeue
 from mq.client.values import Head, Outcome
 
 try:
@@ -188,7 +188,7 @@ def _current(span: Span) -> Iterator[None]:
     with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
         try:
             yield
-        except GiveBack:
+        except Requeue:
             raise
         except Exception as error:
             _failed(span, error)

@@ -20,7 +20,7 @@ import httpx
 
 from mq.client import codec, requests
 from mq.client.calls import Answer, Call, Source, SyncBody, given
-from mq.client.errors import ClientError, GiveBack, Refused, TooLarge, Unavailable
+from mq.client.errors import ClientError, Refused, Requeue, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, Lease
 from mq.client.requests import PublishBatch, cut, outcome_alone
 from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
@@ -367,7 +367,7 @@ class Client:
 
         An error is a failure: the message comes back after the delay that its queue's settings say, and the error's
         text is kept. Where the block is cancelled, or the program ended, it comes back at once. A block that raises
-        :class:`~mq.client.errors.GiveBack` says by itself what becomes of the message, and ends without an error.
+        :class:`~mq.client.errors.Requeue` says by itself what becomes of the message, and ends without an error.
 
         Args:
             message: as it was fetched.
@@ -380,7 +380,7 @@ class Client:
             try:
                 with self._spans.processing(message), lease.guard():
                     yield lease
-            except GiveBack as wish:
+            except Requeue as wish:
                 self.requeue(message, wish.delay, wish.reason)
                 return
             except Exception as error:
@@ -503,7 +503,7 @@ class Client:
 
         Args:
             sort: "name", or what there should be most of: "ready", "leased", "delayed", "oldest", "publish", "deliver",
-                "acknowledge", "redeliver", "expire", "die".
+                "acknowledge", "redeliver", "expire", "dead_letter".
             filter: only queues whose names have this in them, in small or capital letters.
             skip: how many to pass over.
             limit: how many at the most.

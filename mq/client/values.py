@@ -12,7 +12,7 @@ Duration: TypeAlias = float | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Death:
+class DeadLetterEvent:
     """One time that a message died.
 
     Attributes:
@@ -46,7 +46,7 @@ class Head:
             leaves the body as it is.
         group: its message group; None without one.
         attributes: as published; names in small letters.
-        deaths: its way here through other queues, the latest first.
+        dead_letter_history: its way here through other queues, the latest first.
         state: "ready", "leased" or "delayed" where it was only looked at, else empty.
         at: when it can be fetched again, where it is delayed or leased; None where it was not only looked at, or no
             time is set, as where an AMQP consumer holds it.
@@ -62,7 +62,7 @@ class Head:
     content_encoding: str = ""
     group: str | None = None
     attributes: Mapping[str, str] = field(default_factory=dict)
-    deaths: tuple[Death, ...] = ()
+    dead_letter_history: tuple[DeadLetterEvent, ...] = ()
     state: str = ""
     at: datetime | None = None
 
@@ -171,11 +171,11 @@ class Redriven:
 
     Attributes:
         moved: how many messages went to another queue.
-        left: how many are still there.
+        remaining: how many are still in the queue.
     """
 
     moved: int
-    left: int
+    remaining: int
 
 
 class QueueSettings(TypedDict, total=False):

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from mq.client.codec import ATTRIBUTE, TRACE_NAMES
-from mq.client.errors import GiveBack
+from mq.client.errors import Requeue
 from mq.client.sync_client import Client, Stream
 
 _NAMES: Final = {"user-agent": "mq", "accept-encoding": "identity"}
@@ -73,7 +73,7 @@ class Webhook:
         with client.handling(stream.message, max_handling=self._max_handling):
             why = self._sent(stream)
             if why:
-                raise GiveBack(self._retry_delay, why)
+                raise Requeue(self._retry_delay, why)
         return why
 
     def _sent(self, stream: Stream) -> str:

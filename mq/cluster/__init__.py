@@ -4,8 +4,8 @@ One node is *master*: the oldest one. Over a store that all nodes share (etcd) i
 highly available queues; the other two are *mirrors* and hand on what their clients ask of these queues. The
 files, in reading order:
 
-* ``cluster_broker``: what a node's doors see: one broker, which asks the local one or the leader.
-* ``declarations``: what doors declare: queues of this node, or of the cluster.
+* ``cluster_broker``: what a node's servers see: one broker, which asks the local one or the leader.
+* ``declarations``: what servers declare: queues of this node, or of the cluster.
 * ``remote_broker``: a method for each question to the leader; ``directory``: which node leads now.
 * ``leadership``: one mastership: the second broker, and what each link holds of it.
 * ``grace_storage``: between that broker and the store: keeps removed messages for a while. ``split_storage``: that

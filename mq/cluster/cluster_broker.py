@@ -1,4 +1,4 @@
-"""The broker that a node's doors see. A queue of it is either this node's own, or one of the cluster's."""
+"""The broker that a node's servers see. A queue of it is either this node's own, or one of the cluster's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declarations of a node's doors: of its own queues, or of the cluster's."""
+"""Declarations of a node's servers: of its own queues, or of the cluster's."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class ClusterDeclarations:
         return queue in self._names.queues and not self._local.knows(queue)
 
     def queues(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """The declared queues, each with the door's own value."""
+        """The declared queues, each with the protocol's own value."""
         yield from self._local.queues()
         for name, its in self._names.queues.items():
             if its.declared is not None and not self._local.knows(name):

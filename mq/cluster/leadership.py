@@ -1,6 +1,6 @@
 """One mastership: the broker of the highly available queues, and the messages that clients hold of it.
 
-Doors of this node and links of the others call it in the same way, by the name of a method. A leadership that is over
+Servers of this node and links of the others call it in the same way, by the name of a method. A leadership that is over
 answers nothing more, not even what it has done: its successor may have answered already.
 """
 
@@ -41,7 +41,7 @@ _ASKED_OTHERWISE: Final = frozenset({"create_queue", *_VERB_OF.values()})
 
 
 class Holder:
-    """The messages and exclusions that one client of a leadership holds: a link, or this node's own doors.
+    """The messages and exclusions that one client of a leadership holds: a link, or this node's own servers.
 
     Attributes:
         held: messages by their numbers.
@@ -413,7 +413,7 @@ def _as_stored(draft: Draft) -> Published:
 
 
 class LocalLeader:
-    """A :class:`~mq.cluster.directory.Leader`: this node's own leadership, asked by its own doors."""
+    """A :class:`~mq.cluster.directory.Leader`: this node's own leadership, asked by its own servers."""
 
     def __init__(self, leadership: Leadership) -> None:
         self._leadership = leadership

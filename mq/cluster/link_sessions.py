@@ -3,7 +3,7 @@
 A link is a connection of AMQP like any other. It publishes its requests to the queue :data:`REQUESTS`, with
 ``reply-to`` and ``correlation-id``, and consumes the replies from the queue that it names there. That queue is its own
 as long as it is connected. Neither is a queue of the broker: this module answers for both. So links come in as all
-clients do: TLS, users and their rights are those of the AMQP door. Beyond that, a link has to know the cluster's
+clients do: TLS, users and their rights are those of the AMQP server. Beyond that, a link has to know the cluster's
 password.
 """
 
@@ -284,7 +284,7 @@ class LinkSessions:
 
 
 def _with_correlation(correlation: str) -> dict[str, Any]:
-    """Attributes with which the AMQP door sends properties that have it."""
+    """Attributes with which the AMQP server sends properties that have it."""
     flags = b"\x04\x00" if correlation else b"\x00\x00"
     raw = flags + (bytes([len(correlation)]) + correlation.encode() if correlation else b"")
     return {"amqp": {"properties": base64.b64encode(raw).decode(), "exchange": "", "routing_key": ""}}

@@ -7,7 +7,7 @@ answer it concludes nothing.
 
 **A name is either the cluster's or the nodes' own.** A node reserves the name of each of its own queues before it makes
 the queue, and the cluster makes no queue of a reserved name. Queues that came into a root in another way are compared
-before the doors open.
+before the servers start.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ RENEWALS: Final = 5
 """In the time of a lease."""
 RETRY_SECONDS: Final = 0.2
 HEARING_SECONDS: Final = 10.0
-"""How long a node waits to hear which queues the cluster has, before it opens its doors all the same."""
+"""How long a node waits to hear which queues the cluster has, before it opens its servers all the same."""
 SHORTEST_PAUSE_SECONDS: Final = 0.02
 LEAVING_SECONDS: Final = 1.0
 POLL_SECONDS: Final = 1.0
@@ -109,7 +109,7 @@ class ClusterNode:
         dial: opens connections to neighbours.
 
     Attributes:
-        broker: what this node's doors see.
+        broker: what this node's servers see.
         names: the cluster's queues, as far as they are known here.
         directory: knows the leader.
         sessions: the links that are connected here.
@@ -275,9 +275,11 @@ class ClusterNode:
         raise Conflict(f"node {self._config.node} cannot tell which neighbor {node} is. It has {known}")
 
     def _linked(self, link: PeerLink) -> NeighborLink:
-        lag = link.lag_seconds
-        is_heard = link.node in self.sessions.nodes
-        return NeighborLink(str(link.neighbor), link.node, link.is_up, is_heard, None if lag is None else round(lag, 4))
+        lag = link.latency_seconds
+        is_inbound_up = link.node in self.sessions.nodes
+        return NeighborLink(
+            str(link.neighbor), link.node, link.is_up, is_inbound_up, None if lag is None else round(lag, 4)
+        )
 
     async def run(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Be a node, for ever. Started once it answers links and has loaded what it knew when it ended.
@@ -310,7 +312,7 @@ class ClusterNode:
             link.move(moved.get(link.filed, link.filed))
 
     async def hear(self) -> None:
-        """Wait, before the doors open, until the cluster's queues are known.
+        """Wait, before the servers start, until the cluster's queues are known.
 
         A node that knew its cluster before waits for HEARING_SECONDS at most, then asks for unknown names one by one.
         """
@@ -319,9 +321,11 @@ class ClusterNode:
         if self.names.are_known.is_set():
             return
         if self.names.was_member:
-            logger.warning("the doors open without the cluster: who keeps its members and names does not answer")
+            logger.warning("the servers start without the cluster, because the membership service does not answer")
             return
-        logger.warning("this root was never in its cluster, which does not answer: until it does, the doors stay shut")
+        logger.warning(
+            "this root was never in its cluster, which does not answer: the servers do not start until it does"
+        )
         await self.names.are_known.wait()
 
     # Being a member

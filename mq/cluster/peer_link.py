@@ -225,7 +225,7 @@ class PeerLink:
         self._was_told = ""
 
     @property
-    def lag_seconds(self) -> float | None:
+    def latency_seconds(self) -> float | None:
         """How long the neighbour took for its last answer, or takes for the next where that is longer already; None
         while the link is down."""
         if not self.is_up:

@@ -21,7 +21,8 @@ from mq.message import shorten
 logger = logging.getLogger("mq.audit")
 
 QUIET_SECONDS: Final = 600.0
-"""How often the logins of a user that sends a secret with each request are noted, from one address at one door."""
+"""How often the logins of a user that sends a secret with each request are noted, from one address over one
+protocol."""
 MOST_FAILURES: Final = 30
 """Failures that are written down in a minute, each with a line. The others are counted, in a line for all."""
 MINUTE_SECONDS: Final = 60.0
@@ -89,14 +90,14 @@ class LoginNotes:
         self._logins = _SeldomNotes()
         self._failures = _FewNotes("login-failed", "logins-failed")
 
-    def succeeded(self, door: str, address: str, user: str) -> None:
+    def succeeded(self, protocol: str, address: str, user: str) -> None:
         """Note that a user has logged in."""
-        if self._logins.is_new(door, address, user):
-            note("login", door=door, address=address, user=user)
+        if self._logins.is_new(protocol, address, user):
+            note("login", protocol=protocol, address=address, user=user)
 
-    def failed(self, door: str, address: str, user: str | None, why: str) -> None:
+    def failed(self, protocol: str, address: str, user: str | None, why: str) -> None:
         """Note that a login failed, under a user's name or, with None, under none."""
-        self._failures.note(door=door, address=address, user=user, why=why)
+        self._failures.note(protocol=protocol, address=address, user=user, why=why)
 
 
 class RefusalNotes:

@@ -1,4 +1,4 @@
-"""Connections of all doors: the peer at the other end, and the limit for one address and for all of them."""
+"""Connections of all protocols: the peer at the other end, and the limit for one address and for all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exchanges for other doors than AMQP's: what is declared there, the ways of dead letters, and publishing."""
+"""Exchanges for other protocols than AMQP's: what is declared there, the ways of dead letters, and publishing."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class ExchangePublisher(Protocol):
 
 
 class Exchanges:
-    """The declarations of the AMQP door; nothing where it is not open.
+    """The declarations of the AMQP server; nothing where it is not open.
 
     Attributes:
         publisher: publishes there; None where it is not open.

@@ -184,7 +184,7 @@ async def shake_hands(
     Args:
         stream: just accepted.
         context: the server's.
-        stopped: returns when the door stops.
+        stopped: returns when the server stops.
     """
     tls = TLSStream(stream, context, server_side=True)
     is_done = False

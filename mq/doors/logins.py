@@ -1,4 +1,4 @@
-"""Logins, for every door: tokens are looked up at once, passwords wait in one line for all doors.
+"""Logins, for every protocol: tokens are looked up at once, passwords wait in one line for all protocols.
 
 A check takes a core and 16 MiB for a fifth of a second, so there is one at a time. Served in order of arrival, a
 stranger that guesses all day would shut all others out: :mod:`mq.access.guesses` decides which login is next.
@@ -58,14 +58,14 @@ class TryLater(MQError):
 
 
 class Logins:
-    """Finds the user of a login. One for all doors of a daemon.
+    """Finds the user of a login. One for all protocols of a daemon.
 
     Args:
         access: knows the users.
 
     Attributes:
         access: as given.
-        refusals: for doors to note what users have asked for and may not do.
+        refusals: for servers to note what users have asked for and may not do.
     """
 
     def __init__(self, access: UserDirectory) -> None:
@@ -107,13 +107,13 @@ class Logins:
             raise TryLater(*asked.refusal.args)
         return asked.user if asked.has_answer else await self.user(address, name, secret)
 
-    def note_success(self, door: str, address: str, user: User) -> None:
+    def note_success(self, protocol: str, address: str, user: User) -> None:
         """Write down a login."""
-        self._notes.succeeded(door, address, user.name)
+        self._notes.succeeded(protocol, address, user.name)
 
-    def note_failure(self, door: str, address: str, name: str, why: str) -> None:
+    def note_failure(self, protocol: str, address: str, name: str, why: str) -> None:
         """Write down a failed login, without a name that no user has: it may be a secret in the wrong place."""
-        self._notes.failed(door, address, name if self.access.knows(name) else None, why)
+        self._notes.failed(protocol, address, name if self.access.knows(name) else None, why)
 
     async def _ask(self, line: LoginLine, secret: str) -> User | None:
         """Check a secret once for all clients that give it meanwhile, such as a program's many connections."""

@@ -1,7 +1,7 @@
-"""The open connections of all doors: their clients, their traffic, and a way to end one.
+"""The open connections of all protocols: their clients, their traffic, and a way to end one.
 
 A connection is added when it begins and removed when it ends; in between nothing is recorded for this. Its status is
-computed when an operator asks: from its door, and from the kernel, which counts bytes and times anyway.
+computed when an operator asks: from its server, and from the kernel, which counts bytes and times anyway.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class ConnectionStatus(NamedTuple):
     """The status of a connection.
 
     Attributes:
-        door: "http" or "amqp".
+        protocol: "http" or "amqp".
         state: over HTTP "open", or "waiting" for messages; over AMQP the state of the protocol, mostly "open".
         address: the client's, as :class:`mq.doors.connections.Peer` has it.
         port: the client's; 0 over a Unix socket.
@@ -124,7 +124,7 @@ class ConnectionStatus(NamedTuple):
         channels: over AMQP; none over HTTP.
     """
 
-    door: str
+    protocol: str
     state: str
     address: str
     port: int
@@ -145,7 +145,7 @@ class ConsumerStatus(NamedTuple):
         tag: what it is called on its channel; None over HTTP.
         channel: its number; None over HTTP.
         prefetch: how many messages it may have unacknowledged; 0 for any number; None over HTTP.
-        acknowledges: whether it settles what it gets; else a message is removed as it is sent.
+        ack_required: whether it settles what it gets; else a message is removed as it is sent.
         unacknowledged: messages that it has and has not settled.
         delivered: messages that it has got.
         delivered_per_second: the same a second, on average over the last minute.
@@ -157,7 +157,7 @@ class ConsumerStatus(NamedTuple):
     tag: str | None
     channel: int | None
     prefetch: int | None
-    acknowledges: bool
+    ack_required: bool
     unacknowledged: int
     delivered: int
     delivered_per_second: float
@@ -166,14 +166,14 @@ class ConsumerStatus(NamedTuple):
 
 
 class OpenConnection(Protocol):
-    """A connection, as its door has it.
+    """A connection, as its server has it.
 
     Attributes:
-        door: "http" or "amqp".
+        protocol: "http" or "amqp".
         user: the name of the one that logged in last; None before a login, and for one who was refused a connection.
     """
 
-    door: str
+    protocol: str
 
     @property
     def user(self) -> str | None:
@@ -190,8 +190,8 @@ class OpenConnection(Protocol):
 
 
 class OpenConnections:
-    """The open connections of all doors, each under an id. Ids of two processes differ: an operator with the id from
-    one daemon cannot close a connection of the next daemon at that port.
+    """The open connections of all protocols, each under an id. Ids of two processes differ: an operator with the id
+    from one daemon cannot close a connection of the next daemon at that port.
 
     Attributes:
         waiting: HTTP requests that wait for messages now, by queue.
@@ -227,8 +227,8 @@ class OpenConnections:
         return sum(count(queue) for count in self._consumers)
 
     def by_door(self) -> Counter[str]:
-        """How many are open at each door that has some."""
-        return Counter(connection.door for connection in self._by_id.values())
+        """How many are open over each protocol that has some."""
+        return Counter(connection.protocol for connection in self._by_id.values())
 
     def count(self, user: str) -> int:
         """How many a user has."""

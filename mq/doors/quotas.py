@@ -29,7 +29,7 @@ class Quotas:
     """What users have of each thing that is limited.
 
     Args:
-        connections: of all doors; None where none are counted.
+        connections: of all protocols; None where none are counted.
 
     Attributes:
         refused: how often a limit was in the way, by its kind.

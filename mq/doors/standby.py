@@ -35,9 +35,9 @@ BEAT_SECONDS: Final = 1.0
 SILENT_SECONDS: Final = 5.0
 """An owner that says nothing for so long gets no more connections: it hangs."""
 MOST_KEPT: Final = 65_536
-"""Connections of a door that wait to be served."""
+"""Connections of a server that wait to be served."""
 MOST_ACCEPTED: Final = 1000
-"""Connections of a door that a daemon accepts while it can hand over none; others wait in the kernel."""
+"""Connections of a server that a daemon accepts while it can hand over none; others wait in the kernel."""
 FIRST_BYTES_SECONDS: Final = 1.0
 """How long a daemon waits for the first bytes of a connection before it hands the connection over all the same."""
 _FIRST_BYTES: Final = 256
@@ -57,10 +57,10 @@ Probe = Callable[[bytes], bytes | None]
 
 
 class Doorway:
-    """Where the connections of one door come from: its listeners, and the daemons that stand by.
+    """Where the connections of one protocol come from: its listeners, and the daemons that stand by.
 
     Args:
-        name: of the door. All daemons call it the same.
+        name: of the protocol. All daemons call it the same.
         listeners: its own; perhaps none.
         probe: answers what a daemon that stands by answers itself; None where it hands over everything.
     """
@@ -72,7 +72,7 @@ class Doorway:
         self._put, self._handed = trio.open_memory_channel[trio.SocketStream](MOST_KEPT)
 
     def keep(self, stream: trio.SocketStream) -> None:
-        """Keep a connection until it is served here, or handed over. Once the door is closed, it is closed, too."""
+        """Keep a connection until it is served here, or handed over. Once the listener is closed, it is closed, too."""
         try:
             self._put.send_nowait(stream)
         except (trio.BrokenResourceError, trio.WouldBlock):
@@ -98,7 +98,7 @@ class Doorway:
         return self._put.statistics().current_buffer_used >= MOST_ACCEPTED
 
     def serving(self) -> list[trio.abc.Listener[trio.SocketStream]]:
-        """All ways in, for the server of the door. It closes them."""
+        """All ways in, for the server of the protocol. It closes them."""
         return [*map(PromptListener, self.listeners), _Kept(self, self._handed)]
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class _Kept(trio.abc.Listener[trio.SocketStream]):
 
 
 class _Borrowed(trio.abc.Listener[trio.SocketStream]):
-    """A listener of a door, which stays open when its server closes it, and accepts no more than can be kept."""
+    """A listener of a server, which stays open when its server closes it, and accepts no more than can be kept."""
 
     def __init__(self, listener: trio.SocketListener, doorway: Doorway) -> None:
         self._listener = PromptListener(listener)
@@ -143,7 +143,7 @@ class _Borrowed(trio.abc.Listener[trio.SocketStream]):
 
 
 class StrangeOwner(CannotListen):
-    """The owner guards its doors in another way than this daemon would."""
+    """The owner guards its servers in another way than this daemon would."""
 
 
 class Standby:
@@ -152,7 +152,7 @@ class Standby:
     Args:
         path: of the owner's socket.
         doorways: where connections come from.
-        guards: says how the doors are guarded. The owner has to say the same.
+        guards: says how the servers are guarded. The owner has to say the same.
     """
 
     def __init__(self, path: str, doorways: Sequence[Doorway], guards: bytes) -> None:
@@ -165,7 +165,7 @@ class Standby:
         """Hand connections over until `take` says that it is this daemon's turn.
 
         Raises:
-            StrangeOwner: the doors would be guarded in another way than this daemon's settings say.
+            StrangeOwner: the servers would be guarded in another way than this daemon's settings say.
         """
         async with trio.open_nursery() as nursery:
             for doorway in self._doorways:
@@ -218,7 +218,7 @@ class Standby:
             )
 
     async def _hand_all(self, doorway: Doorway, link: trio.socket.SocketType) -> None:
-        """Hand over the connections of one door, for ever."""
+        """Hand over the connections of one protocol, for ever."""
         while True:
             await self._hand(doorway, link, await doorway.next_kept())
 
@@ -239,7 +239,7 @@ class Standby:
 
 
 async def _accept_all(doorway: Doorway) -> None:
-    """Accept the connections of one door, for ever, and keep what has to be handed over."""
+    """Accept the connections of one protocol, for ever, and keep what has to be handed over."""
 
     async def admit(stream: trio.SocketStream) -> None:
         is_answered = False
@@ -277,7 +277,7 @@ class Owner:
     Args:
         path: of its socket. No other daemon may be the owner.
         doorways: get the connections.
-        guards: says how the doors are guarded. A daemon that says something else hands nothing over.
+        guards: says how the servers are guarded. A daemon that says something else hands nothing over.
     """
 
     def __init__(self, path: str, doorways: Sequence[Doorway], guards: bytes) -> None:

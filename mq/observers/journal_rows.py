@@ -46,7 +46,7 @@ SCHEMA: Final = pa.schema(
         pa.field("size", pa.int64()),
         pa.field("receives", pa.int32(), nullable=False),
         pa.field("destination", pa.string()),
-        pa.field("door", pa.string(), nullable=False),
+        pa.field("protocol", pa.string(), nullable=False),
         pa.field("count", pa.int64()),
         pa.field("since", _INSTANT),
     ]
@@ -74,7 +74,7 @@ def transitions_batch(fields: Sequence[Any]) -> pa.RecordBatch:
         fields: of all of them, one transition after another.
     """
     columns = [fields[number::WIDTH] for number in range(WIDTH)]
-    kinds, queues, ids, sources, targets, times, sizes, receives, destinations, doors = columns
+    kinds, queues, ids, sources, targets, times, sizes, receives, destinations, protocols = columns
     return _batch(
         len(kinds),
         time=_instants(times),
@@ -86,7 +86,7 @@ def transitions_batch(fields: Sequence[Any]) -> pa.RecordBatch:
         size=pa.array(sizes, pa.int64()),
         receives=pa.array(receives, pa.int32()),
         destination=pa.array(destinations, pa.string()),
-        door=pa.array(doors, pa.string()),
+        protocol=pa.array(protocols, pa.string()),
     )
 
 

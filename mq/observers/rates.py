@@ -29,27 +29,27 @@ class Flow(IntEnum):
     ACKNOWLEDGE = 2
     REDELIVER = 3
     EXPIRE = 4
-    DIE = 5
+    DEAD_LETTER = 5
     LEAVE = 6
     """A message was moved to another queue by hand."""
     ARRIVE = 7
     """A message came from another queue, by hand or because it died there."""
 
 
-SHOWN: Final = (Flow.PUBLISH, Flow.DELIVER, Flow.ACKNOWLEDGE, Flow.REDELIVER, Flow.EXPIRE, Flow.DIE)
+SHOWN: Final = (Flow.PUBLISH, Flow.DELIVER, Flow.ACKNOWLEDGE, Flow.REDELIVER, Flow.EXPIRE, Flow.DEAD_LETTER)
 FLOW_OF: Final = {
     Kind.PUBLISH: Flow.PUBLISH,
     Kind.LEASE: Flow.DELIVER,
     Kind.REMOVE: Flow.ACKNOWLEDGE,
     Kind.REQUEUE: Flow.REDELIVER,
     Kind.EXPIRE: Flow.EXPIRE,
-    Kind.DIE: Flow.DIE,
+    Kind.DEAD_LETTER: Flow.DEAD_LETTER,
     Kind.REROUTE: Flow.LEAVE,
 }
 """Transition -> flow. A message that comes back will be delivered again, so it counts as redelivered."""
 
 _ADDS: Final = (Flow.PUBLISH, Flow.ARRIVE)
-_TAKES: Final = (Flow.ACKNOWLEDGE, Flow.EXPIRE, Flow.DIE, Flow.LEAVE)
+_TAKES: Final = (Flow.ACKNOWLEDGE, Flow.EXPIRE, Flow.DEAD_LETTER, Flow.LEAVE)
 
 
 class Rates(NamedTuple):

@@ -1,4 +1,4 @@
-"""Schedules: messages that are published regularly, by the clock. A client of the broker, as a door is.
+"""Schedules: messages that are published regularly, by the clock. A client of the broker, as a server is.
 
 * ``schedule``: a schedule, its record, and the instants at which it fires: by a cron line in a time zone, or every so
   many seconds.

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from mq.client import requests
 from mq.client.calls import Answer, Call, nothing
 from mq.client.codec import JSON_LINES, outcomes
-from mq.client.errors import NotUnderstood
+from mq.client.errors import UnexpectedResponse
 from mq.client.values import Outcome, Outgoing
 from mq.message import MessageId
 
@@ -59,7 +59,7 @@ def read_columns(data: bytes) -> Columns:
     """Parse columns of messages, whose format docs/dev/storage-formats.md describes.
 
     Raises:
-        NotUnderstood: the data is not in that format.
+        UnexpectedResponse: the data is not in that format.
     """
     try:
         end = data.index(b"\n") + 1
@@ -82,7 +82,9 @@ def read_columns(data: bytes) -> Columns:
             said,
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise NotUnderstood(f"the daemon answered with something that is not columns of messages: {error}") from error
+        raise UnexpectedResponse(
+            f"the daemon answered with something that is not columns of messages: {error}"
+        ) from error
 
 
 def ticks_of(micros: int) -> int:
@@ -170,7 +172,7 @@ def start(queue: str, name: str, checkpoint: str, *, take_over: bool, within: fl
 
     The answer comes after about `within` seconds though acknowledged messages are left to be removed, and counts them.
     """
-    wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None, "within": within}
+    wanted = {"checkpoint": checkpoint, "take_over": "true" if take_over else None, "timeout": within}
     return Call(method="POST", target=_target(queue, "consumers", name, **wanted), read=Answer.members)
 
 
@@ -189,7 +191,7 @@ def claim(
     """Make a claim, or renew the open one; None when the queue has nothing READY. With `regain` it gets those of its
     messages again that it has lost, and that are READY by now."""
     limits = {"max": most, "max_bytes": most_bytes, "up_to": up_to}
-    wanted = {"batch": batch, "epoch": epoch, "lease": lease, **limits, "regain": "true" if regain else None}
+    wanted = {"batch": batch, "epoch": epoch, "lease": lease, **limits, "reclaim": "true" if regain else None}
     return Call(
         method="PUT",
         target=_target(queue, "consumers", name, "claim", **wanted),
@@ -201,7 +203,7 @@ def read_claim(
     queue: str, name: str, batch: int, epoch: int, start: int, stop: int, most: int, *, of: int
 ) -> Call[ColumnsPage]:
     """The first page of a part of a claim that has `of` messages."""
-    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "max": most, "of": of}
+    where = {"batch": batch, "epoch": epoch, "from": start, "to": stop, "max": most, "expected": of}
     return page(_target(queue, "consumers", name, "claim", **where))
 
 
@@ -209,7 +211,7 @@ def note_read(
     queue: str, name: str, batch: int, epoch: int, start: int, stop: int, *, of: int, checkpoint: str
 ) -> Call[None]:
     """Note a part of a claim as read."""
-    places: dict[str, str | int] = {"from": start, "to": stop, "of": of}
+    places: dict[str, str | int] = {"from": start, "to": stop, "expected": of}
     target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, **places, checkpoint=checkpoint)
     return Call(method="POST", target=target, read=nothing)
 
@@ -217,8 +219,8 @@ def note_read(
 def acknowledge(queue: str, name: str, batch: int, epoch: int, within: float) -> Call[int]:
     """Remove the messages of a claim, if all of them are noted as read. The answer comes after about `within` seconds,
     and is how many are left: none, or the call is to be repeated."""
-    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", within=within)
-    return Call(method="DELETE", target=target, read=lambda answer: int(answer.members()["left"]))
+    target = _target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", timeout=within)
+    return Call(method="DELETE", target=target, read=lambda answer: int(answer.members()["remaining"]))
 
 
 def hold_back(
@@ -264,6 +266,6 @@ def _target(*segments: str, **parameters: str | int | float | None) -> str:
 
 def _page(answer: Answer) -> ColumnsPage:
     if answer.headers.get("content-type") != COLUMNS:
-        raise NotUnderstood(f"the daemon does not know {COLUMNS}: it must not be older than the data source")
+        raise UnexpectedResponse(f"the daemon does not know {COLUMNS}: it must not be older than the data source")
     link = answer.headers.get("link", "")
     return ColumnsPage(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

@@ -173,7 +173,7 @@ class MqReader(DataSourceReader):
         after = max(partition.after, self._first_after)
         with self._passing_over_deleted(), DaemonConnection(self._options.only(queue)) as connection:
             if up_to is None:  # without an end, messages that come meanwhile would keep the read going
-                up_to = int(connection.run(calls.ranges(queue, 1))["high"])
+                up_to = int(connection.run(calls.ranges(queue, 1))["high_watermark"])
             if selection.up_to is not None:
                 up_to = min(up_to, selection.up_to)
             if after >= up_to:

@@ -118,7 +118,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:
         """Read what is there now, and no more."""
         found = self._positions()
-        self._up_to = {queue: (int(each["incarnation"]), int(each["high"])) for queue, each in found.items()}
+        self._up_to = {queue: (int(each["incarnation"]), int(each["high_watermark"])) for queue, each in found.items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Acknowledge what Spark has written, and claim what comes next; `start` where there is nothing.
@@ -556,7 +556,7 @@ class QueueClaims:
         if found["incarnation"] != self.incarnation:
             raise QueueGone(f"queue {options.queue} was deleted, and made again")
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
-        if found["left"]:
+        if found["remaining"]:
             self._remove(self._acknowledged)
 
     def _check_checkpoint(
@@ -613,7 +613,7 @@ class QueueClaims:
         names = {"dead": settings.get("dead_letter_queue"), "receives": settings.get("max_receives")}
         where = [f"{number} {_WHERE[fate].format(**names)}" for fate, number in missing.items()]
         advice = [_ADVICE[fate].format(**names) for fate in missing if fate in _ADVICE]
-        if held.get("ended"):
+        if held.get("lease_expired"):
             advice.append(
                 'The lease of the batch had ended: raise "leaseSeconds" above the time for which a driver may be away.'
             )

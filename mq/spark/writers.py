@@ -187,7 +187,7 @@ def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -
         raise
     with suppress(SparkSourceError):  # the job is committed; the daemon forgets its record by itself
         connection.run(calls.end_write(queue, job))
-    return int(done.get("again") or 0)
+    return int(done.get("duplicates") or 0)
 
 
 def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job: str = "") -> None:

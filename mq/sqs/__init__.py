@@ -1,8 +1,8 @@
-"""The SQS door: programs that speak to Amazon SQS, on the daemon's own port.
+"""The SQS API: programs that speak to Amazon SQS, on the daemon's own port.
 
 Its files, in reading order:
 
-* ``door``: takes what is meant for SQS out of the HTTP door's requests, and answers it.
+* ``door``: takes what is meant for SQS out of the HTTP server's requests, and answers it.
 * ``protocol``: the two ways to ask and to answer, AWS JSON and AWS query; ``shapes``: what goes in and out, in either.
 * ``actions``: an action (a line of the table), a call of it, and receives that are asked for again; ``queue_actions``,
   ``message_actions``: the lines, and what carries them out.

@@ -1,4 +1,4 @@
-"""An action (a line of the table), a call of it, and the desk that all calls of the door share."""
+"""An action (a line of the table), a call of it, and the desk that all calls of the API share."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Desk(NamedTuple):
 
     Attributes:
         broker: an open one.
-        notes: what the door keeps of queues.
+        notes: what the protocol keeps of queues.
         waits: the calls that wait for messages.
         tasks: the message move tasks.
         budget: memory for large requests and answers.
@@ -182,12 +182,12 @@ class ActionCall(NamedTuple):
         if is_fifo(queue) and not (await self.desk.broker.status(queue)).settings.groups:
             raise SqsError(
                 "UnsupportedOperation",
-                f"{queue} was made by another door, and keeps no order: the setting groups=true makes it a FIFO queue",
+                f"{queue} is not a FIFO queue: set groups=true on it to deliver messages in order.",
             )
 
 
 class Action(NamedTuple):
-    """An action of SQS: a line of the door's table.
+    """An action of SQS: a line of the API's table.
 
     Attributes:
         name: as AWS has it.

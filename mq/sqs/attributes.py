@@ -1,7 +1,8 @@
-"""The attributes of a queue: settings of mq, attributes that this door keeps, and attributes that are only shown. Pure.
+"""The attributes of a queue: settings of mq, attributes that this protocol keeps, and attributes that are only shown.
+Pure.
 
-A table has the values that each may take. An attribute with a meaning for every door is a setting of the queue; the
-others are kept in the door's notes.
+A table has the values that each may take. An attribute with a meaning for every protocol is a setting of the queue; the
+others are kept in the API's notes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class AttributeChange(NamedTuple):
 
     Attributes:
         settings: of the queue, by their names in mq.
-        notes: of the door, as text by their names in SQS; an empty one takes it away.
+        notes: of the protocol, as text by their names in SQS; an empty one takes it away.
     """
 
     settings: Mapping[str, Any]
@@ -254,7 +255,7 @@ _NOTED: Final[Mapping[str, Callable[[str, str], str]]] = {
     SCOPE: _noted_word("queue", PER_GROUP),
     _THROUGHPUT: _noted_word("perQueue", _PER_GROUP_ID),
 }
-"""Attributes that stand in the door's notes."""
+"""Attributes that stand in the protocol's notes."""
 _DEFAULTS: Final[Mapping[str, str]] = {
     LONGEST: str(LARGEST_MESSAGE),
     WAIT: "0",
@@ -266,7 +267,7 @@ _DEFAULTS: Final[Mapping[str, str]] = {
 
 
 def noted(notes: Notes, name: str) -> str:
-    """The value of an attribute of the door's own."""
+    """The value of an attribute of the protocol's own."""
     return notes.attributes.get(name) or _DEFAULTS.get(name, "")
 
 

@@ -1,4 +1,4 @@
-"""The SQS door: takes what speaks to Amazon SQS out of the requests of the HTTP door, and carries it out.
+"""The SQS API: takes what speaks to Amazon SQS out of the requests of the HTTP server, and carries it out.
 
 It stands behind the browser guard and before all else on the daemon's port: what is meant for SQS can be told from
 every other request. A second port is for clients whose endpoint cannot be changed (:attr:`SqsDoor.alone`).
@@ -25,7 +25,7 @@ from mq.doors.budget import Budget, Room, Use
 from mq.doors.logins import Logins
 from mq.doors.quotas import Quotas
 from mq.errors import MQError
-from mq.lifecycle import DOOR
+from mq.lifecycle import PROTOCOL
 from mq.sqs import message_actions, queue_actions
 from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk
 from mq.sqs.errors import SqsError, sqs_error
@@ -64,14 +64,14 @@ class SqsDoor(Handler):
     """Answers requests that are meant for SQS, and hands on all others.
 
     Args:
-        handler: what stands behind: the HTTP door's own.
+        handler: what stands behind: the HTTP server's own.
         broker: an open one.
         budget: memory for large requests and answers.
         nursery: runs message move tasks; :meth:`end` ends them.
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
         base_path: the path under which a proxy serves the daemon; queues' URLs have it.
-        quotas: hold users to their limits; None for some of this door alone.
+        quotas: hold users to their limits; None for some of this server alone.
     """
 
     def __init__(
@@ -96,10 +96,10 @@ class SqsDoor(Handler):
 
     @property
     def alone(self) -> SqsDoor:
-        """The same door for a port of its own, where nothing else is answered."""
-        door = copy.copy(self)
-        door._handler = _NothingElse()
-        return door
+        """The same API for a port of its own, where nothing else is answered."""
+        served = copy.copy(self)
+        served._handler = _NothingElse()
+        return served
 
     def end(self) -> None:
         """End all waits for messages, and all message move tasks, before mq stops."""
@@ -193,7 +193,7 @@ class SqsDoor(Handler):
         if len(body) > IN_MEMORY_BYTES:
             room.cover(_READ * len(body))
         asked = await turns.apart(len(body), partial(speech.read, ACTIONS))
-        door = DOOR.set("sqs")  # the connection's task goes on, and its next request may be for another door
+        token = PROTOCOL.set("sqs")  # the connection's task goes on, and its next request may be for another protocol
         names = QueueNames(f"{request.scheme}://{_authority(request)}{self._base_path}", region)
         call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], user)
         try:
@@ -203,18 +203,18 @@ class SqsDoor(Handler):
                 self._note_refusal(call)
             raise
         finally:
-            DOOR.reset(door)
+            PROTOCOL.reset(token)
         changed = next((queue for right, queue in call.demanded if right == Right.CONFIGURE), None)
         if changed is not None:
             who = None if user is None else user.name
-            note(asked.action.audited, door="sqs", address=request.address, user=who, queue=changed)
+            note(asked.action.audited, protocol="sqs", address=request.address, user=who, queue=changed)
         return speech.answer(asked.action, members, id)
 
     def _note_refusal(self, call: ActionCall) -> None:
         assert self._logins is not None, "it knew the user"
         assert call.user is not None, "and so did its call"
         about = {"operation": call.action, "queue": call.demanded[-1][1]}
-        self._logins.refusals.refused(door="sqs", address=call.request.address, user=call.user.name, **about)
+        self._logins.refusals.refused(protocol="sqs", address=call.request.address, user=call.user.name, **about)
 
     def _check_before_reading(self, request: Request) -> None:
         """Refuse a request of an unknown key before its body is read. Without users every request is known.

@@ -56,7 +56,8 @@ logger = logging.getLogger(__name__)
 
 LARGEST_BATCH: Final = 10
 LARGEST_ANSWER: Final = LARGEST_BATCH * LARGEST_MESSAGE
-"""Bytes of the bodies of one receive, but for a single longer one: other doors take longer messages than SQS does."""
+"""Bytes of the bodies of one receive, but for a single longer one: other protocols take longer messages than SQS
+does."""
 _ENTRY_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _WRITTEN: Final = 4
 """How much memory a byte of a body may take, with what it is written in."""
@@ -250,7 +251,7 @@ async def _shown(call: ActionCall, read: Sequence[tuple[Message, bytes]], wanted
     """Messages as a receive answers them. In a dead-letter queue the receives before a death count, as on AWS."""
     shown = [shown_message(message, body, wanted, call.names) for message, body in read]
     for (message, _), each in zip(read, shown, strict=True):
-        if message.deaths and RECEIVE_COUNT in each.get("Attributes", {}):
+        if message.dead_letter_history and RECEIVE_COUNT in each.get("Attributes", {}):
             each["Attributes"][RECEIVE_COUNT] = str(message.receives + await _receives_before(call, message))
     return shown
 
@@ -259,7 +260,7 @@ async def _receives_before(call: ActionCall, message: Message) -> int:
     """How often a message was received in the queues from which it came here as a dead letter; 0 once it was moved
     back, or elsewhere."""
     broker, queue, count = call.desk.broker, message.queue, 0
-    for death in message.deaths:
+    for death in message.dead_letter_history:
         source, receives = death.get("queue"), death.get("receives")
         if not isinstance(source, str) or not isinstance(receives, int) or not await broker.has_queue(source):
             break

@@ -1,8 +1,8 @@
 """Messages between SQS and the broker: what is stored with a body, how it is read back, and digests that SDKs check.
 
 Message attributes of SQS are kept unchanged, under a key of their own among the message's attributes in mq. The texts
-among them are also kept as attributes that every door shows. Attributes of another door become message attributes.
-"""
+among them are also kept as attributes thover every protocol shows. Attributes of another protocol become message
+attributes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LONGEST_TOKEN: Final = 128
 TRACE: Final = "AWSTraceHeader"
 RECEIVE_COUNT: Final = "ApproximateReceiveCount"
 ENCODING: Final = "mq.encoding"
-"""The message attribute of a body in base64: it came by another door, and is no text that SQS takes."""
+"""The message attribute of a body in base64: it came by another protocol, and is no text that SQS takes."""
 CODINGS: Final = "mq.content-encoding"
-"""The message attribute of a body that another door's publisher has compressed: ``gzip``."""
+"""The message attribute of a body thover another protocol's publisher has compressed: ``gzip``."""
 
 _OWN_KEY: Final = "sqs"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
@@ -41,7 +41,7 @@ _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _SHOWN_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _SHOWN_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
 _MOST_SHOWN_BYTES: Final = 8192
-"""Of the texts that other doors show; as of AMQP's headers."""
+"""Of the texts that other protocols show; as of AMQP's headers."""
 
 
 # The way in
@@ -201,7 +201,7 @@ def _kept(attribute: Attribute) -> list[str]:
 
 
 def _shown(attributes: Mapping[str, Attribute]) -> dict[str, str]:
-    """The attributes that other doors can show: texts that fit a header of HTTP."""
+    """The attributes that other protocols can show: texts that fit a header of HTTP."""
     shown: dict[str, str] = {}
     left = _MOST_SHOWN_BYTES
     for name, each in attributes.items():
@@ -265,7 +265,7 @@ def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNam
 
 
 def attributes_of(message: Message) -> dict[str, Attribute]:
-    """The message attributes, whichever door the message came through."""
+    """The message attributes, whichever protocol the message came through."""
     kept = _ours(message).get("attributes")
     if isinstance(kept, dict):
         found = {name: _restored(value) for name, value in kept.items()}
@@ -331,7 +331,7 @@ def _text_of_ours(key: str) -> Callable[[Message, QueueNames], str | None]:
 
 
 def _group(message: Message, names: QueueNames) -> str | None:
-    """The message group, whichever door it came through."""
+    """The message group, whichever protocol it came through."""
     group = message.properties.attributes.get("group")
     return group if isinstance(group, str) and _TOKEN.fullmatch(group) else None
 
@@ -351,7 +351,7 @@ def _first_receive(message: Message, names: QueueNames) -> str | None:
 
 
 def _source_arn(message: Message, names: QueueNames) -> str | None:
-    queue = message.deaths[0].get("queue") if message.deaths else None
+    queue = message.dead_letter_history[0].get("queue") if message.dead_letter_history else None
     return names.arn(queue) if isinstance(queue, str) else None
 
 

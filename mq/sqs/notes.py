@@ -1,4 +1,4 @@
-"""Notes of queues, for which mq has no settings: tags, and attributes that concern this door alone.
+"""Notes of queues, for which mq has no settings: tags, and attributes that concern this protocol alone.
 
 They are a part of the queue's own record (:data:`~mq.broker.settings.SQS`). So a queue is made together with them, they
 go with it, and those of a highly available queue are the cluster's.
@@ -25,7 +25,7 @@ class Notes(NamedTuple):
     """The notes of one queue.
 
     Attributes:
-        attributes: the door's own ones, as text by their names in SQS; absent ones are at their defaults.
+        attributes: the protocol's own ones, as text by their names in SQS; absent ones are at their defaults.
         tags: by key.
         modified: when SQS changed the queue for the last time, seconds since 1970; None for never.
     """

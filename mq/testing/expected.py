@@ -245,7 +245,7 @@ class Expected:
             self._history.violate(f"P3: {message.id} of {sent.queue} came out of {delivery.queue}")
         if delivery.queue == WORK and message.receives > MAX_RECEIVES:
             self._history.violate(f"deaths: {message.id} was received {message.receives} times, and is not dead")
-        told = [(death["queue"], death["reason"]) for death in message.deaths]
+        told = [(death["queue"], death["reason"]) for death in message.dead_letter_history]
         known = [[(WORK, "receives")], [(WORK, "expired")], *([[]] if self._scarce else [])]
         if delivery.queue == DEAD and told not in known:
             self._history.violate(f"deaths: {message.id} is dead and tells {told}")

@@ -1,4 +1,4 @@
-"""The HTTP door: its files, in reading order.
+"""The HTTP server: its files, in reading order.
 
 * ``exchange``: a request and a reply as plain values, and what answers a request: a handler.
 * ``operations``: an operation, a line of the table: path, right, handler, description.

@@ -108,7 +108,7 @@ async def _scrape(context: RequestContext) -> bytes:
     snapshot = Scrape(context.metrics.version, totals, queues, ready, None, now_ns, durations, connections, elsewhere)
     fates = {fate.value: context.schedules.fates[fate] for fate in Fate}
     snapshot = snapshot._replace(cluster=context.broker.membership, schedules=len(context.schedules), firings=fates)
-    snapshot = snapshot._replace(is_clock_doubted=bool(_doubt(context.broker)))
+    snapshot = snapshot._replace(is_clock_untrusted=bool(_doubt(context.broker)))
     budget = context.budget
     refused = {use.value: budget.refused[use] for use in Use if use not in ON_DISK}
     ended = {use.value: budget.ended[use] for use in Use}
@@ -161,11 +161,11 @@ async def clock(context: RequestContext) -> Reply:
     return document(
         200,
         {
-            "wall": shown_instant(status.wall_ns // 1_000_000),
-            "date": shown_instant(status.date_ns // 1_000_000),
+            "wall_time": shown_instant(status.wall_ns // 1_000_000),
+            "message_time": shown_instant(status.date_ns // 1_000_000),
             "steady_seconds_ahead": round((status.steady_ns - status.wall_ns) / 1e9, 3),
             "synchronised": status.is_synchronised,
-            "doubt": _doubt(context.broker) or None,
+            "problem": _doubt(context.broker) or None,
         },
     )
 
@@ -217,7 +217,7 @@ async def consumers_at_work(context: RequestContext) -> Reply:
         for consumer in connection.consumers():
             if not whose:
                 status = connection.status()
-                whose = {"connection": id, "door": status.door, "user": status.user, "address": status.address}
+                whose = {"connection": id, "protocol": status.protocol, "user": status.user, "address": status.address}
             yield {**whose, **_rounded(consumer._asdict())}
 
     return await _page(context, "consumers", shown)
@@ -239,10 +239,10 @@ async def close_connection(context: RequestContext) -> Reply:
 async def exchanges(context: RequestContext) -> Reply:
     """What is declared over AMQP."""
     found = await context.overview.exchanges.now()
-    there = {name: len(told) for name, told in found._asdict().items()}
+    total = {name: len(told) for name, told in found._asdict().items()}
     with JsonAnswer(context.memory) as answer:
         shown = {name: (each._asdict() for each in told[:MOST_DECLARED]) for name, told in found._asdict().items()}
-        await answer.write({"there": there, **shown})
+        await answer.write({"total": total, **shown})
         return answer.reply(NOT_CACHED)
 
 
@@ -395,7 +395,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/connections",
         Right.MONITOR,
         connections,
-        "who is connected, at all doors of this daemon",
+        "who is connected, over every protocol of this daemon",
         {200: Success("the oldest first", _listed("connections", "Connection"))},
         query=_PAGING,
     ),
@@ -415,7 +415,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.MONITOR,
         consumers_at_work,
         "who consumes over AMQP, and which requests wait for messages",
-        {200: Success("by connection, the oldest first", _listed("consumers", "ConsumerAtWork"))},
+        {200: Success("by connection, the oldest first", _listed("consumers", "ActiveConsumer"))},
         query=_PAGING,
     ),
     Operation(

@@ -114,7 +114,7 @@ class Authorizer(Handler):
             return problem(403, "a session needs its second secret for that, in X-CSRF-Token: load the page anew")
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
-            note("logout", door="http", address=request.address, user=session.user.name)
+            note("logout", protocol="http", address=request.address, user=session.user.name)
             return empty(200, NOT_CACHED, set_cookie(request, "", self._base_path))
         if rule.operation is not None and rule.operation.handle is show_session:
             return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
@@ -164,7 +164,9 @@ class Authorizer(Handler):
     def _note_refusal(self, rule: Rule, request: Request, user: User) -> None:
         asked = f"{request.method} {'' if rule.operation is None else rule.operation.path}".strip()
         names = {name: value for name, value in rule.about.items() if name != "id"}  # not a line for each message
-        self._logins.refusals.refused(door="http", address=request.address, user=user.name, operation=asked, **names)
+        self._logins.refusals.refused(
+            protocol="http", address=request.address, user=user.name, operation=asked, **names
+        )
 
     async def _reply_to(self, rule: Rule, request: Request, user: User) -> Reply:
         if not _allows(user, rule) and not _may_do_less(user, rule):
@@ -248,7 +250,7 @@ class Auditor(Handler):
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
     event = None if rule.operation is None else rule.operation.events.get(reply.status)
     if event is not None:
-        note(event, door="http", address=request.address, user=user, **rule.about)
+        note(event, protocol="http", address=request.address, user=user, **rule.about)
 
 
 def find_rule(method: str, segments: Sequence[str]) -> Rule:

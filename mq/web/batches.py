@@ -382,7 +382,7 @@ def written_line(entry: BatchEntry) -> str:
     """An entry as a line of JSON."""
     # Most entries have few members: formatting those by hand gives the same JSON faster.
     message = entry.message
-    if message.properties.attributes or message.deaths or entry.state or entry.sequence is not None:
+    if message.properties.attributes or message.dead_letter_history or entry.state or entry.sequence is not None:
         return f"{json.dumps(_line(entry))}\n"
     try:
         body = f'"body": {encode_basestring_ascii(entry.body.decode())}'
@@ -410,8 +410,8 @@ def said_of(entry: BatchEntry) -> dict[str, Any]:
         line["group"] = group
     if texts_of(message.properties.attributes):
         line["attributes"] = texts_of(message.properties.attributes)
-    if message.deaths:
-        line["deaths"] = list(message.deaths)
+    if message.dead_letter_history:
+        line["dead_letter_history"] = list(message.dead_letter_history)
     if entry.state:
         line["state"] = entry.state
     if entry.at_ms is not None:

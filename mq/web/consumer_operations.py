@@ -70,7 +70,7 @@ _NUMBER: Final = count(_INT64_MAX, 0)
 _BATCH: Final = Parameter("batch", count(_INT64_MAX), "the claim's number", is_needed=True)
 _EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
 _WITHIN: Final = Parameter(
-    "within", seconds(0, 3600), "seconds after which it is answered though messages are left to be removed"
+    "timeout", seconds(0, 3600), "seconds after which it is answered though messages are left to be removed"
 )
 _CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer's place where its rows go")
 
@@ -167,7 +167,7 @@ async def claim(context: RequestContext) -> Reply:
         most_bytes=query["max_bytes"],
         up_to=query["up_to"],
         lease=query["lease"],
-        regain=bool(query["regain"]),
+        regain=bool(query["reclaim"]),
     )
     if held is None:
         return empty(204, NOT_CACHED)
@@ -178,7 +178,7 @@ async def claim(context: RequestContext) -> Reply:
 async def read_claim(context: RequestContext) -> Reply:
     """Messages of a claim, which stay as they are."""
     queue, batch, epoch = QueueName(context.queue), context.query["batch"], context.query["epoch"]
-    start, stop, of = context.query["from"], context.query["to"], context.query["of"]
+    start, stop, of = context.query["from"], context.query["to"], context.query["expected"]
 
     async def read(start: int, most: int) -> Browsed:
         messages = await context.broker.claims.read(queue, context.id, batch, epoch, start, min(stop, start + most), of)
@@ -192,7 +192,9 @@ async def read_claim(context: RequestContext) -> Reply:
             queue, context.id, batch, epoch, start, stop, of, most=most, base=base, most_bytes=most_bytes
         )
 
-    here = f"/{queue}/consumers/{context.id}/claim?batch={batch}&epoch={epoch}" + ("" if of is None else f"&of={of}")
+    here = f"/{queue}/consumers/{context.id}/claim?batch={batch}&epoch={epoch}" + (
+        "" if of is None else f"&expected={of}"
+    )
     with MessagePage(context.memory, context.max_body) as page:
         after = await _gather(context, page, read, read_columns, start, lambda place, sequences: place + len(sequences))
         return _reply(context, page, f"{here}&from={after}&to={stop}" if after is not None and after < stop else None)
@@ -208,7 +210,7 @@ async def note_read(context: RequestContext) -> Reply:
         query["epoch"],
         query["from"],
         query["to"],
-        query["of"],
+        query["expected"],
         query["checkpoint"] or "",
     )
     return empty(200)
@@ -225,12 +227,12 @@ async def acknowledge_claim(context: RequestContext) -> Reply:
         if_read=bool(query["if_read"]),
         **_within(context),
     )
-    return document(202, {"left": left})
+    return document(202, {"remaining": left})
 
 
 def _within(context: RequestContext) -> dict[str, float]:
     """How long a removal may take, if the request says so."""
-    within = context.query["within"]
+    within = context.query["timeout"]
     return {} if within is None else {"within": within}
 
 
@@ -265,7 +267,9 @@ async def ranges(context: RequestContext) -> Reply:
     """A queue cut into parts."""
     found = await context.broker.browsing.ranges(QueueName(context.queue), context.query["parts"])
     with JsonAnswer(context.memory) as answer:
-        await answer.write({"messages": found.messages, "high": found.high, "bounds": iter(found.bounds)})
+        await answer.write(
+            {"messages": found.messages, "high_watermark": found.high_watermark, "bounds": iter(found.bounds)}
+        )
         return answer.reply()
 
 
@@ -381,7 +385,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {
             200: Success(
                 "the greatest sequence of each part",
-                as_json(record({"messages": COUNT, "high": COUNT, "bounds": {"type": "array", "items": COUNT}})),
+                as_json(
+                    record({"messages": COUNT, "high_watermark": COUNT, "bounds": {"type": "array", "items": COUNT}})
+                ),
             )
         },
         refusals=(404,),
@@ -449,7 +455,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("max_bytes", count(_INT64_MAX), "bytes of their bodies together, but for a single longer one"),
             Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
             Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
-            Parameter("regain", SWITCH, "whether it gets lost messages again that are ready by now"),
+            Parameter("reclaim", SWITCH, "whether it gets lost messages again that are ready by now"),
         ),
         is_of_messages=True,
     ),
@@ -466,7 +472,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _EPOCH,
             Parameter("from", _NUMBER, "the first place", 0),
             Parameter("to", _NUMBER, "the place after the last", LARGEST_CLAIM),
-            Parameter("of", _NUMBER, "how many messages the claim still has to have"),
+            Parameter("expected", _NUMBER, "how many messages the claim still has to have"),
             _PAGE,
         ),
     ),
@@ -483,7 +489,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _EPOCH,
             Parameter("from", _NUMBER, "the first place", is_needed=True),
             Parameter("to", _NUMBER, "the place after the last", is_needed=True),
-            Parameter("of", _NUMBER, "how many messages the claim had when they were read", is_needed=True),
+            Parameter("expected", _NUMBER, "how many messages the claim had when they were read", is_needed=True),
             _CHECKPOINT,
         ),
         is_of_messages=True,
@@ -494,7 +500,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.CONSUME,
         acknowledge_claim,
         "acknowledges a claim: all its messages are removed",
-        {202: Success("they go for good: how many are left to be removed", as_json(record({"left": COUNT})))},
+        {202: Success("they go for good: how many are left to be removed", as_json(record({"remaining": COUNT})))},
         refusals=(404, 409, 503),
         query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read"), _WITHIN),
         is_of_messages=True,

@@ -1,6 +1,6 @@
 """The endpoints: a request in, a reply out, without sockets or frameworks.
 
-Every door's server, fast or not, calls :class:`Endpoints`, so all give the same replies. Here are the table of all
+Every HTTP server, fast or not, calls :class:`Endpoints`, so all give the same replies. Here are the table of all
 operations, the router derived from it, and the strict subset of the seed MQ (``--strict``). The handlers are in
 the modules of their topics: :mod:`mq.web.queue_operations` and its neighbours.
 """
@@ -83,7 +83,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     *cluster_operations.OPERATIONS,
     *page_operations.OPERATIONS,
 )
-"""All operations of the HTTP door."""
+"""All operations of the HTTP server."""
 
 SEEDS: Final = frozenset(
     {
@@ -223,7 +223,7 @@ class Endpoints(Handler):
         max_body: the longest body of a message in bytes.
         metrics: what counts; must be an observer of the broker.
         budget: memory for batches; None for one of its own.
-        connections: of all doors; None for none.
+        connections: of all protocols; None for none.
         exchanges: tells what is declared over AMQP; None for nothing.
         schedules: those of this daemon; None for some that never fire.
         strict: only the seed's endpoints exist, without what mq adds to them.
@@ -299,7 +299,7 @@ class Endpoints(Handler):
 _Shared = tuple[
     BrokerAPI, Metrics, WaitingRequests, int, Budget, OpenConnections, Overview, Scheduler | ClusterSchedules
 ]
-"""What all requests of the door share, as each :class:`RequestContext` begins."""
+"""What all requests of the server share, as each :class:`RequestContext` begins."""
 
 
 class _Routed(Handler):

@@ -1,4 +1,4 @@
-"""A request and a reply as plain values, the same for every server of the door."""
+"""A request and a reply as plain values, the same for every HTTP server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STALLED_SECONDS: Final = 30
 SLOWEST_BYTES_PER_SECOND: Final = 1024
 """A body that arrives at least this fast is never too slow."""
 DISCARD_SECONDS: Final = 2
-"""How long a door goes on taking an unwanted body after its reply. If the socket were closed while the client still
+"""How long a server goes on taking an unwanted body after its reply. If the socket were closed while the client still
 sends, the client would lose the reply."""
 
 
@@ -78,8 +78,8 @@ class Request(NamedTuple):
         query: what followed the question mark, as it came.
         headers: by name in small letters.
         body: the bytes, once they are here; else chunks, in order. Those raise BodyIncomplete when the client ends
-            before their end, BodyTooSlow when it pauses for too long. What is not read here, the door discards for at
-            most DISCARD_SECONDS.
+            before their end, BodyTooSlow when it pauses for too long. What is not read here, the server discards for
+            at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
         on_hang_up: for a handler that makes the client wait.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
@@ -140,7 +140,7 @@ class Handler(Protocol):
     def for_head(self, head: RequestHead) -> Handler:
         """What answers all requests with this head, as :meth:`handle` does.
 
-        A guard that has nothing to say to them leaves itself out: doors remember heads, and pass it by.
+        A guard that has nothing to say to them leaves itself out: servers remember heads, and pass it by.
         """
         return self
 

@@ -111,7 +111,11 @@ class BrowserGuard(Handler):
         if refused.status == HTTPStatus.FORBIDDEN:
             origin, path = request.headers.get("origin"), request.path[:LONGEST_PATH].decode("latin-1")
             self._notes.refused(
-                door="http", address=request.address, operation=f"{request.method} {path}", why="page", origin=origin
+                protocol="http",
+                address=request.address,
+                operation=f"{request.method} {path}",
+                why="page",
+                origin=origin,
             )
         return refused._replace(body=b"") if request.method == "HEAD" else refused
 

@@ -1,4 +1,4 @@
-"""A connection of the HTTP door: its stream, its user, its waiting requests, and whether its client has hung up.
+"""A connection of the HTTP server: its stream, its user, its waiting requests, and whether its client has hung up.
 
 A connection ends once its client is silent for too long: one task watches all of them.
 
@@ -362,14 +362,14 @@ class HttpConnection:
         budget: has the memory that clients may take.
 
     Attributes:
-        door: "http".
+        protocol: "http".
         memory: what the client may reserve.
         user: the last one that logged in; None before.
         login: for the server that goes on behind the fast path; None in the fast path.
         scope: the task that serves the connection runs in it; :meth:`close` cancels it.
     """
 
-    door = "http"
+    protocol = "http"
 
     __slots__ = ("_began", "_peer", "_stream", "_waiting", "_waits", "login", "memory", "scope", "user")
 
@@ -409,7 +409,7 @@ class HttpConnection:
         """What there is to see of it now."""
         now, traffic = trio.current_time(), traffic_of(self._stream.socket)
         return ConnectionStatus(
-            door=self.door,
+            protocol=self.protocol,
             state="waiting" if self._waits else "open",
             address=self._peer.address,
             port=self._peer.port,

@@ -1,4 +1,4 @@
-"""The HTTP door described for programs: OpenAPI 3.1, made from the lines that the router goes by."""
+"""The HTTP server described for programs: OpenAPI 3.1, made from the lines that the router goes by."""
 
 from __future__ import annotations
 

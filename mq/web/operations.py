@@ -1,4 +1,4 @@
-"""An operation of the HTTP door: one line of the table, with its path, its right, its handler and its description.
+"""An operation of the HTTP server: one line of the table, with its path, its right, its handler and its description.
 
 The router, the authorizer and the description for programs (:mod:`mq.web.openapi`) are derived from the same lines:
 what a line does not name is refused, and what it names is described.
@@ -49,7 +49,7 @@ ANY_SEGMENT: Final = (
 
 
 class RequestContext(NamedTuple):
-    """What a handler gets: the request with its checked query, and what all requests of the door share.
+    """What a handler gets: the request with its checked query, and what all requests of the server share.
 
     Attributes:
         broker: an open one.
@@ -57,7 +57,7 @@ class RequestContext(NamedTuple):
         waits: the requests that wait for messages.
         max_body: the longest body of a message in bytes.
         budget: the memory that all clients share.
-        connections: of all doors.
+        connections: of all protocols.
         overview: all queues as of late.
         schedules: of this daemon.
         request: as it came.

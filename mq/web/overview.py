@@ -138,7 +138,7 @@ class Overview:
             found[patterns] = VisibleQueues(statuses, ready, leased, delayed, dead)
         return found[patterns]
 
-    async def takes_dead_letters(self, queue: str) -> bool:
+    async def is_dead_letter_queue(self, queue: str) -> bool:
         """Whether some queue sent its dead letters to this one, a moment ago. Costs next to nothing a second: a view of
         one queue must not count ten thousand others each time."""
         if trio.current_time() >= self._good_until + TARGETS_SECONDS:

@@ -70,7 +70,7 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         "size": message.body.size,
         "content_type": content_type_of(message.properties.attributes),
         "attributes": {name: text[:LONGEST_TEXT] for name, text in texts_of(message.properties.attributes).items()},
-        "deaths": list(message.deaths),
+        "dead_letter_history": list(message.dead_letter_history),
     }
     if (codings := codings_of(message.properties.attributes)) is not None:
         shown["content_encoding"] = codings
@@ -78,8 +78,8 @@ async def _preview(seen: Seen) -> dict[str, Any]:
         shown["group"] = group
     if seen.at_ms is not None:
         shown["at_ms"] = seen.at_ms
-    if seen.held_by is not None:
-        shown["held_by"] = seen.held_by
+    if seen.leased_by is not None:
+        shown["leased_by"] = seen.leased_by
     try:
         beginning = await _beginning(message.body)
     except CorruptMessage as error:
@@ -129,7 +129,7 @@ async def page_file(context: RequestContext) -> Reply:
 QUEUES: Final = "queues"
 ONE_QUEUE: Final = "queue"
 
-_RATES: Final = {"published": Flow.PUBLISH, "delivered": Flow.DELIVER, "died": Flow.DIE}
+_RATES: Final = {"published": Flow.PUBLISH, "delivered": Flow.DELIVER, "dead_lettered": Flow.DEAD_LETTER}
 """What a list says of how much happens."""
 
 
@@ -199,7 +199,7 @@ def _queue_feed(context: RequestContext) -> EventFeed:
             "name": queue,
             "settings": status.settings.values(),
             "consumers": context.connections.consumers(queue),
-            "takes_dead_letters": await context.overview.takes_dead_letters(queue),
+            "is_dead_letter_queue": await context.overview.is_dead_letter_queue(queue),
             **_counts(status),
         }
 

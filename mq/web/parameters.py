@@ -179,7 +179,7 @@ _KNOWN_HEADERS: Final = (
     "X-Message-Attribute-NAME"
 )
 OF_ANSWERS: Final = frozenset(
-    f"x-message-{what}" for what in ("id", "receives", "lease", "deaths", "state", "sequence")
+    f"x-message-{what}" for what in ("id", "receives", "lease", "dead-letter-history", "state", "sequence")
 )
 """What an answer says of a message: its parts may come in again as they are."""
 MESSAGE_TIMES: Final = (MESSAGE_DELAY, MESSAGE_AT, MESSAGE_TTL)
@@ -333,7 +333,7 @@ def content_type_of(attributes: Mapping[str, Any]) -> str:
     value = attributes.get("content_type")
     if isinstance(value, str) and value and _HEADER_VALUE.fullmatch(value):
         return value
-    return DEFAULT_CONTENT_TYPE  # none was given, or one from another door that no header can carry
+    return DEFAULT_CONTENT_TYPE  # none was given, or one from another protocol that no header can carry
 
 
 def codings_of(attributes: Mapping[str, Any]) -> str | None:
@@ -368,8 +368,8 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     group = group_of(message.properties.attributes)
     if group is not None:
         headers.append(("x-message-group", group))
-    if message.deaths:
-        headers.append(("x-message-deaths", json.dumps(list(message.deaths))))
+    if message.dead_letter_history:
+        headers.append(("x-message-dead-letter-history", json.dumps(list(message.dead_letter_history))))
     for name, text in texts_of(message.properties.attributes).items():
         value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
@@ -400,7 +400,7 @@ def _to_header(text: str) -> str | None:
 
 # The trace of a publish (W3C Trace Context, level 1)
 #
-# It is two attributes of a message, so every door gives them back. Tracing never refuses a publish: what cannot be
+# It is two attributes of a message, so every protocol gives them back. Tracing never refuses a publish: what cannot be
 # read, or has no room, is left out.
 
 _IDS: Final = "(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"

@@ -35,7 +35,10 @@ COUNTED: Final = {
     Kind.REQUEUE: ("mq_messages_requeued", "messages that came back unacknowledged: their lease or connection ended"),
     Kind.REMOVE: ("mq_messages_removed", "messages that were acknowledged or removed"),
     Kind.EXPIRE: ("mq_messages_expired", "messages whose time to live ended, and that have no dead-letter queue"),
-    Kind.DIE: ("mq_messages_died", "messages that went to a dead-letter queue, counted where they died"),
+    Kind.DEAD_LETTER: (
+        "mq_messages_dead_lettered",
+        "messages that went to a dead-letter queue, counted where they died",
+    ),
     Kind.REROUTE: ("mq_messages_moved", "messages that a client moved to another queue"),
 }
 """Transitions that are shown: the name of the counter, without its ``_total``, and its help."""
@@ -46,7 +49,7 @@ TIMED: Final = {
         "mq_publish_seconds",
         "time from a publish, of one message or a batch, to its answer, in the broker",
     ),
-    Span.BARRIER.value: ("mq_barrier_seconds", "time until a batch that was given to the store was durable"),
+    Span.COMMIT.value: ("mq_commit_seconds", "time until a batch that was given to the store was durable"),
     STEP: ("mq_event_loop_step_seconds", "length of a pass of the event loop: a step of each ready task"),
     DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message at each delivery, its delay included"),
 }
@@ -64,7 +67,7 @@ class Scrape(NamedTuple):
         room: of the root's file system; None where the store has none.
         now_ns: nanoseconds since 1970.
         durations: how long things took, by name.
-        connections: how many are open at each door.
+        connections: how many are open over each protocol.
         led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
         schedules: how many there are.
         firings: how many of their firings were published, skipped, or failed.
@@ -75,7 +78,7 @@ class Scrape(NamedTuple):
         disk_refused: how often they were refused more.
         limit_refused: how often limits of users were in the way, by the limit.
         slow_ended: how often slow clients had to give it up, by what it was for.
-        is_clock_doubted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
+        is_clock_untrusted: whether the wall clock is in doubt, so that nothing expires and no schedule fires.
         health: what the store knows of damage; None where it finds none by itself.
     """
 
@@ -97,7 +100,7 @@ class Scrape(NamedTuple):
     disk_refused: int = 0
     limit_refused: Mapping[str, int] = {}
     slow_ended: Mapping[str, int] = {}
-    is_clock_doubted: bool = False
+    is_clock_untrusted: bool = False
     health: Health | None = None
 
 
@@ -121,17 +124,17 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
     yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
-        "mq_clock_doubted",
+        "mq_clock_untrusted",
         "1 while the wall clock is in doubt: nothing expires, no schedule fires",
-        float(snapshot.is_clock_doubted),
+        float(snapshot.is_clock_untrusted),
     )
     yield GaugeMetricFamily("mq_queues", "queues there are", len(snapshot.queues))
-    connections = GaugeMetricFamily("mq_connections", "connections that are open", labels=["door"])
-    for door, count in snapshot.connections.items():
-        connections.add_metric([door], count)
+    connections = GaugeMetricFamily("mq_connections", "connections that are open", labels=["protocol"])
+    for protocol, count in snapshot.connections.items():
+        connections.add_metric([protocol], count)
     yield connections
     yield GaugeMetricFamily("mq_schedules", "schedules there are", snapshot.schedules)
-    firings = CounterMetricFamily("mq_schedule_firings", "firings of schedules", labels=["fate"])
+    firings = CounterMetricFamily("mq_schedule_firings", "firings of schedules", labels=["outcome"])
     for fate, count in snapshot.firings.items():
         firings.add_metric([fate], count)
     yield firings
@@ -147,7 +150,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_staging_limit_bytes", "disk that they may reserve together", limit)
     yield CounterMetricFamily("mq_staging_refusals", "times that disk was refused to them", snapshot.disk_refused)
     text = "times that a slow client had to give up its memory or disk, for others wanted it"
-    ended = CounterMetricFamily("mq_slow_clients_ended", text, labels=["use"])
+    ended = CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"])
     for use, count in snapshot.slow_ended.items():
         ended.add_metric([use], count)
     yield ended
@@ -170,18 +173,18 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
 
 def _of_health(health: Health) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "mq_store_damages",
+        "mq_store_damaged_files",
         "records, folders and other files found lost or unreadable at the start",
         len(health.damages),
     )
     yield GaugeMetricFamily("mq_messages_damaged", "messages found damaged since the start", len(health.damaged))
     yield GaugeMetricFamily("mq_messages_torn", "torn messages, never confirmed, that the start took away", health.torn)
-    yield GaugeMetricFamily("mq_store_foreign_names", "names in the root that are not mq's, left alone", health.skipped)
+    yield GaugeMetricFamily("mq_store_foreign_files", "names in the root that are not mq's, left alone", health.skipped)
     yield CounterMetricFamily("mq_messages_unchecked", "reads of messages without a checksum", health.unchecked)
     yield CounterMetricFamily("mq_messages_verified", "messages that the background check has read", health.verified)
     yield GaugeMetricFamily("mq_check_progress_ratio", "part of the background check's pass done", health.progress)
     yield GaugeMetricFamily(
-        "mq_check_ended_timestamp_seconds",
+        "mq_check_completed_timestamp_seconds",
         "when the last complete pass ended; 0 before the first",
         health.ended_seconds,
     )
@@ -212,22 +215,24 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     """What a node of a cluster tells; nothing where there is none."""
     if not seen.node:
         return
-    is_master, left = seen.role == "master", seen.lease_left_seconds or 0.0
+    is_master, left = seen.role == "master", seen.lease_remaining_seconds or 0.0
     yield GaugeMetricFamily("mq_cluster_members", "nodes that are members of the cluster now", len(seen.nodes))
     yield GaugeMetricFamily("mq_cluster_master", "1 while this node is master, else 0", float(is_master))
-    yield GaugeMetricFamily("mq_cluster_served", "1 while a node serves the cluster's queues", float(seen.is_served))
+    yield GaugeMetricFamily(
+        "mq_cluster_available", "1 while a node serves the cluster's queues", float(seen.is_available)
+    )
     yield CounterMetricFamily("mq_cluster_failovers", "new masters since the start of this node", value=seen.failovers)
-    yield GaugeMetricFamily("mq_cluster_lease_left_seconds", "how long this node certainly stays a member", left)
+    yield GaugeMetricFamily("mq_cluster_lease_remaining_seconds", "how long this node certainly stays a member", left)
     up = GaugeMetricFamily("mq_cluster_link_up", "1 while the link to a neighbor holds", labels=["neighbor"])
-    heard = GaugeMetricFamily("mq_cluster_link_heard", "1 while its link to this node does", labels=["neighbor"])
+    heard = GaugeMetricFamily("mq_cluster_link_inbound_up", "1 while its link to this node does", labels=["neighbor"])
     lag = GaugeMetricFamily(
-        "mq_cluster_link_lag_seconds", "how long a neighbor takes for an answer", labels=["neighbor"]
+        "mq_cluster_link_latency_seconds", "how long a neighbor takes for an answer", labels=["neighbor"]
     )
     for link in seen.links:
         up.add_metric([link.address], float(link.is_up))
-        heard.add_metric([link.address], float(link.is_heard))
-        if link.lag_seconds is not None:
-            lag.add_metric([link.address], link.lag_seconds)
+        heard.add_metric([link.address], float(link.is_inbound_up))
+        if link.latency_seconds is not None:
+            lag.add_metric([link.address], link.latency_seconds)
     yield from (up, heard, lag)
 
 

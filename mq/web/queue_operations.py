@@ -73,7 +73,7 @@ async def redrive(context: RequestContext) -> Reply:
         raise InvalidRequest("ids must be a list of message ids")
     target = None if to is None else check_value("to", to, QUEUE)
     moved, left = await context.broker.redrive(context.queue, target, most, ids)
-    return document(200, {"moved": moved, "left": left})
+    return document(200, {"moved": moved, "remaining": left})
 
 
 _NAMED: Final = as_json(record({"name": QUEUE.schema}))
@@ -113,7 +113,7 @@ async def _write_rates(context: RequestContext, everyone: Sequence[QueueStatus],
         {
             **_row(status, metrics, has_history=bool(query["history"])),
             "consumers": consumers(status.name),
-            "takes_dead_letters": status.name in dead_letter_queues,
+            "is_dead_letter_queue": status.name in dead_letter_queues,
         }
         for status in matching[start : start + query["max"]]
     )
@@ -121,7 +121,7 @@ async def _write_rates(context: RequestContext, everyone: Sequence[QueueStatus],
     totals = {name: sum(getattr(status, name) for status in matching) for name in _DEPTHS}
     document_of_all = {
         "queues": rows,
-        "there": len(everyone),
+        "total": len(everyone),
         "matching": len(matching),
         **totals,
         "per_second": _per_second(metrics.all(), uptime),
@@ -275,7 +275,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.CONFIGURE,
         redrive,
         "moves messages back from where they died, or elsewhere",
-        {200: Success("how many went, and how many are left", as_json(record({"moved": COUNT, "left": COUNT})))},
+        {200: Success("how many went, and how many are left", as_json(record({"moved": COUNT, "remaining": COUNT})))},
         refusals=(404, 408, 413, 503),
         body=as_json(reference("Redrive")),
         needs_body=False,

@@ -51,7 +51,7 @@ MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "X-Message-Receives": ("how often it has been handed out", {"type": "integer", "minimum": 0}),
     "X-Message-Lease": ("seconds for which that delivery holds it", VISIBILITY.schema),
     "X-Message-Group": ("its message group, where its publisher named one", GROUP.schema),
-    "X-Message-Deaths": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
+    "X-Message-Dead-Letter-History": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
     "traceparent": ("the trace that it belongs to, where it was published in one", {"type": "string"}),
     "tracestate": ("what tracing systems add to it", {"type": "string"}),
 }
@@ -311,7 +311,7 @@ class StreamedPage:
 
 def _beside(message: Message) -> int:
     """About how much memory a message takes beside its body."""
-    attributes, deaths = message.properties.attributes, message.deaths
+    attributes, deaths = message.properties.attributes, message.dead_letter_history
     if not attributes and not deaths:
         return _ENTRY_BYTES
     return _ENTRY_BYTES + _WRITTEN * (len(json.dumps(attributes)) + len(json.dumps(deaths)))

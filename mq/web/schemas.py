@@ -92,18 +92,18 @@ _POSITION: Final = {
     "messages": COUNT,
     "read": COUNT,
     "checkpoint": or_null(TEXT),
-    "high": COUNT,
+    "high_watermark": COUNT,
     "incarnation": COUNT,
-    "left": COUNT,
+    "remaining": COUNT,
 }
 
 _VISIBILITY: Final = record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}})
 _SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
-_DOOR: Final[Schema] = {"type": "string", "enum": ["http", "amqp"]}
+_PROTOCOL: Final[Schema] = {"type": "string", "enum": ["http", "amqp"]}
 _CONNECTION: Final = record(
     {
         "id": TEXT,
-        "door": _DOOR,
+        "protocol": _PROTOCOL,
         "state": TEXT,
         "address": TEXT,
         "port": COUNT,
@@ -122,14 +122,14 @@ _CONNECTION: Final = record(
 _CONSUMER_AT_WORK: Final = record(
     {
         "connection": TEXT,
-        "door": _DOOR,
+        "protocol": _PROTOCOL,
         "user": or_null(TEXT),
         "address": TEXT,
         "queue": QUEUE.schema,
         "tag": or_null(TEXT),
         "channel": or_null(COUNT),
         "prefetch": or_null(COUNT),
-        "acknowledges": {"type": "boolean"},
+        "ack_required": {"type": "boolean"},
         "unacknowledged": COUNT,
         "delivered": COUNT,
         "delivered_per_second": {"type": "number", "minimum": 0},
@@ -159,14 +159,14 @@ _RATES_OF_QUEUES: Final = record(
                     "paused": {"type": "boolean"},
                     "publish_paused": {"type": "boolean"},
                     "dead_letter_queue": or_null(QUEUE.schema),
-                    "takes_dead_letters": {"type": "boolean"},
+                    "is_dead_letter_queue": {"type": "boolean"},
                     "consumers": COUNT,
                     "per_second": _PER_SECOND,
                 },
                 {"messages": _BY_MINUTE},
             ),
         },
-        "there": COUNT,
+        "total": COUNT,
         "matching": COUNT,
         "ready": COUNT,
         "leased": COUNT,
@@ -193,11 +193,11 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "LoggingChange": record({}, {"level": or_null(LEVEL.schema), "requests": or_null(SWITCH.schema)}),
     "Clock": record(
         {
-            "wall": TIME.schema,
-            "date": TIME.schema,
+            "wall_time": TIME.schema,
+            "message_time": TIME.schema,
             "steady_seconds_ahead": {"type": "number"},
             "synchronised": SWITCH.schema,
-            "doubt": or_null(TEXT),
+            "problem": or_null(TEXT),
         }
     ),
     "ClockChange": record({}, {"trusted": or_null(SWITCH.schema)}),
@@ -259,14 +259,14 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "lease": VISIBILITY.schema,
             "group": GROUP.schema,
             "attributes": _TEXTS,
-            "deaths": {"type": "array", "items": reference("Death")},
+            "dead_letter_history": {"type": "array", "items": reference("DeadLetterEvent")},
             "state": STATE.schema,
             "at": TIME.schema,
             "sequence": COUNT,
         },
     )
     | _ONE_BODY,
-    "Death": record(
+    "DeadLetterEvent": record(
         {"queue": QUEUE.schema, "reason": TEXT, "receives": COUNT, "time": {"type": "number"}}, {"error": TEXT}
     ),
     "Removal": record({"id": TEXT}, {"receipt": or_null(TEXT)}),
@@ -283,10 +283,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "state": {"type": "string", "enum": ["open", "committed", "done", "aborted"]},
             "queues": {"type": "array", "items": QUEUE.schema},
             "rows": COUNT,
-            "again": or_null(COUNT),
+            "duplicates": or_null(COUNT),
         }
     ),
-    "ConsumerAtWork": _CONSUMER_AT_WORK,
+    "ActiveConsumer": _CONSUMER_AT_WORK,
     "Claim": record(
         {
             "batch": COUNT,
@@ -295,7 +295,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "first": or_null(COUNT),
             "last": or_null(COUNT),
             "missing": {"type": "object", "additionalProperties": COUNT},
-            "ended": {"type": "boolean"},
+            "lease_expired": {"type": "boolean"},
         }
     ),
     "Cluster": record(
@@ -314,14 +314,14 @@ SCHEMAS: Final[dict[str, Schema]] = {
                 ),
             },
             "queues": COUNT,
-            "is_served": {"type": "boolean"},
+            "is_available": {"type": "boolean"},
             "term": COUNT,
             "failovers": COUNT,
             "voters": COUNT,
             "is_draining": {"type": "boolean"},
             "own_queues": COUNT,
             "lease_seconds": {"type": "number", "minimum": 0},
-            "lease_left_seconds": {"type": ["number", "null"], "minimum": 0},
+            "lease_remaining_seconds": {"type": ["number", "null"], "minimum": 0},
             "links": {
                 "type": "array",
                 "items": record(
@@ -329,8 +329,8 @@ SCHEMAS: Final[dict[str, Schema]] = {
                         "address": TEXT,
                         "node": TEXT,
                         "is_up": {"type": "boolean"},
-                        "is_heard": {"type": "boolean"},
-                        "lag_seconds": {"type": ["number", "null"], "minimum": 0},
+                        "is_inbound_up": {"type": "boolean"},
+                        "latency_seconds": {"type": ["number", "null"], "minimum": 0},
                     }
                 ),
             },
@@ -355,7 +355,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "NodeMove": record({"node": TEXT, "address": TEXT}),
     "Declared": record(
         {
-            "there": record({"exchanges": COUNT, "bindings": COUNT, "dead_letters": COUNT}),
+            "total": record({"exchanges": COUNT, "bindings": COUNT, "dead_letters": COUNT}),
             "exchanges": _list_of(
                 {"vhost": TEXT, "name": TEXT, "kind": TEXT, "durable": {"type": "boolean"}},
             ),
@@ -410,7 +410,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "size": COUNT,
             "content_type": TEXT,
             "attributes": _TEXTS,
-            "deaths": {"type": "array", "items": reference("Death")},
+            "dead_letter_history": {"type": "array", "items": reference("DeadLetterEvent")},
         },
         {
             "text": TEXT,
@@ -418,7 +418,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "damage": TEXT,
             "group": GROUP.schema,
             "at_ms": COUNT,
-            "held_by": {"type": "string", "enum": ["connection", "consumer"]},
+            "leased_by": {"type": "string", "enum": ["connection", "consumer"]},
             "content_encoding": TEXT,
         },
     ),

@@ -89,8 +89,8 @@ async def serve(
         port: 0 takes a free one.
         stop: returns when it is time to stop.
         certificates: with them TLS is spoken, and nothing else.
-        crowd: says which address has too many connections; None counts those of this door alone.
-        seen: has the connections of all doors; None where they are not looked at.
+        crowd: says which address has too many connections; None counts those of this server alone.
+        seen: has the connections of all protocols; None where they are not looked at.
         budget: the memory that clients of all protocols share; None makes one for this server.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         shares_port: other processes may listen there too, if they say the same.
@@ -140,7 +140,7 @@ async def serve_socket(
         path: of the socket.
         mode: of the socket's file: write permission lets a user connect.
         stop: returns when it is time to stop.
-        seen: has the connections of all doors; None where they are not looked at.
+        seen: has the connections of all protocols; None where they are not looked at.
         budget: the memory that clients of all protocols share; None makes one for this server.
         fast_lane: whether plain HTTP/1.1 requests pass Hypercorn by.
         keep_alive_seconds: how long a connection waits for its next request.

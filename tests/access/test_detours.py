@@ -62,7 +62,7 @@ OVER_HTTP: Final[tuple[tuple[str, ...], ...]] = (
     ("GET /secret/consumers",),
     ("POST /secret/consumers/c", "PUT /secret/consumers/c/claim?batch=1&epoch=1"),
     ("GET /secret/consumers/c/claim?batch=1&epoch=1",),
-    ("POST /secret/consumers/c/claim?batch=1&epoch=1&of=1",),
+    ("POST /secret/consumers/c/claim?batch=1&epoch=1&expected=1",),
     ("DELETE /secret/consumers/c/claim?batch=1&epoch=1",),
     ("DELETE /secret/consumers/c",),
     ('POST /secret/redrive {"to": "mine"}',),

@@ -24,7 +24,7 @@ async def test_its_channels_and_consumers(autojump_clock: MockClock, house: Hous
     await house.broker.publish("other", b"x")
     await trio.sleep(10)
     status = connection.status()
-    assert (status.door, status.state, status.user, status.vhost) == ("amqp", "open", None, "/")
+    assert (status.protocol, status.state, status.user, status.vhost) == ("amqp", "open", None, "/")
     assert status.channels == (ChannelStatus(1, 1, 0), ChannelStatus(7, 1, 2))
     assert status.open_seconds >= 30
     slow, greedy = connection.consumers()
@@ -33,7 +33,7 @@ async def test_its_channels_and_consumers(autojump_clock: MockClock, house: Hous
     assert slow.delivered_per_second == pytest.approx(2 / slow.open_seconds)
     assert 9 < slow.idle_seconds <= 10
     assert slow.open_seconds >= 30
-    assert (greedy.queue, greedy.prefetch, greedy.acknowledges) == ("other", 0, False)
+    assert (greedy.queue, greedy.prefetch, greedy.ack_required) == ("other", 0, False)
     assert (greedy.unacknowledged, greedy.delivered) == (0, 1)
 
 

@@ -236,7 +236,7 @@ async def test_what_a_claim_had_too_often_dies_when_its_lease_ends(broker: Broke
     await trio.sleep(20)
     assert [(await broker.status(queue))[2:5] for queue in ("q", "dead")] == [(0, 0, 0), (2, 0, 0)]
     for message in await broker.fetch_many("dead", 2):
-        assert [(death["reason"], death["receives"]) for death in message.deaths] == [("receives", 2)]
+        assert [(death["reason"], death["receives"]) for death in message.dead_letter_history] == [("receives", 2)]
         await message.body.aclose()
 
 

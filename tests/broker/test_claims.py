@@ -494,13 +494,13 @@ async def test_a_claim_goes_up_to_a_sequence(broker: Broker) -> None:
     await fill(broker, 5)
     standing = await broker.claims.start("q", "c")
     await fill(broker, 5, start=5)
-    held = await broker.claims.claim("q", "c", 1, standing.epoch, up_to=standing.high)
+    held = await broker.claims.claim("q", "c", 1, standing.epoch, up_to=standing.high_watermark)
     assert held is not None
     assert held.messages == 5
     assert held.last is not None
-    assert held.last <= standing.high
+    assert held.last <= standing.high_watermark
     await broker.claims.acknowledge("q", "c", 1, standing.epoch)
-    assert await broker.claims.claim("q", "c", 2, standing.epoch, up_to=standing.high) is None
+    assert await broker.claims.claim("q", "c", 2, standing.epoch, up_to=standing.high_watermark) is None
 
 
 @pytest.mark.slow
@@ -882,7 +882,7 @@ async def test_ranges_cover_everything_once(broker: Broker) -> None:
     bodies = await fill(broker, 10)
     ranges = await broker.browsing.ranges("q", 3)
     assert (ranges.messages, len(ranges.bounds)) == (10, 3)
-    assert ranges.high > ranges.bounds[-1]
+    assert ranges.high_watermark > ranges.bounds[-1]
     await fill(broker, 2, start=10)
     found, after = [], 0
     for bound in ranges.bounds:
@@ -942,7 +942,7 @@ async def test_claim_says_where_each_lost_message_is(broker: Broker) -> None:
     await broker.remove("q", removed.id, receipt=removed.receipt)
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
-    assert (held.messages, held.lost, held.ended) == (1, 3, True)
+    assert (held.messages, held.lost, held.lease_expired) == (1, 3, True)
     assert held.missing == {LostTo.LEASED: 1, LostTo.DELAYED: 1, LostTo.REMOVED: 1}
     await broker.requeue("q", leased.id, receipt=leased.receipt)
     again = await broker.claims.claim("q", "c", 1, epoch)
@@ -968,7 +968,7 @@ async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_no
     await broker.remove("q", first.id)
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
-    assert (held.messages, held.missing, held.ended) == (2, {LostTo.REMOVED: 1}, False)
+    assert (held.messages, held.missing, held.lease_expired) == (2, {LostTo.REMOVED: 1}, False)
 
 
 @pytest.mark.parametrize("lease", [1.0, 3600.0])
@@ -1019,7 +1019,7 @@ async def test_lost_messages_are_known_after_a_restart(wall_clock: WallClock) ->
     async with open_broker(storage) as broker:
         held = await broker.claims.claim("q", "c", 1, epoch, regain=True)
         assert held is not None
-        assert (held.messages, held.missing, held.ended) == (2, {LostTo.LEASED: 2}, True)
+        assert (held.messages, held.missing, held.lease_expired) == (2, {LostTo.LEASED: 2}, True)
         assert await read(broker, 1, epoch) == ["000002", "000003"]
         await broker.claims.acknowledge("q", "c", 1, epoch)
         assert len(everything(broker)) == 2  # what was lost is not touched
@@ -1040,10 +1040,10 @@ async def test_acknowledgement_returns_in_time_and_goes_on_when_it_is_repeated(w
             before = left
             left = await broker.claims.acknowledge("q", "c", 1, epoch, within=0.1)
             assert left < before
-            assert (await broker.claims.consumer("q", "c")).left == left
+            assert (await broker.claims.consumer("q", "c")).remaining == left
             assert await broker.fetch("q") is None  # what is left is in no other consumer's hands
             position = await broker.claims.start("q", "c", within=0.0)
-            epoch, left = position.epoch, position.left
+            epoch, left = position.epoch, position.remaining
         assert trio.current_time() > begun
         assert not everything(broker)
         assert await broker.claims.claim("q", "c", 2, epoch) is None
@@ -1058,4 +1058,4 @@ async def test_messages_left_of_an_acknowledgement_are_removed_by_a_restart(wall
         assert await broker.claims.acknowledge("q", "c", 1, epoch, within=0.0) > 0
     async with open_broker(storage) as broker:
         assert not everything(broker)
-        assert (await broker.claims.consumer("q", "c")).left == 0
+        assert (await broker.claims.consumer("q", "c")).remaining == 0

@@ -61,7 +61,7 @@ async def test_what_dies_after_the_clock_was_set_is_in_the_dead_letter_queue(
         await trio.sleep(40)
         message = await broker.fetch("dead")
         assert message is not None
-        assert [death["queue"] for death in message.deaths] == ["q"]
+        assert [death["queue"] for death in message.dead_letter_history] == ["q"]
         await trio.sleep(40)
         assert (await broker.redrive("dead", to="q")).moved == 1
         assert await take(broker) == b"x"

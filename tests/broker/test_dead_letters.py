@@ -35,7 +35,7 @@ async def dead(broker: Broker, queue: str = "dead") -> Message:
 
 
 def told(message: Message) -> list[tuple[str, str, int]]:
-    return [(death["queue"], death["reason"], death["receives"]) for death in message.deaths]
+    return [(death["queue"], death["reason"], death["receives"]) for death in message.dead_letter_history]
 
 
 @pytest.mark.parametrize("way", ["timer", "nack", "extend"])
@@ -60,7 +60,7 @@ async def test_a_message_dies_after_so_many_leases(broker: Broker, way: str, mos
     assert (message.id, message.receives, await message.body.read()) == (id, 1, b"x")
     assert message.properties.attributes == {"n": 1}
     assert told(message) == [("q", "receives", most)]
-    assert message.deaths[0]["time"] == pytest.approx(START_NS / 1e9 + trio.current_time(), abs=1)
+    assert message.dead_letter_history[0]["time"] == pytest.approx(START_NS / 1e9 + trio.current_time(), abs=1)
 
 
 async def test_what_expires_dies_where_there_is_a_queue_for_the_dead(broker: Broker, observer: Legal) -> None:
@@ -72,7 +72,7 @@ async def test_what_expires_dies_where_there_is_a_queue_for_the_dead(broker: Bro
     assert told(await dead(broker)) == [("q", "expired", 0)]
     assert await take(broker, "alone") is None
     kinds = [(seen.kind, seen.destination) for seen in observer.seen]
-    assert (Kind.DIE, "dead") in kinds
+    assert (Kind.DEAD_LETTER, "dead") in kinds
     assert (Kind.EXPIRE, None) in kinds
 
 

@@ -182,5 +182,5 @@ async def test_a_dead_letter_of_which_nobody_knows_whether_it_was_noted_is_tried
         assert not refused
         message = await broker.fetch("dead")
         assert message is not None
-        assert [death["reason"] for death in message.deaths] == ["receives"]
+        assert [death["reason"] for death in message.dead_letter_history] == ["receives"]
         await message.body.aclose()

@@ -168,7 +168,7 @@ async def test_what_is_dropped_goes_to_the_dead_letter_queue(broker: Broker) -> 
     message = await broker.fetch("dead")
     assert message is not None
     assert await message.body.read() == b"old"
-    assert [(death["queue"], death["reason"]) for death in message.deaths] == [("q", "dropped")]
+    assert [(death["queue"], death["reason"]) for death in message.dead_letter_history] == [("q", "dropped")]
 
 
 # Redrives

@@ -43,7 +43,7 @@ async def test_what_is_taken_tells_how_often_it_was_received_and_how_it_died(bro
     message = await broker.take("dead")
     assert message is not None
     assert message.receives == 3
-    assert [death["reason"] for death in message.deaths] == ["expired"]
+    assert [death["reason"] for death in message.dead_letter_history] == ["expired"]
 
 
 async def test_takes_wait_and_share_messages_with_fetches_in_their_turn(broker: Broker) -> None:
@@ -109,7 +109,7 @@ async def test_what_waits_or_is_leased_tells_when_it_can_be_fetched_again(broker
     await broker.publish("q", b"also ready")
     await wait_all_tasks_blocked()
     seen = [each for state in ("ready", "leased", "delayed") for each in await broker.peek("q", state=state)]
-    holders = {each.message.id: (each.held_by, each.message.receives) for each in seen if each.state == "leased"}
+    holders = {each.message.id: (each.leased_by, each.message.receives) for each in seen if each.state == "leased"}
     assert holders == {leased: (None, 1), ready: ("connection", 1)}
     after = {each.message.id: None if each.at_ms is None else each.at_ms - START_NS // 10**6 for each in seen}
     assert after.pop(leased) == (20 + MARGIN_SECONDS) * 1000

@@ -135,7 +135,9 @@ async def test_the_last_reason_is_told_among_the_dead(broker: Broker) -> None:
         message = await lent(broker)
         await broker.requeue("q", id, receipt=message.receipt, delay=None, reason=reason)
     [seen] = await broker.peek("dead")
-    assert [(death["reason"], death["error"]) for death in seen.message.deaths] == [("receives", "the second")]
+    assert [(death["reason"], death["error"]) for death in seen.message.dead_letter_history] == [
+        ("receives", "the second")
+    ]
 
 
 async def test_a_reason_is_kept_over_a_restart_until_it_dies_of_a_lease(disk_address: str, opened: Opener) -> None:
@@ -149,7 +151,7 @@ async def test_a_reason_is_kept_over_a_restart_until_it_dies_of_a_lease(disk_add
         await lent(broker)
         await trio.sleep(31)
         [seen] = await broker.peek("dead")
-        assert [death["error"] for death in seen.message.deaths] == ["out of paper"]
+        assert [death["error"] for death in seen.message.dead_letter_history] == ["out of paper"]
 
 
 async def test_a_worn_out_message_dies_at_once_and_does_not_wait(broker: Broker) -> None:

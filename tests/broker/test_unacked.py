@@ -120,7 +120,7 @@ async def test_what_is_rejected_goes_to_the_dead_letters_with_its_history(broker
     await publish(broker, b"1")
     await broker.reject(await hold(broker))
     [held] = await broker.hold("dead")
-    assert [death["reason"] for death in held.message.deaths] == ["rejected"]
+    assert [death["reason"] for death in held.message.dead_letter_history] == ["rejected"]
     assert await take(broker) is None
 
 

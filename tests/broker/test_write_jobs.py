@@ -73,7 +73,7 @@ async def test_nothing_is_seen_before_the_commit_and_all_after_it(broker: Broker
     [job] = await broker.writes.of("q")
     assert job == ("job", "open", ["q", "r"], 7, None)
     done = await broker.writes.commit("q", "job", PARTS, 6)
-    assert (done.state, done.rows, done.again) == ("done", 6, 0)
+    assert (done.state, done.rows, done.duplicates) == ("done", 6, 0)
     assert await browsed(broker, "q", "r") == [b"a", b"b", b"c", b"f", b"d", b"e"]
     assert await broker.writes.of("q") == []
 
@@ -84,7 +84,7 @@ async def test_a_commit_that_is_asked_for_again_tells_the_same(disk_address: str
         await broker.publish_many("q", [Draft(b"a", key="ka")])
         await broker.writes.add("q", "job", "0", 0, [Draft(b"a", key="ka"), Draft(b"b", key="kb")])
         first = await broker.writes.commit("q", "job", ["0"], 2)
-        assert first.again == 1
+        assert first.duplicates == 1
         assert await broker.writes.commit("q", "job", ["0"], 2) == first
     async with opened(disk_address) as broker:
         assert await broker.writes.commit("q", "job", ["0"], 2) == first

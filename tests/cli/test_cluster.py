@@ -15,7 +15,7 @@ URLS = ("http://a.test", "http://b.test", "http://c.test")
 def seen(node: str, *, term: int = 7) -> dict[str, object]:
     """What a healthy cluster's node says; b is master."""
     links = [
-        {"address": f"{each}.test:5672", "node": each, "is_up": True, "is_heard": True, "lag_seconds": 0.002}
+        {"address": f"{each}.test:5672", "node": each, "is_up": True, "is_inbound_up": True, "latency_seconds": 0.002}
         for each in "bac"
         if each != node
     ]
@@ -26,11 +26,11 @@ def seen(node: str, *, term: int = 7) -> dict[str, object]:
             {"name": each, "uptime_seconds": 90.0, "is_master": each == "b", "is_draining": False} for each in "bac"
         ],
         "queues": 4,
-        "is_served": True,
+        "is_available": True,
         "term": term,
         "failovers": 1,
         "lease_seconds": 5,
-        "lease_left_seconds": 4.25,
+        "lease_remaining_seconds": 4.25,
         "links": links,
         "voters": 3,
         "is_draining": False,
@@ -73,7 +73,7 @@ def test_a_check_asks_all_and_tells_the_order(answers: list[dict[str, object]], 
 
 
 def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], mq: Mq) -> None:
-    answers += [seen("a"), seen("b", term=8), seen("c") | {"is_served": False}]
+    answers += [seen("a"), seen("b", term=8), seen("c") | {"is_available": False}]
     done = mq("cluster", "check", *URLS)
     assert (done.status, done.lines) == (
         1,
@@ -90,10 +90,10 @@ def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], m
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"is_up": False, "lag_seconds": None}, "node a does not reach b at b.test:5672"),
-        ({"is_heard": False}, "node a is not reached by b at b.test:5672"),
-        ({"lag_seconds": 5.5}, "node a waits 5.5 s for an answer of b at b.test:5672"),
-        ({"node": "", "is_up": False, "lag_seconds": None}, "node a does not reach its neighbor at b.test:5672"),
+        ({"is_up": False, "latency_seconds": None}, "node a does not reach b at b.test:5672"),
+        ({"is_inbound_up": False}, "node a is not reached by b at b.test:5672"),
+        ({"latency_seconds": 5.5}, "node a waits 5.5 s for an answer of b at b.test:5672"),
+        ({"node": "", "is_up": False, "latency_seconds": None}, "node a does not reach its neighbor at b.test:5672"),
     ],
 )
 def test_each_end_of_a_link_counts(
@@ -148,8 +148,8 @@ class Drained:
 
     def _connections(self) -> dict[str, object]:
         clients = self.looks.pop(0)[1] if len(self.looks) > 1 else self.looks[0][1]
-        found = [{"id": id, "door": "amqp", "state": "open"} for id in ["link", *clients]]
-        return {"connections": [*found, {"id": "http", "door": "http", "state": "open"}], "next": None}
+        found = [{"id": id, "protocol": "amqp", "state": "open"} for id in ["link", *clients]]
+        return {"connections": [*found, {"id": "http", "protocol": "http", "state": "open"}], "next": None}
 
     def _consumers(self) -> dict[str, object]:
         return {"consumers": [{"connection": "link", "queue": "mq.cluster.replies.12"}], "next": None}

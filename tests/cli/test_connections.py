@@ -12,7 +12,7 @@ from tests.client.inside import Inside
 class Connection:
     """One at a door of the daemon's."""
 
-    door = "amqp"
+    protocol = "amqp"
 
     def __init__(self) -> None:
         self.closed = ""

@@ -263,7 +263,7 @@ def test_moving(client: Client, mq: Mq) -> None:
     assert mq("move", "q", "p", "--max", 2).out == "2\n"
     assert [message.id for message in client.browse("p")] == ids[:2]
     assert mq("move", "q", "p", "--id", ids[4]).out == "1\n"
-    assert mq("move", "q", "p", "--json").json == [{"moved": 2, "left": 0}]
+    assert mq("move", "q", "p", "--json").json == [{"moved": 2, "remaining": 0}]
     assert sorted(message.id for message in client.browse("p")) == sorted(ids)
 
 
@@ -305,7 +305,7 @@ def test_redriving(client: Client, mq: Mq) -> None:
     assert client.fetch("q") is None
     (dead,) = mq("peek", "dead", "--json").json
     assert dead["id"] == sent.id
-    assert [death["queue"] for death in dead["deaths"]] == ["q"]
+    assert [death["queue"] for death in dead["dead_letter_history"]] == ["q"]
     assert mq("redrive", "dead").out == "1\n"
     assert bodies(client) == [b"hello"]
 
@@ -324,7 +324,7 @@ def test_messages_that_stay_are_reported(client: Client, mq: Mq) -> None:
     assert (done.status, done.out) == (0, "10\n")
     assert "290 messages stay in q: full is full" in done.error
     done = mq("move", "q", "full", "--json")
-    assert done.json == [{"moved": 0, "left": 290}]
+    assert done.json == [{"moved": 0, "remaining": 290}]
 
 
 def test_a_daemon_that_is_away(daemon: Inside, client: Client, mq: Mq) -> None:

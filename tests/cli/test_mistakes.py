@@ -14,7 +14,7 @@ import trio
 
 from mq.amqp.wire.errors import WrongProtocol
 from mq.amqp.wire.frames import FrameReader
-from mq.client import BadRequest, Client, NotFound, NotUnderstood, Outgoing, Retry
+from mq.client import BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse
 from mq.client.amqp import connect
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -169,7 +169,7 @@ async def test_the_port_of_http_is_recognised_by_the_client_of_amqp() -> None:
     with (
         answering(b"HTTP/1.1 400 \r\n\r\n") as port,
         trio.fail_after(60),
-        pytest.raises(NotUnderstood, match="port of HTTP"),
+        pytest.raises(UnexpectedResponse, match="port of HTTP"),
     ):
         async with connect(f"amqp://127.0.0.1:{port}"):
             pass

@@ -95,7 +95,7 @@ def test_the_reason_is_told_among_the_dead(client: Client, mq: Mq, hook: Hook) -
     hook.statuses = [500, 507]
     assert mq("receive", "q", "--max", 2, "--wait", 5, "--to", hook.url, "--retry-delay", 0).status == 1
     [dead] = client.browse("dead")
-    assert dead.deaths[0].error == "answered with 507"
+    assert dead.dead_letter_history[0].error == "answered with 507"
 
 
 def test_an_answer_without_end_is_not_waited_for(client: Client, mq: Mq) -> None:

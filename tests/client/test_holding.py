@@ -12,7 +12,7 @@ import anyio
 import httpx
 import pytest
 
-from mq.client import Access, AsyncClient, Client, Interrupted, LeaseLost, NotUnderstood, Retry
+from mq.client import Access, AsyncClient, Client, Interrupted, LeaseLost, Retry, UnexpectedResponse
 from tests.client.loops import on_both_loops
 from tests.client.scripted import ID, URL, Script, both, lines, message, refused
 
@@ -221,7 +221,7 @@ async def test_a_stream_of_nothing_and_of_a_refusal() -> None:
         assert async_stream is None
     chunks = Chunks(b"hi")
     client = Script(httpx.Response(200, stream=chunks)).client()
-    with client, pytest.raises(NotUnderstood), client.stream("q"):
+    with client, pytest.raises(UnexpectedResponse), client.stream("q"):
         pass
     assert chunks.closed
 

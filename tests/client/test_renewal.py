@@ -12,7 +12,7 @@ import anyio.lowlevel
 import httpx
 import pytest
 
-from mq.client import AsyncClient, Client, GiveBack, Head, LeaseLost, Received, Retry
+from mq.client import AsyncClient, Client, Head, LeaseLost, Received, Requeue, Retry
 from mq.client.leases import Renewal
 from tests.client.inside import Inside, running
 from tests.client.loops import on_both_loops
@@ -194,7 +194,7 @@ async def test_a_cancelled_block_gives_back_and_ends() -> None:
 async def test_a_block_says_when_its_message_comes_back() -> None:
     lender = Lender()
     async with lender.client() as client, client.receive("q"):
-        raise GiveBack(90, "the printer is busy")
+        raise Requeue(90, "the printer is busy")
     assert lender.told == [{"delay": 90.0, "reason": "the printer is busy"}]
     assert lender.times("DELETE") == []
 

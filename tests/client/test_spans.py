@@ -18,7 +18,7 @@ from pamqp import commands as methods
 from pamqp import header
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.client import AsyncClient, Client, GiveBack, NotFound, Outgoing
+from mq.client import AsyncClient, Client, NotFound, Outgoing, Requeue
 from tests.client.amqp.scripted import begin, open_publishing, talking
 from tests.client.inside import Inside, running
 from tests.client.scripted import URL
@@ -148,7 +148,7 @@ def test_a_failure_is_told(client: Client, heard: Heard) -> None:
 def test_giving_back_on_purpose_is_no_failure(client: Client, heard: Heard) -> None:
     client.publish("q", b"hello")
     with client.receive("q"):
-        raise GiveBack
+        raise Requeue
     assert [(span.name, span.status.status_code) for span in heard.all()[2:]] == [
         ("process q", StatusCode.UNSET),
         ("nack q", StatusCode.UNSET),

@@ -14,12 +14,11 @@ import pytest
 from mq.client import (
     BadRequest,
     Conflict,
-    Death,
+    DeadLetterEvent,
     Head,
     LeaseLost,
     NotAllowed,
     NotFound,
-    NotUnderstood,
     Outcome,
     Outgoing,
     Page,
@@ -31,6 +30,7 @@ from mq.client import (
     Refused,
     TooLarge,
     Unavailable,
+    UnexpectedResponse,
 )
 from tests.cases import for_each
 from tests.client.scripted import ID, OTHER, both, lines, message, read_lines, refused
@@ -137,7 +137,9 @@ CASES = {
         "GET",
         "/q/messages",
         lambda: message(
-            x_message_deaths=json.dumps([{"queue": "a", "reason": "receives", "receives": 3, "time": 1.5}]),
+            x_message_dead_letter_history=json.dumps(
+                [{"queue": "a", "reason": "receives", "receives": 3, "time": 1.5}]
+            ),
             x_message_attribute_colour="blue",
         ),
         Received(
@@ -149,7 +151,7 @@ CASES = {
             content_type="text/plain",
             body=b"hello",
             attributes={"colour": "blue"},
-            deaths=(Death(queue="a", reason="receives", receives=3, time=1.5),),
+            dead_letter_history=(DeadLetterEvent(queue="a", reason="receives", receives=3, time=1.5),),
         ),
     ),
     "fetch many": Case(
@@ -292,16 +294,16 @@ CASES = {
         lambda c: c.redrive("q"),
         "POST",
         "/q/redrive",
-        lambda: document({"moved": 1, "left": 2}),
-        Redriven(moved=1, left=2),
+        lambda: document({"moved": 1, "remaining": 2}),
+        Redriven(moved=1, remaining=2),
         {"max": 1000},
     ),
     "move": Case(
         lambda c: c.redrive("q", to="p", limit=5, ids=[ID]),
         "POST",
         "/q/redrive",
-        lambda: document({"moved": 0, "left": 0}),
-        Redriven(moved=0, left=0),
+        lambda: document({"moved": 0, "remaining": 0}),
+        Redriven(moved=0, remaining=0),
         {"max": 5, "to": "p", "ids": [ID]},
     ),
     "publish": Case(
@@ -437,7 +439,7 @@ async def test_what_no_mq_answers_is_not_understood(
     verb: Callable[[Any], Any], answer: Callable[[], httpx.Response]
 ) -> None:
     for _, error in await both(lambda: [answer()], verb):
-        assert isinstance(error, NotUnderstood)
+        assert isinstance(error, UnexpectedResponse)
 
 
 async def test_a_refusal_by_somebody_else_says_its_status() -> None:

@@ -47,7 +47,7 @@ class Nodes:
             seen = [self.sees(node) for node, daemon in self.daemons.items() if daemon.is_running()]
             found.clear()
             found.update(each["node"] for each in seen if each["role"] == "master")
-            return len(found) == 1 and all(each["is_served"] for each in seen)
+            return len(found) == 1 and all(each["is_available"] for each in seen)
 
         self.wait(agree)
         return found.pop()

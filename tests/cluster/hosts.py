@@ -165,7 +165,7 @@ class Machines:
 
         def is_member() -> bool:
             found = self.get(machine, "/-/cluster")
-            return found is not None and found["role"] != "alone" and bool(found["is_served"])
+            return found is not None and found["role"] != "alone" and bool(found["is_available"])
 
         self.wait_until(is_member, f"{machine.name} is a member")
 

@@ -17,7 +17,7 @@ import httpx
 import trio
 
 from mq.client.amqp import AmqpClient, connect
-from mq.client.amqp.errors import ConsumeEnded
+from mq.client.amqp.errors import ConsumerCancelled
 from mq.client.errors import ClientError
 
 PAUSE_SECONDS = 0.05
@@ -97,7 +97,7 @@ class Clients:
                     async for delivery in deliveries:
                         self._note("got", delivery.body.decode())
                         await client.ack(delivery.tag)
-            except ConsumeEnded:
+            except ConsumerCancelled:
                 self._note("told", "", over="amqp")
 
     async def _for_ever(self, serve: Callable[[AmqpClient], Awaitable[None]]) -> None:

@@ -14,7 +14,7 @@ from pamqp import commands as methods
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Draft
-from mq.client.amqp.errors import ConsumeEnded
+from mq.client.amqp.errors import ConsumerCancelled
 from mq.cluster import cluster_broker, spool
 from mq.cluster.grace_storage import GRACE_SECONDS
 from mq.cluster.leadership import Holder
@@ -254,7 +254,7 @@ async def test_a_delivery_that_is_cut_in_the_middle_comes_again(
         async with c.amqp() as client:
             await client.declare_queue("q", arguments={"x-queue-type": "quorum"})
             await client.publish("q", BODY)
-            with at_call(OpenBodies, "piece", 4, lambda: cluster.cut("a", "c")), pytest.raises(ConsumeEnded):
+            with at_call(OpenBodies, "piece", 4, lambda: cluster.cut("a", "c")), pytest.raises(ConsumerCancelled):
                 await anext(client.consume("q"))
         await until_closed(holders)
         await trio.sleep(1)  # the delivery is counted in the store before the message is there again

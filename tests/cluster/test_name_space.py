@@ -11,7 +11,7 @@ import trio
 from pamqp import commands as methods
 from trio.testing import MockClock
 
-from mq.client.amqp.errors import ConsumeEnded, Exclusive
+from mq.client.amqp.errors import ConsumerCancelled, Exclusive
 from mq.client.errors import NotFound
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
@@ -343,7 +343,7 @@ async def test_a_queue_that_comes_again_is_used_as_it_is_declared_now(autojump_c
             async with trio.open_nursery() as nursery:
 
                 async def consume() -> None:
-                    with pytest.raises(ConsumeEnded):
+                    with pytest.raises(ConsumerCancelled):
                         await anext(consumer)
 
                 nursery.start_soon(consume)

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from mq.broker import Broker, Draft, Published, open_broker
 from mq.broker.api import CLUSTER
 from mq.cli.cluster import dangers
-from mq.client.amqp.errors import ConsumeEnded
+from mq.client.amqp.errors import ConsumerCancelled
 from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
@@ -175,7 +175,7 @@ async def test_consumers_are_told_and_begin_again(prefetch: int, autojump_clock:
             consumer = on_mirror.consume("q", prefetch=prefetch)
             first = await anext(consumer)
             await a.kill()
-            with pytest.raises(ConsumeEnded):
+            with pytest.raises(ConsumerCancelled):
                 await anext(consumer)
             again = await anext(on_mirror.consume("q"))
             assert again.body == first.body
@@ -295,9 +295,9 @@ def _losing(verb: Callable[..., Awaitable[Any]], master: Host, lost: Host) -> Ca
     return perform
 
 
-@pytest.mark.parametrize("door", ["AMQP", "HTTP"])
+@pytest.mark.parametrize("server", ["AMQP", "HTTP"])
 async def test_what_is_handed_out_in_the_step_in_which_its_link_ends_goes_back(
-    door: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+    server: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")
@@ -317,7 +317,7 @@ async def test_what_is_handed_out_in_the_step_in_which_its_link_ends_goes_back(
                 await wait()
 
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(ignore_its_end, wait_over_amqp if door == "AMQP" else wait_over_http)
+            nursery.start_soon(ignore_its_end, wait_over_amqp if server == "AMQP" else wait_over_http)
             await trio.sleep(1)
             await a.http("POST", "/q/messages", b"one")
             await trio.sleep(1)
@@ -547,27 +547,27 @@ async def test_a_node_tells_of_links_leases_and_failovers(autojump_clock: MockCl
         await trio.sleep(5)
         seen = json.loads(bytes((await b.http("GET", "/-/cluster")).body))
         assert (seen["failovers"], seen["lease_seconds"]) == (0, 2)
-        assert 1 < seen["lease_left_seconds"] <= 1.7
+        assert 1 < seen["lease_remaining_seconds"] <= 1.7
         assert seen["links"] == [
-            {"address": f"memory:{port}", "node": node, "is_up": True, "is_heard": True, "lag_seconds": 0.0}
+            {"address": f"memory:{port}", "node": node, "is_up": True, "is_inbound_up": True, "latency_seconds": 0.0}
             for node, port in (("a", 1), ("c", 3))
         ]
         assert series(await a.http("GET", "/-/metrics"))["mq_cluster_master"] == 1
         await a.kill()
         await trio.sleep(10)
         found = series(await b.http("GET", "/-/metrics"))
-        left = found.pop("mq_cluster_lease_left_seconds")
+        left = found.pop("mq_cluster_lease_remaining_seconds")
         assert 1 < left <= 1.7
         assert found == {
             "mq_cluster_members": 2,
             "mq_cluster_master": 1,
-            "mq_cluster_served": 1,
+            "mq_cluster_available": 1,
             "mq_cluster_failovers_total": 1,
             'mq_cluster_link_up{neighbor="memory:1"}': 0,
             'mq_cluster_link_up{neighbor="memory:3"}': 1,
-            'mq_cluster_link_heard{neighbor="memory:1"}': 0,
-            'mq_cluster_link_heard{neighbor="memory:3"}': 1,
-            'mq_cluster_link_lag_seconds{neighbor="memory:3"}': 0,
+            'mq_cluster_link_inbound_up{neighbor="memory:1"}': 0,
+            'mq_cluster_link_inbound_up{neighbor="memory:3"}': 1,
+            'mq_cluster_link_latency_seconds{neighbor="memory:3"}': 0,
         }
         assert json.loads(bytes((await c.http("GET", "/-/cluster")).body))["failovers"] == 1
 
@@ -583,8 +583,8 @@ async def test_a_neighbour_that_does_not_answer_lags(
         await trio.sleep(30)
         [link] = [link for link in a.node.membership().links if link.node == "b"]
         assert link.is_up
-        assert link.lag_seconds is not None
-        assert link.lag_seconds > 28
+        assert link.latency_seconds is not None
+        assert link.latency_seconds > 28
         monkeypatch.setattr(b.node.sessions, "receive", receive)
 
 

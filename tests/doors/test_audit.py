@@ -137,7 +137,7 @@ async def test_who_guesses_all_day_fills_no_disk(autojump_clock: MockClock, path
     notes.failed("http", "192.0.2.1", "bob", "unknown")
     assert lines(path)[-2:] == [
         f"event=logins-failed count={10_000 - MOST_FAILURES}",
-        'event=login-failed door="http" address="192.0.2.1" user="bob" why="unknown"',
+        'event=login-failed protocol="http" address="192.0.2.1" user="bob" why="unknown"',
     ]
     assert max(map(len, lines(path))) < 1000
 
@@ -180,7 +180,7 @@ async def test_over_both_doors_it_is_said_who_did_what(
         await client.call(commands.Queue.Purge(queue="a"))
         await client.call(commands.Queue.Delete(queue="a"))
         await client.call(commands.Queue.Delete(queue="a"))
-    web, who = 'door="http" address="192.0.2.1"', 'user="anna" queue="q"'
+    web, who = 'protocol="http" address="192.0.2.1"', 'user="anna" queue="q"'
     found = lines(path)
     assert found[0] == f'event=login {web} user="anna"'
     redriven = [line for line in found if "redriven" in line]
@@ -193,7 +193,7 @@ async def test_over_both_doors_it_is_said_who_did_what(
         f'event=login-failed {web} why="unknown"',
         f'event=login-failed {web} why="unknown"',
     ]
-    acts = [line for line in found if 'door="amqp"' in line]
+    acts = [line for line in found if 'protocol="amqp"' in line]
     assert [line.split()[0] for line in acts] == [
         "event=login",
         "event=queue-created",
@@ -255,7 +255,7 @@ async def test_operations_over_http_are_written_down(tmp_path: Path, path: Path,
         assert await say("POST /q/writes/j", b'{"body": "x"}\n', b"part=0&number=0") == 200
         assert await say("PUT /q/writes/j", b'{"parts": ["0"], "rows": 1}') == 200
         assert await say("DELETE /q/writes/j") == 200
-    who = 'door="http" address="192.0.2.1" user="anna" queue="q"'
+    who = 'protocol="http" address="192.0.2.1" user="anna" queue="q"'
     assert lines(path)[1:] == [
         f"event=queue-created {who}",
         f'event=consumer-started {who} consumer="c"',
@@ -280,13 +280,13 @@ async def test_a_refusal_for_lack_of_a_right_is_written_down_once(
         assert (await ask(gate, "GET", "/-/nothing/here", headers=headers, address="192.0.2.1")).status == 403
         await trio.sleep(QUIET_SECONDS)
         assert (await ask(gate, "DELETE", "/q", headers=headers, address="192.0.2.1")).status == 403
-    who = 'event=forbidden door="http" address="192.0.2.1" user="anna"'
+    who = 'event=forbidden protocol="http" address="192.0.2.1" user="anna"'
     assert lines(path)[1:] == [
         f'{who} operation="DELETE /QUEUE" queue="q"',
         f'{who} operation="POST /QUEUE/messages" queue="q"',
         f'{who} operation="GET /-/stats"',
         f'{who} operation="GET"',
-        'event=login door="http" address="192.0.2.1" user="anna"',
+        'event=login protocol="http" address="192.0.2.1" user="anna"',
         f'{who} operation="DELETE /QUEUE" queue="q"',
     ]
 
@@ -294,10 +294,10 @@ async def test_a_refusal_for_lack_of_a_right_is_written_down_once(
 async def test_refusals_fill_no_disk(autojump_clock: MockClock, path: Path, file: AuditFile) -> None:
     notes = RefusalNotes()
     for number in range(10_000):
-        notes.refused(door="http", user="anna", queue=f"q{number}")
+        notes.refused(protocol="http", user="anna", queue=f"q{number}")
     assert len(lines(path)) == MOST_FAILURES
     await trio.sleep(MINUTE_SECONDS)
-    notes.refused(door="http", user="anna", queue="again")
+    notes.refused(protocol="http", user="anna", queue="again")
     assert lines(path)[MOST_FAILURES] == f"event=many-forbidden count={10_000 - MOST_FAILURES}"
 
 
@@ -308,7 +308,7 @@ async def test_a_page_that_is_refused_is_written_down(path: Path, file: AuditFil
         await ask(guard, "POST", "/q/messages", headers=headers, address="127.0.0.1")
     [line] = lines(path)
     assert line == (
-        'event=forbidden door="http" address="127.0.0.1" operation="POST /q/messages" why="page" '
+        'event=forbidden protocol="http" address="127.0.0.1" operation="POST /q/messages" why="page" '
         'origin="http://evil.test"'
     )
 
@@ -325,7 +325,7 @@ async def test_logging_out_is_written_down(tmp_path: Path, path: Path, file: Aud
             "x-csrf-token": json.loads(reply.body)["csrf"],
         }
         assert (await ask(gate, "DELETE", "/-/session", headers=headers, address="192.0.2.1")).status == 200
-    assert lines(path)[-1] == 'event=logout door="http" address="192.0.2.1" user="anna"'
+    assert lines(path)[-1] == 'event=logout protocol="http" address="192.0.2.1" user="anna"'
 
 
 async def test_exchanges_and_bindings_over_amqp_are_written_down(tmp_path: Path, path: Path, file: AuditFile) -> None:
@@ -341,7 +341,7 @@ async def test_exchanges_and_bindings_over_amqp_are_written_down(tmp_path: Path,
         await client.call(commands.Queue.Unbind(queue="a", exchange="e", routing_key="k.#"))
         await client.call(commands.Exchange.Delete(exchange="e"))
         await client.call(commands.Queue.Delete(queue="a"))
-    who = f'door="amqp" address="{client_address(path)}" user="anna"'
+    who = f'protocol="amqp" address="{client_address(path)}" user="anna"'
     assert lines(path)[1:] == [
         f'event=queue-created {who} queue="a"',
         f'event=exchange-created {who} exchange="e"',
@@ -360,7 +360,7 @@ async def test_a_right_that_is_missing_over_amqp_is_written_down(tmp_path: Path,
         for _ in range(2):
             client = await house.connect(name="anna", secret=TOKEN)
             assert (await client.call(commands.Queue.Declare(queue="a"))).reply_code == 403
-    who = f'door="amqp" address="{client_address(path)}" user="anna"'
+    who = f'protocol="amqp" address="{client_address(path)}" user="anna"'
     assert lines(path)[1:] == [f'event=forbidden {who} right="configure" queue="a"']
 
 

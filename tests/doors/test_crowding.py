@@ -97,17 +97,17 @@ async def test_open_files_without_a_limit_have_room_for_all(monkeypatch: pytest.
         assert has_room
 
 
-@pytest.mark.parametrize("door", ["http", "amqp"])
-async def test_each_door_closes_what_is_too_much(
-    door: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("protocol", ["http", "amqp"])
+async def test_each_protocol_closes_connections_over_the_limit(
+    protocol: str, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real sockets, which seem to come from elsewhere."""
-    module: Any = {"http": web_server, "amqp": amqp_server}[door]
+    module: Any = {"http": web_server, "amqp": amqp_server}[protocol]
     monkeypatch.setattr(module, "peer_of", lambda socket: Peer("192.0.2.1", 1))
     crowd = Crowd(2)
     async with open_broker("memory:") as broker:
         serve: Any
-        if door == "http":
+        if protocol == "http":
 
             async def app(scope: Scope, receive: Any, send: Any) -> None: ...
 

@@ -11,7 +11,7 @@ from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, OpenConn
 
 
 class Anybody:
-    door = "amqp"
+    protocol = "amqp"
 
     def status(self) -> ConnectionStatus:
         raise AssertionError

@@ -159,12 +159,12 @@ def test_start_with_a_clock_in_doubt_expires_nothing_and_fires_no_schedule(
     status, ready = daemon.ask("GET", "/-/ready")
     assert status == 200
     assert "the wall clock is 7" in ready["clock"]
-    assert b"mq_clock_doubted 1.0" in daemon.ask("GET", "/-/metrics")[1]
+    assert b"mq_clock_untrusted 1.0" in daemon.ask("GET", "/-/metrics")[1]
     consume(daemon)
     time.sleep(2)
     assert (daemon.messages("jobs"), daemon.messages("h")) == (COUNT, COUNT)
     assert daemon.messages("fired") == 0
-    assert daemon.ask("PATCH", "/-/clock", {"trusted": True}, content_type="application/json")[1]["doubt"] is None
+    assert daemon.ask("PATCH", "/-/clock", {"trusted": True}, content_type="application/json")[1]["problem"] is None
     assert daemon.ask("GET", "/-/ready")[1] == {"ready": True}
     assert (daemon.messages("jobs"), daemon.messages("h")) == (COUNT, COUNT), "on one boot of the machine it knows"
 

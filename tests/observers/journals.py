@@ -27,7 +27,9 @@ def lives(messages: int, queue: str = "orders") -> Iterator[Transition]:
         id, time_ns = ids.new(), LIFE.started_ns + number * 1_000_000
         for kind, source, target in STEPS:
             size = number if kind is Kind.PUBLISH else None
-            yield Transition(kind, queue, id, source, target, time_ns, size, int(kind is not Kind.PUBLISH), door="http")
+            yield Transition(
+                kind, queue, id, source, target, time_ns, size, int(kind is not Kind.PUBLISH), protocol="http"
+            )
 
 
 def flat(rows: Iterable[Transition]) -> list[Any]:
@@ -47,7 +49,7 @@ def as_row(transition: Transition) -> dict[str, object]:
         "size": transition.size,
         "receives": transition.receives,
         "destination": transition.destination,
-        "door": transition.door,
+        "protocol": transition.protocol,
     }
 
 

@@ -19,7 +19,7 @@ from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.kernel_clock import system_clock
 from mq.cli.journal import journaling
 from mq.errors import InvalidSetting
-from mq.lifecycle import DOOR, TRANSITIONS, Kind, Transition
+from mq.lifecycle import PROTOCOL, TRANSITIONS, Kind, Transition
 from mq.observers.journal import Journal, open_journal
 from mq.observers.journal_segments import Limits, SegmentWriter, segment_paths
 from mq.settings import Settings
@@ -227,11 +227,18 @@ async def test_it_says_what_other_observers_saw(tmp_path: Path) -> None:
             await work(broker, random)
     rows = read_rows(tmp_path / "journal")
     assert transitions_in(rows) == [as_row(row) for row in seen.all]
-    assert {row.kind for row in seen.all} >= {Kind.PUBLISH, Kind.LEASE, Kind.REQUEUE, Kind.REMOVE, Kind.DIE, Kind.REAP}
+    assert {row.kind for row in seen.all} >= {
+        Kind.PUBLISH,
+        Kind.LEASE,
+        Kind.REQUEUE,
+        Kind.REMOVE,
+        Kind.DEAD_LETTER,
+        Kind.REAP,
+    }
     assert all((row.source, row.target) in TRANSITIONS[row.kind] for row in seen.all)
-    doors = {row.door for row in seen.all if row.kind in (Kind.PUBLISH, Kind.LEASE, Kind.REMOVE)}
-    assert doors == {"http"}
-    assert {row.door for row in seen.all if row.kind in (Kind.DELIVER, Kind.REAP)} == {""}
+    protocols = {row.protocol for row in seen.all if row.kind in (Kind.PUBLISH, Kind.LEASE, Kind.REMOVE)}
+    assert protocols == {"http"}
+    assert {row.protocol for row in seen.all if row.kind in (Kind.DELIVER, Kind.REAP)} == {""}
     counts = [(row["queue"], row["count"]) for row in rows if row["kind"] in ("queue", "census")]
     assert counts[0] == ("", 0)
     assert counts[-1][1] == sum(count for _, count in counts[1:-1]) > 0
@@ -244,7 +251,7 @@ async def test_it_says_what_other_observers_saw(tmp_path: Path) -> None:
 
 
 async def work(broker: Broker, random: Random) -> None:
-    token = DOOR.set("http")
+    token = PROTOCOL.set("http")
     try:
         for queue in ("q", "grave"):
             await broker.create_queue(queue)
@@ -262,7 +269,7 @@ async def work(broker: Broker, random: Random) -> None:
                 await broker.requeue("q", message.id, receipt=message.receipt)
         await trio.sleep(0.05)
     finally:
-        DOOR.reset(token)
+        PROTOCOL.reset(token)
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_every_kind_and_field_comes_back(tmp_path: Path) -> None:
     rows = [
         Transition(kind, "q", id, source, target, 10**18 + number, None if number % 2 else 1 << 40, number, to, door)
         for number, (kind, source, target, to, door) in enumerate(
-            (kind, source, target, "grave" if kind is Kind.DIE else None, "http" if kind is Kind.LEASE else "")
+            (kind, source, target, "grave" if kind is Kind.DEAD_LETTER else None, "http" if kind is Kind.LEASE else "")
             for kind in Kind
             for source in (None, *State)
             for target in (None, *State)

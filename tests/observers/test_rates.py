@@ -95,7 +95,7 @@ def test_how_many_there_were_is_reckoned_back() -> None:
     metrics = Metrics(clock)
     metrics.saw([happened(Kind.PUBLISH, "q")] * 5)
     clock.now += 60
-    metrics.saw([happened(Kind.REMOVE, "q"), happened(Kind.DIE, "q", "dead"), happened(Kind.EXPIRE, "q")])
+    metrics.saw([happened(Kind.REMOVE, "q"), happened(Kind.DEAD_LETTER, "q", "dead"), happened(Kind.EXPIRE, "q")])
     clock.now += 60
     metrics.saw([happened(Kind.REROUTE, "dead", "q")])
     assert ring_of(metrics, "q").messages(3)[-4:] == [0, 5, 2, 3]
@@ -188,7 +188,7 @@ async def test_what_a_connection_holds_counts_as_delivered_and_as_come_back() ->
             Flow.REDELIVER: 2,
             Flow.ACKNOWLEDGE: 1,
             Flow.EXPIRE: 0,
-            Flow.DIE: 0,
+            Flow.DEAD_LETTER: 0,
             Flow.LEAVE: 0,
             Flow.ARRIVE: 0,
         }

@@ -35,7 +35,8 @@ def report() -> Report:
     random = Random(7)
     names = ["orders", "orders.eu", "mail", "q" * 100, "audit", "x", "dead"]
     times = [NOON + timedelta(seconds=10 * number) for number in range(90)]
-    counts = dict.fromkeys(("published", "bytes", "leased", "redelivered", "removed", "died", "expired"), LARGE)
+    names_of_counts = ("published", "bytes", "leased", "redelivered", "removed", "dead_lettered", "expired")
+    counts = dict.fromkeys(names_of_counts, LARGE)
     unknown = dict.fromkeys(("published_per_second", "redelivery_rate", "dead_letter_rate"))
     known = {"published_per_second": 123_456.78, "redelivery_rate": 0.9999, "dead_letter_rate": 1.0}
     percentiles = {"p50": 0.0123, "p90": 0.987, "p99": 1.5, "p99_9": 59.2, "longest": 119.5}
@@ -64,7 +65,9 @@ def report() -> Report:
             for name in names
             for what in ("in queue", "end to end")
         ],
-        "poison": [{"id": ID, "queue": name, "receives": LARGE, "deaths": LARGE, "last": NOON} for name in names],
+        "poison": [
+            {"id": ID, "queue": name, "receives": LARGE, "dead_lettered": LARGE, "last": NOON} for name in names
+        ],
         "segments": [{**segment, "is_cut": True, "stops": stops, "torn": False} for stops in (True, False)],
         "places": [{"queue": name, "place": "leased or delayed", "messages": LARGE} for name in names],
         "exceptions": [

@@ -78,7 +78,7 @@ def made_up_hour(route: Any) -> None:
         depth += published - acknowledged
         for flow, count in (("publish", published), ("deliver", acknowledged + 9), ("acknowledge", acknowledged)):
             minutes[flow][place] = count
-        minutes["redeliver"][place], minutes["die"][place] = chance.randrange(9), chance.randrange(3)
+        minutes["redeliver"][place], minutes["dead_letter"][place] = chance.randrange(9), chance.randrange(3)
         minutes["messages"][place] = depth
     for flow in rates["slots"].keys() - {"seconds"}:
         rates["slots"][flow][-2] = minutes[flow][-2] // 12

@@ -87,7 +87,7 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
     dead = first.ready()
     for receives in (1, 2, 3):
         first.tell(dead, (Kind.LEASE, READY, DELAYED), (Kind.REQUEUE, DELAYED, READY), receives=receives)
-    first.tell(dead, (Kind.DIE, READY, READY), to="grave", receives=3)
+    first.tell(dead, (Kind.DEAD_LETTER, READY, READY), to="grave", receives=3)
     first.ready("temp")
     first.ready("temp")
     first.tell(first.ids.new(), (Kind.REAP, GONE, None), queue="temp")  # the folder of the deleted queue
@@ -132,9 +132,9 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
         ("q", UNSURE): 2,
         ("temp", DELETED): 2,
     }
-    assert [(row["id"], row["receives"], row["deaths"]) for row in tables["poison"]] == [(str(dead), 3, 1)]
+    assert [(row["id"], row["receives"], row["dead_lettered"]) for row in tables["poison"]] == [(str(dead), 3, 1)]
     [q] = [row for row in tables["queues"] if row["queue"] == "q"]
-    assert (q["published"], q["died"], q["expired"]) == (66, 1, 1)
+    assert (q["published"], q["dead_lettered"], q["expired"]) == (66, 1, 1)
     assert (q["leased"], q["redelivered"], q["redelivery_rate"]) == (61, 2, 2 / 61)
     [waited] = [row for row in tables["latency"] if row["queue"] == "q" and row["what"] == "in queue"]
     assert (waited["messages"], waited["p50"], waited["longest"]) == (59, 1.0, 61.0)  # two of them straight from NEW

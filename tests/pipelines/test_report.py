@@ -23,7 +23,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 def tables(exceptions: int) -> dict[str, list[dict[str, Any]]]:
     queue = {
         "queue": HOSTILE,
-        **dict.fromkeys(("published", "bytes", "leased", "redelivered", "removed", "died", "expired"), 7),
+        **dict.fromkeys(("published", "bytes", "leased", "redelivered", "removed", "dead_lettered", "expired"), 7),
         **dict.fromkeys(("published_per_second", "removed_per_second", "redelivery_rate", "dead_letter_rate"), 0.5),
     }
     times = [NOON + timedelta(seconds=number) for number in range(5)]
@@ -51,7 +51,7 @@ def tables(exceptions: int) -> dict[str, list[dict[str, Any]]]:
             {"queue": HOSTILE, "begin": at, "seconds": 1, "depth": None if number == 2 else number}
             for number, at in enumerate(times)
         ],
-        "poison": [{"id": HOSTILE, "queue": HOSTILE, "receives": 3, "deaths": 1, "last": NOON}],
+        "poison": [{"id": HOSTILE, "queue": HOSTILE, "receives": 3, "dead_lettered": 1, "last": NOON}],
         "segments": [
             {
                 "path": HOSTILE,

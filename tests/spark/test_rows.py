@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from mq.client.errors import NotUnderstood
+from mq.client.errors import UnexpectedResponse
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.spark.calls import Columns, read_columns
 from mq.spark.errors import InvalidRow, InvalidSchema
@@ -65,10 +65,10 @@ def test_bytes_that_are_no_text() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}\n", b"[]\n", b'{"messages": 1, "said": {}}\n', b'{"messages": "1"}\n'])
 def test_what_is_no_columns(data: bytes) -> None:
-    with pytest.raises(NotUnderstood, match="not columns of messages"):
+    with pytest.raises(UnexpectedResponse, match="not columns of messages"):
         read_columns(data)
     whole = encode_columns([BatchEntry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
-    with pytest.raises(NotUnderstood, match="0 bytes of bodies instead of 1"):
+    with pytest.raises(UnexpectedResponse, match="0 bytes of bodies instead of 1"):
         read_columns(whole[:-1])
 
 

@@ -232,7 +232,7 @@ async def test_what_is_done_to_queues_is_written_down(door: SqsDoor, caplog: pyt
             await ask_json(door, action, b'{"QueueUrl": "q", "Attributes": {}, "Tags": {"a": "b"}, "TagKeys": ["a"]}')
     told = [re.findall('event="?([a-z-]+)', line)[0] for line in caplog.messages]
     assert told == ["queue-created", "queue-tagged", "queue-untagged", "queue-changed", "queue-purged", "queue-deleted"]
-    assert all('door="sqs"' in line and 'queue="q"' in line for line in caplog.messages)
+    assert all('protocol="sqs"' in line and 'queue="q"' in line for line in caplog.messages)
 
 
 def test_an_action_is_audited_by_its_name_unless_its_line_says_otherwise() -> None:

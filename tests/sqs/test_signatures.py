@@ -186,7 +186,7 @@ async def test_a_right_that_is_missing_is_written_down(
     with caplog.at_level(logging.INFO, "mq.audit"), pytest.raises(sqs.exceptions.ClientError):
         await sqs.create_queue(QueueName="other")
     assert caplog.messages[-1] == (
-        'event=forbidden door="sqs" address="127.0.0.1" user="ben" operation="CreateQueue" queue="other"'
+        'event=forbidden protocol="sqs" address="127.0.0.1" user="ben" operation="CreateQueue" queue="other"'
     )
 
 

@@ -42,7 +42,7 @@ _CONNECTION: Final = re.compile(rb'"id": "([0-9a-f]{6}-\d+)"')
 _MEASURED: Final = re.compile(
     rb'"(?:(?:oldest|uptime|open|idle)_seconds|port|(?:received|sent)_bytes)": [0-9.]+|"id": "[0-9a-f]{6}-\d+"'
     rb'|"(?:published|oldest)_ms": ?[0-9]+'
-    rb'|"(?:wall|date)": "[0-9TZ:.-]+"|"steady_seconds_ahead": -?[0-9.]+'
+    rb'|"(?:wall|message)_time": "[0-9TZ:.-]+"|"steady_seconds_ahead": -?[0-9.]+'
     rb"|(?m:^(?:process_|mq_queue_oldest_seconds|mq_event_loop_step_seconds)[^ ]* \S+$)"
 )
 """Seconds, and what is said of the process: what is never twice the same."""

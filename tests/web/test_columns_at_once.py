@@ -156,7 +156,7 @@ async def test_a_claim_is_the_same_both_ways(temp_root: Path, way: str) -> None:
         ids = await fill(broker)
         epoch = (await broker.claims.start("q", "c")).epoch
         await broker.claims.claim("q", "c", 1, epoch, most=60, lease=3600.0)
-        target = f"/q/consumers/c/claim?batch=1&epoch={epoch}&of=60&from=2&to=58&max=25"
+        target = f"/q/consumers/c/claim?batch=1&epoch={epoch}&expected=60&from=2&to=58&max=25"
         together = await pages(broker, target)
         storage._root_open.folders.native_reads = None
         assert await pages(broker, target) == together

@@ -65,7 +65,7 @@ async def test_who_is_connected_and_who_waits(server: Server, broker: Broker) ->
         assert (status, found["open"], found["next"]) == (200, 2, None)
         first, second = found["connections"]
         port = waits.socket.getsockname()[1]
-        assert (first["door"], first["state"], first["address"], first["port"]) == (
+        assert (first["protocol"], first["state"], first["address"], first["port"]) == (
             "http",
             "waiting",
             "127.0.0.1",
@@ -170,7 +170,7 @@ async def test_the_connection_that_asks_ends_with_its_answer(server: Server, see
 class Fake:
     """A connection that is looked at."""
 
-    door = "amqp"
+    protocol = "amqp"
 
     def status(self) -> ConnectionStatus:
         return ConnectionStatus("amqp", "open", "::1", 7, None, "/", 1.0, 0.5, 1, 2, ())

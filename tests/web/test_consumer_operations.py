@@ -68,7 +68,7 @@ async def test_one_request_tells_how_far_a_consumer_is_in_all_queues(endpoints: 
     _, own = await call(endpoints, "GET /q/consumers/c")
     assert found["q"] == {
         **own,
-        "high": ANY,
+        "high_watermark": ANY,
         "queue": "q",
         "ready": 1,
         "leased": 2,
@@ -134,7 +134,7 @@ async def test_a_queue_that_is_made_again_has_another_incarnation(endpoints: End
     await broker.create_queue("q")
     after = (await positions(endpoints))["q"]
     assert before["incarnation"] != after["incarnation"]
-    assert {**before, "incarnation": 0, "high": 0} == {**after, "incarnation": 0, "high": 0}
+    assert {**before, "incarnation": 0, "high_watermark": 0} == {**after, "incarnation": 0, "high_watermark": 0}
 
 
 async def test_from_start_to_acknowledgement(endpoints: Endpoints) -> None:
@@ -175,14 +175,14 @@ async def test_a_claim_goes_with_a_checkpoint_and_if_it_was_read(endpoints: Endp
     assert (status, standing["checkpoint"], standing["read"]) == (200, None, 0)
     claim = f"/q/consumers/c/claim?batch=1&epoch={standing['epoch']}"
     await call(endpoints, f"PUT {claim}")
-    lines, following = await page(endpoints, f"{claim}&to=3&of=3&max=2")
+    lines, following = await page(endpoints, f"{claim}&to=3&expected=3&max=2")
     assert following is not None
     lines += (await page(endpoints, following))[0]
     assert [line["body"] for line in lines] == ["0", "1", "2"]
-    assert "of=3" in following
-    status, told = await call(endpoints, f"GET {claim}&of=4")
+    assert "expected=3" in following
+    status, told = await call(endpoints, f"GET {claim}&expected=4")
     assert (status, "no longer 4" in told) == (412, True)
-    assert (await call(endpoints, f"POST {claim}&from=0&to=2&of=3&checkpoint=x"))[0] == 200
+    assert (await call(endpoints, f"POST {claim}&from=0&to=2&expected=3&checkpoint=x"))[0] == 200
     status, told = await call(endpoints, f"DELETE {claim}&if_read=true")
     assert (status, "only 2 of the 3" in told) == (409, True)
     status, told = await call(endpoints, "POST /q/consumers/c?checkpoint=y")
@@ -193,9 +193,9 @@ async def test_a_claim_goes_with_a_checkpoint_and_if_it_was_read(endpoints: Endp
         "batch": 1,
         "messages": 3,
         "read": 2,
-        "high": ANY,
+        "high_watermark": ANY,
     }
-    assert (await call(endpoints, f"POST {claim}&from=2&to=3&of=3&checkpoint=x"))[0] == 200
+    assert (await call(endpoints, f"POST {claim}&from=2&to=3&expected=3&checkpoint=x"))[0] == 200
     assert (await call(endpoints, f"DELETE {claim}&if_read=true"))[0] == 202
     status, standing = await call(endpoints, "POST /q/consumers/c?checkpoint=y&take_over=true")
     assert (status, standing["checkpoint"], standing["acknowledged"]) == (200, None, 1)
@@ -219,8 +219,8 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
         ("POST /q/consumers/a%2fb", 400, "consumer"),
         ("POST /q/consumers/c?take_over=1", 400, "true or false"),
         ("POST /q/consumers/c?checkpoint=%20", 400, "checkpoint"),
-        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1", 400, "parameter of is missing"),
-        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1&of=1", 409, "start it first"),
+        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1", 400, "parameter expected is missing"),
+        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1&expected=1", 409, "start it first"),
         ("POST /nowhere/consumers/c", 404, "does not exist"),
         ("GET /nowhere/consumers/c", 404, "does not exist"),
         ("GET /nowhere/browse", 404, "does not exist"),

@@ -280,7 +280,7 @@ async def test_a_message_is_given_back_for_later_with_the_reason(endpoints: Endp
     assert (await call(endpoints, "GET /q"))[1]["delayed"] == 1
     assert (await call(endpoints, "GET /q/messages?wait=20"))[1]["x-message-receives"] == "2"
     assert (await call(endpoints, f"PATCH /q/messages/{id}", {"delay": 90, "reason": "no ink"}))[0] == 200
-    [death] = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-deaths"])
+    [death] = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-dead-letter-history"])
     assert (death["reason"], death["error"]) == ("receives", "no ink")
 
 
@@ -434,13 +434,13 @@ async def test_what_died_goes_back(endpoints: Endpoints) -> None:
     for id in ids:
         await call(endpoints, "GET /q/messages")
         await call(endpoints, f"PATCH /q/messages/{id}", {"visibility": 0})
-    deaths = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-deaths"])
+    deaths = json.loads((await call(endpoints, "GET /dead/messages"))[1]["x-message-dead-letter-history"])
     assert [(death["queue"], death["reason"], death["receives"]) for death in deaths] == [("q", "receives", 1)]
     await call(endpoints, f"PATCH /dead/messages/{ids[0]}", {"visibility": 0})
     assert (await call(endpoints, "POST /dead/redrive", {"ids": []}))[1]["moved"] == 0
-    assert (await call(endpoints, "POST /dead/redrive", {"ids": [ids[1]]}))[1] == {"moved": 1, "left": 2}
-    assert (await call(endpoints, "POST /dead/redrive", {"max": 1}))[1] == {"moved": 1, "left": 1}
-    assert (await call(endpoints, "POST /dead/redrive", {"to": "r"}))[1] == {"moved": 1, "left": 0}
+    assert (await call(endpoints, "POST /dead/redrive", {"ids": [ids[1]]}))[1] == {"moved": 1, "remaining": 2}
+    assert (await call(endpoints, "POST /dead/redrive", {"max": 1}))[1] == {"moved": 1, "remaining": 1}
+    assert (await call(endpoints, "POST /dead/redrive", {"to": "r"}))[1] == {"moved": 1, "remaining": 0}
     assert ((await call(endpoints, "GET /q"))[1]["ready"], (await call(endpoints, "GET /r"))[1]["ready"]) == (2, 1)
 
 

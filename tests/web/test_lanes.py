@@ -169,7 +169,7 @@ CLAIMS: Final = [
     (200, http1("POST", "/q/consumers/c")),
     (201, http1("PUT", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=3")),
     (200, http1("GET", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&max=1")),
-    (200, http1("POST", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&from=0&to=3&of=3")),
+    (200, http1("POST", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}&from=0&to=3&expected=3")),
     (202, http1("DELETE", f"/q/consumers/c/claim?batch=1&epoch={LAST_EPOCH}")),
     (204, http1("PUT", f"/q/consumers/c/claim?batch=2&epoch={LAST_EPOCH}")),
     (409, http1("PUT", f"/q/consumers/c/claim?batch=7&epoch={LAST_EPOCH}")),

@@ -87,7 +87,7 @@ async def test_preview_names_the_holder_of_a_message_leased_without_a_time(
     epoch = (await broker.claims.start("q", "c")).epoch
     await broker.claims.claim("q", "c", 1, epoch)
     shown = (await asked(endpoints, "/q/preview", "state=leased"))["messages"]
-    found = {each["text"]: (each["held_by"], each["receives"], "at_ms" in each) for each in shown}
+    found = {each["text"]: (each["leased_by"], each["receives"], "at_ms" in each) for each in shown}
     assert found == {"to a connection": ("connection", 1, False), "in a batch": ("consumer", 1, False)}
     await broker.put_back([held])
 
@@ -101,7 +101,7 @@ async def test_view_of_a_queue_says_whether_it_takes_dead_letters(endpoints: End
         reply = await endpoints.handle(Request("GET", b"/-/events", query, {}, stream(), None))
         assert isinstance(reply.body, bytes)
         view = json.loads(reply.body.removeprefix(b"data: "))
-        assert (view["takes_dead_letters"], view["consumers"]) == (takes, 0)
+        assert (view["is_dead_letter_queue"], view["consumers"]) == (takes, 0)
 
 
 async def test_full_dead_letter_queues_come_before_empty_ones(
@@ -134,7 +134,7 @@ async def test_dead_letters_of_all_queues(endpoints: Endpoints, broker: Broker) 
         ("a.dead", 2, 2),
         ("b.dead", 2, 2),
     ]
-    [death] = found[0]["messages"][0]["deaths"]
+    [death] = found[0]["messages"][0]["dead_letter_history"]
     assert (death["queue"], death["reason"], death["receives"]) == ("a", "receives", 1)
     found = (await asked(endpoints, "/-/dead-letters", "max=3"))["queues"]
     assert [len(each["messages"]) for each in found] == [2, 1]

@@ -140,9 +140,9 @@ async def test_how_long_things_took_is_told(store: MemoryStorage) -> None:
     assert 'mq_publish_seconds_bucket{le="10.0"} 2.0' in lines
     assert 'mq_delivery_age_seconds_bucket{le="60.0"} 2.0' in lines
     found = samples(lines)
-    assert found["mq_barrier_seconds_count", "", ""] >= 2
-    assert 'mq_connections{door="amqp"} 0.0' in lines
-    assert 'mq_schedule_firings_total{fate="failed"} 0.0' in lines
+    assert found["mq_commit_seconds_count", "", ""] >= 2
+    assert 'mq_connections{protocol="amqp"} 0.0' in lines
+    assert 'mq_schedule_firings_total{outcome="failed"} 0.0' in lines
     assert found["mq_schedules", "", ""] == 0
     assert found["mq_publish_seconds_sum", "", ""] > 0
     steps = [
@@ -186,7 +186,7 @@ def everything() -> str:
         {**metrics.durations(), STEP: Durations([("0.001", 1), ("+Inf", 1)], 0.0)},
         {"http": 1},
     )
-    link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_heard=True, lag_seconds=0.001)
+    link = NeighborLink("10.9.0.2:5671", "b", is_up=True, is_inbound_up=True, latency_seconds=0.001)
     cluster = Membership("a", "master", (), 1, True, 1, 0, 5, 4.25, (link,))
     snapshot = snapshot._replace(schedules=1, firings={"published": 1}, cluster=cluster)
     return page(

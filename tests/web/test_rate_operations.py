@@ -37,19 +37,19 @@ async def test_a_view_in_one_request(store: MemoryStorage) -> None:
 
         found = await get(endpoints, "/-/rates", "sort=ready")
         assert [row["name"] for row in found["queues"]] == ["mail", "dead", "emails", "quiet"]
-        assert (found["there"], found["matching"], found["ready"], found["leased"]) == (4, 4, 2, 1)
+        assert (found["total"], found["matching"], found["ready"], found["leased"]) == (4, 4, 2, 1)
         assert found["per_second"]["publish"][1] > 0
         mail, dead, emails, quiet = found["queues"]
         assert (mail["ready"], mail["paused"], mail["dead_letter_queue"]) == (2, True, "dead")
         assert mail["oldest_seconds"] >= 0
-        assert dead["takes_dead_letters"]
-        assert not mail["takes_dead_letters"]
+        assert dead["is_dead_letter_queue"]
+        assert not mail["is_dead_letter_queue"]
         assert emails["per_second"]["deliver"][1] > 0
         assert quiet["per_second"]["publish"] == [0, 0, 0]
         assert "messages" not in mail
 
         found = await get(endpoints, "/-/rates", "filter=MAIL&sort=deliver&max=1&skip=1&history=true")
-        assert (found["there"], found["matching"], found["ready"]) == (4, 2, 2)
+        assert (found["total"], found["matching"], found["ready"]) == (4, 2, 2)
         [row] = found["queues"]
         assert (row["name"], row["messages"][-2:]) == ("mail", [0, 2])
         seen.count_consumers_by({"quiet": 2, "mail": 1, "dead": 0, "emails": 0}.__getitem__)

@@ -103,7 +103,7 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
     told = [line for line in reply.body.decode().splitlines() if line.startswith("mq_schedule")]
     counts = {"published": 1.0, "skipped": 0.0, "failed": 1.0}
     assert told == ["mq_schedules 1.0"] + [
-        f'mq_schedule_firings_total{{fate="{fate}"}} {count}' for fate, count in counts.items()
+        f'mq_schedule_firings_total{{outcome="{fate}"}} {count}' for fate, count in counts.items()
     ]
     assert 'queue "q" does not exist' in (await door.ask("GET /-/schedules/s"))[1]["error"]
 

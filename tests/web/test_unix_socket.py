@@ -83,15 +83,15 @@ async def test_without_users_whom_the_mode_lets_in_may_do_everything(ask, caplog
     caplog.set_level(logging.INFO)
     exchange = await ask(None)
     assert await exchange("PUT", "/q") == 201
-    assert f'event=queue-created door="http" address="uid:{os.geteuid()}" queue="q"' in caplog.text
+    assert f'event=queue-created protocol="http" address="uid:{os.geteuid()}" queue="q"' in caplog.text
 
 
 async def test_a_peer_is_the_user_with_its_login_name(ask, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     exchange = await ask(SERVED)
     assert await exchange("PUT", "/q") == 201
-    assert f'event=login door="http" address="uid:{os.geteuid()}" user="us"' in caplog.text
-    assert f'event=queue-created door="http" address="uid:{os.geteuid()}" user="us" queue="q"' in caplog.text
+    assert f'event=login protocol="http" address="uid:{os.geteuid()}" user="us"' in caplog.text
+    assert f'event=queue-created protocol="http" address="uid:{os.geteuid()}" user="us" queue="q"' in caplog.text
 
 
 async def test_a_peer_without_entry_is_nobody_though_it_is_root_or_the_daemons_user(
@@ -100,7 +100,7 @@ async def test_a_peer_without_entry_is_nobody_though_it_is_root_or_the_daemons_u
     caplog.set_level(logging.INFO)
     exchange = await ask(NOT_SERVED)
     assert await exchange("PUT", "/q") == 401
-    assert f'event=login-failed door="http" address="uid:{os.geteuid()}" why="nothing given"' in caplog.text
+    assert f'event=login-failed protocol="http" address="uid:{os.geteuid()}" why="nothing given"' in caplog.text
     assert await exchange("GET", "/-/live") == 200
 
 

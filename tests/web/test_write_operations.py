@@ -41,10 +41,10 @@ async def test_rows_come_when_their_job_is_committed(endpoints: Endpoints, q: st
     assert (reply.status, told(reply)) == (200, [202, 202])
     assert (await ask(endpoints, "GET", "/q/messages")).status == 204
     shown = json.loads((await ask(endpoints, "GET", "/q/writes")).body)
-    assert shown == {"writes": [{"job": "job", "state": "open", "queues": ["q"], "rows": 2, "again": None}]}
+    assert shown == {"writes": [{"job": "job", "state": "open", "queues": ["q"], "rows": 2, "duplicates": None}]}
     for _ in range(2):
         reply = await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')
-        assert json.loads(reply.body) == {"job": "job", "state": "done", "queues": ["q"], "rows": 2, "again": 0}
+        assert json.loads(reply.body) == {"job": "job", "state": "done", "queues": ["q"], "rows": 2, "duplicates": 0}
     assert (await ask(endpoints, "GET", "/q/messages")).body == b"a"
     assert (await ask(endpoints, "DELETE", q)).status == 200
 

@@ -283,7 +283,7 @@ class Topology:
         return Cascade(self._vhosts[vhost]).plan(queues=[queue])
 
     def gone(self, vhost: str, name: str) -> TopologyChange:
-        """Plan the removals that follow from a queue's deletion by another door, such as its bindings."""
+        """Plan the removals that follow from a queue's deletion by another protocol, such as its bindings."""
         place = self._vhosts[vhost]
         return Cascade(place).plan(queues=[place.queues.get(name) or Queue(vhost, name, durable=True)])
 

@@ -32,7 +32,7 @@ class Copy(NamedTuple):
         publication: the message.
         queue: where it goes.
         is_dead_letter: whether it died in another queue.
-        asked: the draft of its publisher at another door, with a delay, for example; None for a message of AMQP.
+        asked: the draft of its publisher over another protocol, with a delay, for example; None for a message of AMQP.
         number: tells its message from others, where the caller needs that.
     """
 
@@ -158,7 +158,7 @@ def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
     )
     if asked is None:
         return draft
-    attributes = {**draft.attributes, **asked.attributes}  # of texts another door takes more
+    attributes = {**draft.attributes, **asked.attributes}  # of texts another protocol takes more
     return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key, at_ms=asked.at_ms)
 
 

@@ -1,4 +1,4 @@
-"""Exchanges for other doors (:mod:`mq.doors.exchanges`): what is declared, and publishing to one of them.
+"""Exchanges for other protocols (:mod:`mq.doors.exchanges`): what is declared, and publishing to one of them.
 
 A message that is published here becomes one of AMQP, is routed, and stored in each queue.
 """

@@ -264,7 +264,7 @@ class Handlers:
     def _note(self, event: str, **about: str | None) -> None:
         session = self._connection.session
         user = None if session.user is None else session.user.name
-        note(event, door="amqp", address=session.address, user=user, **about)
+        note(event, protocol="amqp", address=session.address, user=user, **about)
 
     async def _status(self, queue: Queue) -> QueueDeclared:
         await self._broker.declarations.look(queue.key)

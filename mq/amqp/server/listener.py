@@ -57,7 +57,7 @@ async def serve(
         stop: returns when it is time to stop.
         version: of mq, which clients are told.
         certificates: with them TLS is spoken, and nothing else.
-        crowd: says which address has too many connections; None counts those of this door alone.
+        crowd: says which address has too many connections; None counts those of this server alone.
         shares_port: other daemons may listen on it, too.
         needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
             still find their exchange, and queues expire.

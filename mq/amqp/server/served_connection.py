@@ -80,10 +80,10 @@ class ServedConnection:
         version: of mq.
 
     Attributes:
-        door: "amqp".
+        protocol: "amqp".
     """
 
-    door = "amqp"
+    protocol = "amqp"
 
     def __init__(self, state: AmqpState, stream: trio.SocketStream | TLSStream, peer: Peer, version: str) -> None:
         self._state = state
@@ -659,7 +659,7 @@ def status_of(
     """
     session, traffic, age = connection.session, _traffic(stream), trio.current_time() - began
     return ConnectionStatus(
-        door="amqp",
+        protocol="amqp",
         state=connection.state.value,
         address=peer.address,
         port=peer.port,
@@ -698,7 +698,7 @@ def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> Itera
                 tag=pump.tag,
                 channel=pump.channel.number,
                 prefetch=credit.prefetch,
-                acknowledges=not credit.no_ack,
+                ack_required=not credit.no_ack,
                 unacknowledged=credit.unsettled,
                 delivered=pump.delivered,
                 delivered_per_second=pump.rate.per_second(now),

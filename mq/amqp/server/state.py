@@ -42,13 +42,13 @@ class AmqpState:
     """What all connections share.
 
     Args:
-        broker: behind the door.
+        broker: behind the server.
         vhosts: their names, beside ``/``.
         logins: authenticates users; None lets every client do everything.
         limits: of each connection.
-        memory: the budget that all requests of the daemon share; None makes one for this door.
-        seen: has the connections of all doors; None where they are not looked at.
-        quotas: hold users to their limits; None for some of this door alone.
+        memory: the budget that all requests of the daemon share; None makes one for this server.
+        seen: has the connections of all protocols; None where they are not looked at.
+        quotas: hold users to their limits; None for some of this server alone.
 
     Attributes:
         broker, limits, memory, seen, quotas: as given.
@@ -150,7 +150,7 @@ class AmqpState:
             about: the right that is missing, and on what.
         """
         if self._logins is not None:
-            self._logins.refusals.refused(door="amqp", address=address, user=user.name, **about)
+            self._logins.refusals.refused(protocol="amqp", address=address, user=user.name, **about)
 
     def closed_to(self) -> str:
         """Why no new client may connect now; empty where it may."""

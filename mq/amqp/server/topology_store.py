@@ -160,7 +160,7 @@ class TopologyStore:
         self._has_heard.set()
 
     async def run(self) -> None:
-        """Follow the broker for ever: remove the bindings of queues that other doors delete."""
+        """Follow the broker for ever: remove the bindings of queues that other protocols delete."""
         while True:
             await self._has_heard.wait()
             self._has_heard = trio.Event()

@@ -20,20 +20,27 @@ The pure parts of :mod:`mq.amqp` read frames, tables and properties; nothing her
 
 from mq.client.amqp.client import AmqpClient, Consumer
 from mq.client.amqp.connection import connect
-from mq.client.amqp.errors import ConsumeEnded, Exclusive, NoChannelLeft, NotConfirmed, UnknownTag, WrongRole
+from mq.client.amqp.errors import (
+    ConsumerCancelled,
+    Exclusive,
+    NoFreeChannel,
+    NotConfirmed,
+    UnknownDeliveryTag,
+    WrongRole,
+)
 from mq.client.amqp.values import Declared, Delivery, Role
 
 __all__ = [
     "AmqpClient",
-    "ConsumeEnded",
     "Consumer",
+    "ConsumerCancelled",
     "Declared",
     "Delivery",
     "Exclusive",
-    "NoChannelLeft",
+    "NoFreeChannel",
     "NotConfirmed",
     "Role",
-    "UnknownTag",
+    "UnknownDeliveryTag",
     "WrongRole",
     "connect",
 ]

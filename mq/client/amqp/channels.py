@@ -17,7 +17,7 @@ from pamqp import commands as methods
 
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
-from mq.client.amqp.errors import ConsumeEnded, NotConfirmed, refusal
+from mq.client.amqp.errors import ConsumerCancelled, NotConfirmed, refusal
 from mq.client.amqp.link import ClientChannel, Link, PendingAnswer, Signal, Why
 from mq.client.amqp.protocol import Arrived, ChannelRefused, Confirmed, Returned
 from mq.client.amqp.values import Delivery
@@ -280,7 +280,7 @@ class ConsumeChannel(ReceiveChannel):
         """The next message.
 
         Raises:
-            ConsumeEnded: the server ended the consumer; the connection goes on.
+            ConsumerCancelled: the server ended the consumer; the connection goes on.
             ClientError: the channel or the connection has ended.
         """
         await anyio.lowlevel.checkpoint()
@@ -314,7 +314,9 @@ class ConsumeChannel(ReceiveChannel):
 
     def consumer_ended(self) -> None:
         """End the iteration after the messages that have arrived: the connection still holds those."""
-        self._over = lambda: ConsumeEnded(f"the server ended the consumer of {self.queue!r}: consume again if you like")
+        self._over = lambda: ConsumerCancelled(
+            f"the server ended the consumer of {self.queue!r}: consume again if you like"
+        )
         self._news.notify()
 
     def end(self, why: Why) -> None:

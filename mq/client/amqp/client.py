@@ -13,7 +13,7 @@ from pamqp import commands as methods
 
 from mq.amqp.wire.properties import PERSISTENT
 from mq.client.amqp.channels import ConsumeChannel, GetChannel, PublishChannel, ReceiveChannel, Tags
-from mq.client.amqp.errors import UnknownTag, WrongRole
+from mq.client.amqp.errors import UnknownDeliveryTag, WrongRole
 from mq.client.amqp.link import CLOSE_SECONDS, ClientChannel, Link
 from mq.client.amqp.values import Declared, Delivery, Role
 from mq.client.calls import given
@@ -167,7 +167,7 @@ class AmqpClient:
         acknowledgement arrives, the message is delivered again.
 
         Raises:
-            UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
+            UnknownDeliveryTag: no message of this connection has that tag, or no longer. The connection is closed.
             WrongRole: this is a producer.
         """
         await self._settle(tag, methods.Basic.Ack)
@@ -176,7 +176,7 @@ class AmqpClient:
         """Requeue a message that was not processed: to the back of a queue that :meth:`declare_queue` made.
 
         Raises:
-            UnknownTag: no message of this connection has that tag, or no longer. The connection is closed.
+            UnknownDeliveryTag: no message of this connection has that tag, or no longer. The connection is closed.
             WrongRole: this is a producer.
         """
         await self._settle(tag, methods.Basic.Nack, requeue=True)
@@ -204,7 +204,9 @@ class AmqpClient:
         except Refused as error:
             text = error.detail
         await self._link.aclose()
-        raise UnknownTag(406, f"no message of this connection has tag {tag}, so the connection was closed: {text}")
+        raise UnknownDeliveryTag(
+            406, f"no message of this connection has tag {tag}, so the connection was closed: {text}"
+        )
 
     def _may(self, role: Role) -> None:
         if self._role not in (role, Role.BOTH):
@@ -304,7 +306,7 @@ class Consumer:
     Raises, where it begins and while it is iterated over:
         NotFound: no such queue.
         NotAllowed: another consumer has it; with `exclusive` any, else an exclusive one.
-        ConsumeEnded: the server ended it, because the queue was deleted or fails over.
+        ConsumerCancelled: the server ended it, because the queue was deleted or fails over.
     """
 
     def __init__(

@@ -113,7 +113,7 @@ async def connect(
     Raises:
         Unreachable: no server answers in time.
         NotAllowed: the server refuses this user, or this user in this vhost.
-        NotUnderstood: the peer does not speak AMQP 0-9-1.
+        UnexpectedResponse: the peer does not speak AMQP 0-9-1.
         ValueError: the URL, the role or a PEM file makes no sense.
     """
     role = Role(role)
@@ -164,7 +164,7 @@ async def connected(stream: ByteStream, login: Login, role: Role, deadline: floa
         deadline: when the login has to be done, by the event loop's clock.
 
     Raises:
-        Unreachable, NotAllowed, NotUnderstood: as :func:`connect`.
+        Unreachable, NotAllowed, UnexpectedResponse: as :func:`connect`.
     """
     async with _linked(stream, login, deadline) as link:
         yield AmqpClient(link, role)

@@ -17,15 +17,15 @@ class NotConfirmed(ClientError):
     that has the queue was lost meanwhile, and it may have been. Publish it again where twice does no harm."""
 
 
-class ConsumeEnded(ClientError):
+class ConsumerCancelled(ClientError):
     """The server ended a consumer: its queue was deleted, or fails over to another node. Consume again if you like."""
 
 
-class NoChannelLeft(ClientError):
+class NoFreeChannel(ClientError):
     """Every channel of the connection is in use: settle messages, end consumers, or open another connection."""
 
 
-class UnknownTag(Refused):
+class UnknownDeliveryTag(Refused):
     """406: no message of this connection has that tag, or it was settled before. The connection was closed."""
 
 

@@ -15,7 +15,7 @@ from anyio.abc import ByteStream
 from pamqp import base
 from pamqp import commands as methods
 
-from mq.client.amqp.errors import NoChannelLeft, refusal
+from mq.client.amqp.errors import NoFreeChannel, refusal
 from mq.client.amqp.protocol import (
     Answered,
     Arrived,
@@ -30,7 +30,7 @@ from mq.client.amqp.protocol import (
     Protocol,
     Returned,
 )
-from mq.client.errors import ClientError, Interrupted, NotUnderstood, Unreachable
+from mq.client.errors import ClientError, Interrupted, UnexpectedResponse, Unreachable
 
 CLOSE_SECONDS: Final = 5.0
 """How long the server has for its last word."""
@@ -300,11 +300,11 @@ class Link:
         """Open a channel.
 
         Raises:
-            NoChannelLeft: all of them are in use.
+            NoFreeChannel: all of them are in use.
         """
         self.check()
         if not self._free and self._highest >= self.protocol.channel_max:
-            raise NoChannelLeft(
+            raise NoFreeChannel(
                 f"all {self._highest} channels of the connection are in use: settle messages, end consumers, "
                 "or open another connection"
             )
@@ -337,7 +337,7 @@ class Link:
                     self._on(event)
             except anyio.EndOfStream:
                 self.end(f"the server hung up while {self.protocol.phase.value}")
-            except NotUnderstood as error:
+            except UnexpectedResponse as error:
                 self.end(str(error), refused=error)
             except _BROKEN as error:
                 self.end(f"the connection broke: {error.__cause__ or error}")

@@ -25,7 +25,7 @@ from mq.amqp.wire.frames import (
     encode_content,
     encode_method,
 )
-from mq.client.errors import NotUnderstood
+from mq.client.errors import UnexpectedResponse
 
 CHANNEL_MAX: Final = 2047
 FRAME_MAX: Final = 131_072
@@ -207,10 +207,10 @@ class Protocol:
         """The events in bytes from the server. Exhaust them before the next call.
 
         Raises:
-            NotUnderstood: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
+            UnexpectedResponse: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
         """
         if self.phase is Phase.GREETING and data.startswith(b"HTTP/"):
-            raise NotUnderstood("this is a port of HTTP: AMQP is served on another one, usually 5672")
+            raise UnexpectedResponse("this is a port of HTTP: AMQP is served on another one, usually 5672")
         self.heartbeats.received()
         self._reader.feed(data)
         try:
@@ -220,7 +220,7 @@ class Protocol:
             if self.phase is Phase.OPEN:
                 self.close(error.code, error.text)
             self.phase = Phase.CLOSED
-            raise NotUnderstood(f"the server sent what is not AMQP 0-9-1: {error}") from error
+            raise UnexpectedResponse(f"the server sent what is not AMQP 0-9-1: {error}") from error
 
     def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
         """Queue a method."""

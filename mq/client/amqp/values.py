@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties
-from mq.client.errors import NotUnderstood
+from mq.client.errors import UnexpectedResponse
 
 
 class Role(enum.StrEnum):
@@ -78,9 +78,9 @@ class Delivery:
         """What the publisher and the server wrote beside the body.
 
         Raises:
-            NotUnderstood: it is malformed.
+            UnexpectedResponse: it is malformed.
         """
         try:
             return self._properties.headers()
         except Refusal as error:
-            raise NotUnderstood(f"the headers of the message cannot be read: {error}") from error
+            raise UnexpectedResponse(f"the headers of the message cannot be read: {error}") from error

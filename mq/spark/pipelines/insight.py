@@ -128,7 +128,7 @@ def queues_of(steps: DataFrame) -> DataFrame:
         _count(is_lease).alias("leased"),
         _count(is_lease & (F.col("receives") > 1)).alias("redelivered"),
         _count(_is(Kind.REMOVE)).alias("removed"),
-        _count(_is(Kind.DIE)).alias("died"),
+        _count(_is(Kind.DEAD_LETTER)).alias("dead_lettered"),
         _count(_is(Kind.EXPIRE)).alias("expired"),
         F.min("time").alias("first"),
         F.max("time").alias("last"),
@@ -139,7 +139,7 @@ def queues_of(steps: DataFrame) -> DataFrame:
         counted.withColumn("published_per_second", F.col("published") / seconds)
         .withColumn("removed_per_second", F.col("removed") / seconds)
         .withColumn("redelivery_rate", _ratio("redelivered", "leased"))
-        .withColumn("dead_letter_rate", _ratio("died", "published"))
+        .withColumn("dead_letter_rate", _ratio("dead_lettered", "published"))
         .orderBy(F.desc("published"), "queue")
     )
 
@@ -212,12 +212,12 @@ def poison_of(steps: DataFrame) -> DataFrame:
         steps.groupBy("id")
         .agg(
             F.max("receives").alias("receives"),
-            _count(_is(Kind.DIE)).alias("deaths"),
+            _count(_is(Kind.DEAD_LETTER)).alias("dead_lettered"),
             _count(_is(Kind.REMOVE)).alias("removed"),
             F.max_by("queue_after", F.struct("ordinal", "sequence")).alias("queue"),
             F.max("time").alias("last"),
         )
-        .where((F.col("receives") >= POISON_RECEIVES) & ((F.col("deaths") > 0) | (F.col("removed") == 0)))
+        .where((F.col("receives") >= POISON_RECEIVES) & ((F.col("dead_lettered") > 0) | (F.col("removed") == 0)))
         .orderBy(F.desc("receives"), "id")
         .limit(_MOST_POISON)
     )

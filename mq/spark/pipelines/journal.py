@@ -23,10 +23,10 @@ from mq.observers.journal_segments import JournalSegment, segment_paths
 
 _ROWS: Final = (
     "ordinal int, era int, sequence long, time timestamp, kind string, queue string, id string, source string, "
-    "target string, size long, receives int, destination string, door string, count long, since timestamp"
+    "target string, size long, receives int, destination string, protocol string, count long, since timestamp"
 )
 _COLUMNS: Final = (
-    *("sequence", "time", "kind", "queue", "id", "source", "target", "size", "receives", "destination", "door"),
+    *("sequence", "time", "kind", "queue", "id", "source", "target", "size", "receives", "destination", "protocol"),
     *("count", "since"),
 )
 

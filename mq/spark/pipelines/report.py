@@ -195,7 +195,7 @@ _QUEUES: Final[Cells] = [
     ("leased", _number("leased")),
     ("redelivered", _share("redelivery_rate")),
     ("removed", _number("removed")),
-    ("dead-lettered", _number("died")),
+    ("dead-lettered", _number("dead_lettered")),
     ("of published", _share("dead_letter_rate")),
     ("expired", _number("expired")),
 ]
@@ -221,7 +221,7 @@ _POISON: Final[Cells] = [
     ("id", _text("id")),
     ("queue", _text("queue")),
     ("deliveries", _number("receives")),
-    ("dead-lettered", _number("deaths")),
+    ("dead-lettered", _number("dead_lettered")),
     ("last", _instant("last")),
 ]
 _SEGMENTS: Final[Cells] = [

@@ -91,7 +91,7 @@ export async function redrive(queue, { to, ids } = {}) {
   for (;;) {
     const done = await askJson("POST", `${path(queue)}/redrive`, { ...(to && { to }), ...(ids && { ids }) });
     moved += done.moved;
-    if (ids || !done.moved || !done.left) return { moved, stay: ids ? ids.length - moved : done.left };
+    if (ids || !done.moved || !done.remaining) return { moved, stay: ids ? ids.length - moved : done.remaining };
   }
 }
 

@@ -1,4 +1,4 @@
-// Who is connected, at all doors, and who consumes: slow ones first.
+// Who is connected, over all protocols, and who consumes: slow ones first.
 
 import { ask, askJson, may, path } from "./api.js";
 import { confirmed } from "./dialogs.js";
@@ -29,7 +29,7 @@ export function connectionsView({ onState }) {
     keyOf: ({ id }) => id,
     columns: [
       ["Client", (each) => `${each.address}${each.port ? `:${each.port}` : ""}`, "short"],
-      ["Door", (each) => (each.vhost === null ? each.door : `${each.door} ${each.vhost}`), "short"],
+      ["Protocol", (each) => (each.vhost === null ? each.protocol : `${each.protocol} ${each.vhost}`), "short"],
       ["User", (each) => each.user ?? "—"],
       ["State", (each) => each.state],
       ["Channels", (each) => (each.channels.length ? number(each.channels.length) : ""), true],
@@ -58,11 +58,11 @@ export function consumersView({ onState }) {
       ["Queue", (each) => h("a", { href: `#/queue/${encodeURIComponent(each.queue)}` }, each.queue)],
       ["Consumer", (each) => [each.tag ?? "a request that waits", isSlow(each) ? h("span", { class: "marks" }, "slow") : null]],
       ["User", (each) => each.user ?? "—"],
-      ["Client", (each) => `${each.door} ${each.address}`, "short"],
+      ["Client", (each) => `${each.protocol} ${each.address}`, "short"],
       ["Prefetch", (each) => (each.prefetch === null ? "—" : each.prefetch || "any"), true],
       ["Unacknowledged", (each) => number(each.unacknowledged), true],
       ["Delivered", (each) => number(each.delivered), true],
-      ["Out / s", (each) => (each.door === "amqp" ? rate(each.delivered_per_second) : "—"), true],
+      ["Out / s", (each) => (each.protocol === "amqp" ? rate(each.delivered_per_second) : "—"), true],
       ["Idle", (each) => duration(each.idle_seconds), true],
       ["Open", (each) => duration(each.open_seconds), true],
     ],

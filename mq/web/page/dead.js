@@ -80,7 +80,7 @@ export function deadView({ onState, onDead }) {
 }
 
 /** What a dead letter is found by: what is shown of it. */
-function textOf({ text, attributes, deaths, content_type: type }) {
+function textOf({ text, attributes, dead_letter_history: deaths, content_type: type }) {
   return [text, type, ...Object.values(attributes), ...deaths.flatMap((death) => [death.queue, why(death)])].join("\n").toLowerCase();
 }
 

@@ -38,7 +38,7 @@ export function exchangesView({ onState }) {
     const written = JSON.stringify([[...nodes.keys()], ways.map(({ from, to, key, isDead }) => [from.id, to.id, key, isDead])]);
     if (written === drawn) return;
     drawn = written;
-    setText(summary, `${many(told.there.exchanges, "exchange")}, ${many(told.there.bindings, "binding")}, ${many(told.there.dead_letters, "queue")} with a dead-letter exchange`);
+    setText(summary, `${many(told.total.exchanges, "exchange")}, ${many(told.total.bindings, "binding")}, ${many(told.total.dead_letters, "queue")} with a dead-letter exchange`);
     const isMuch = nodes.size > MOST_DRAWN;
     setText(note, isMuch ? `${nodes.size} exchanges and queues are too many for a picture: filter to see some.` : "");
     show(picture, nodes.size > 0 && !isMuch);

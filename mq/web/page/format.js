@@ -59,7 +59,7 @@ export function time(milliseconds) {
 const HOLDERS = { connection: "while connected", consumer: "in a consumer's batch" };
 
 /** Until when a message is delayed or leased, and for how long that is; nothing for a ready one. */
-export function until({ at_ms: milliseconds, held_by: holder }) {
+export function until({ at_ms: milliseconds, leased_by: holder }) {
   if (milliseconds === undefined) return HOLDERS[holder] ?? "";
   const seconds = (milliseconds - Date.now()) / 1000;
   return `${time(milliseconds)}, ${seconds >= 1 ? `in ${duration(seconds)}` : "now"}`;

@@ -59,7 +59,7 @@ function facts(message) {
     ["Content type", message.content_type],
     ...(message.content_encoding ? [["Content encoding", message.content_encoding]] : []),
     ...Object.entries(message.attributes).map(([name, value]) => [`Header ${name}`, value]),
-    ...message.deaths.map((death) => ["Died", `in ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
+    ...message.dead_letter_history.map((death) => ["Died", `in ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
   ];
 }
 

@@ -5,7 +5,7 @@ import { age, bytes, many, reasonOf, until } from "./format.js";
 import { beginning, openMessage } from "./message.js";
 
 /** How a message died last; null for one that did not. Over AMQP a dead letter tells by its headers, and no time. */
-export function deathOf({ deaths, attributes }) {
+export function deathOf({ dead_letter_history: deaths, attributes }) {
   const queue = attributes["x-first-death-queue"], reason = attributes["x-first-death-reason"];
   return deaths[0] ?? (queue && reason ? { queue, reason, receives: 0, time: null } : null);
 }

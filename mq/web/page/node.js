@@ -10,7 +10,7 @@ const EVERY_MS = 5000;
 const SAMPLES = 13; // a minute
 const SHORT = 0.1; // of the file system
 const HISTOGRAMS = [
-  ["mq_barrier_seconds", "until a batch was durable"],
+  ["mq_commit_seconds", "until a batch was durable"],
   ["mq_publish_seconds", "from a publish to its answer"],
   ["mq_delivery_age_seconds", "from a publish until it was delivered"],
 ];
@@ -35,8 +35,8 @@ export function nodeView({ onState }) {
   const links = makeTable("Links", [
     ["Neighbor", (each) => each.node || each.address],
     ["Link to it", (each) => (each.is_up ? "up" : "down")],
-    ["Its link to here", (each) => (each.is_heard ? "up" : "down")],
-    ["Answers after", (each) => (each.lag_seconds === null ? "—" : brief(each.lag_seconds)), true],
+    ["Its link to here", (each) => (each.is_inbound_up ? "up" : "down")],
+    ["Answers after", (each) => (each.latency_seconds === null ? "—" : brief(each.latency_seconds)), true],
   ], ({ address }) => address, "There are no links.");
 
   async function look() {
@@ -127,7 +127,7 @@ function gauges(text) {
 
 function explained(membership) {
   if (!membership.node) return "";
-  const served = membership.is_served ? "served" : "not served now";
+  const served = membership.is_available ? "served" : "not served now";
   return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "fail-over")} since this node was started. ${lease(membership)}${warned(membership)}`;
 }
 
@@ -138,6 +138,6 @@ function warned({ voters, nodes }) {
   return machine + node;
 }
 
-function lease({ lease_left_seconds: left, lease_seconds: whole }) {
+function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
   return left === null ? "It is no member now." : `Its lease of ${whole} s has ${left.toFixed(1)} s left.`;
 }

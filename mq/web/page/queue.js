@@ -95,7 +95,7 @@ export function queueView(name, { onState }) {
   function hasDeadLetters() {
     if (!view.ready) return false;
     if (shownReady?.some((message) => deathOf(message) !== null)) return true;
-    return view.takes_dead_letters && (shownReady === null || shownReady.length < view.ready);
+    return view.is_dead_letter_queue && (shownReady === null || shownReady.length < view.ready);
   }
 
   function told(isLive, error) {
@@ -184,7 +184,7 @@ export function queueView(name, { onState }) {
     hour.replaceChildren(
       plot("Messages in the queue", [{ name: "messages", values: minutes.messages }]),
       plot("Messages a second", series([["publish", "published"], ["deliver", "delivered"], ["acknowledge", "acknowledged"]]), { isRate: true }),
-      plot("What goes wrong, a second", series([["redeliver", "redelivered"], ["expire", "expired"], ["die", "died"]]), { isRate: true }),
+      plot("What goes wrong, a second", series([["redeliver", "redelivered"], ["expire", "expired"], ["dead_letter", "dead-lettered"]]), { isRate: true }),
     );
   }
 

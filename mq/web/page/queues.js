@@ -10,7 +10,7 @@ const PAGE = 100;
 const WAIT_MS = 150;
 const COLUMNS = [
   ["name", "Queue"], ["ready", "Ready"], ["leased", "Leased"], ["delayed", "Delayed"], ["oldest", "Oldest"],
-  ["consumers", "Consumers"], ["publish", "In / s"], ["deliver", "Out / s"], ["die", "Dying / s"],
+  ["consumers", "Consumers"], ["publish", "In / s"], ["deliver", "Out / s"], ["dead_letter", "Dead-lettered / s"],
 ];
 
 const START = { sort: "name", reverse: "false", filter: "", skip: "0" };
@@ -119,7 +119,7 @@ export function queuesView(query, { onState, onDead }) {
     setText(cells.marks, [storeText(status), pausedText(status)].filter(Boolean).join(", "));
     const texts = [
       number(status.ready), number(status.leased), number(status.delayed), age(status.oldest_ms), number(status.consumers),
-      rate(status.published), rate(status.delivered), rate(status.died),
+      rate(status.published), rate(status.delivered), rate(status.dead_lettered),
     ];
     texts.forEach((text, place) => {
       setText(cells.numbers[place], text);

@@ -41,7 +41,8 @@ RENEWING_CONNECTIONS: Final = 2
 """For renewals alone, so that none waits for its turn behind names that are looked for."""
 CHANGE_SECONDS: Final = 10.0
 """How long a change of the master's store may take, however short its lease: for as long as the lease is renewed the
-doors wait for it, and the master stays one. What is gone by then is not known to have been done, and ends the term."""
+servers wait for it, and the master stays one. What is gone by then is not known to have been done, and ends the
+term."""
 SEEN: Final = "seen"
 DRAINING: Final = "draining"
 ATTEMPTS: Final = 4

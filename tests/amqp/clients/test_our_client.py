@@ -12,11 +12,11 @@ import trio
 from mq.client import Conflict, Interrupted, NotAllowed, NotFound, Unreachable
 from mq.client.amqp import (
     AmqpClient,
-    ConsumeEnded,
     Consumer,
+    ConsumerCancelled,
     Delivery,
     NotConfirmed,
-    UnknownTag,
+    UnknownDeliveryTag,
     WrongRole,
     connect,
 )
@@ -180,7 +180,9 @@ async def test_a_nack_gives_the_message_back(server: Server, client: AmqpClient,
 @pytest.mark.parametrize("tag", [1, 7, 2**63 - 1])
 async def test_a_tag_that_never_was_ends_the_connection(server: Server, queue: str, tag: int) -> None:
     async with connect(server.url) as client:
-        with pytest.raises(UnknownTag, match=f"tag {tag}, so the connection was closed: PRECONDITION_FAILED.*{tag}"):
+        with pytest.raises(
+            UnknownDeliveryTag, match=f"tag {tag}, so the connection was closed: PRECONDITION_FAILED.*{tag}"
+        ):
             await client.ack(tag)
         with pytest.raises(Unreachable):
             await client.declare_queue(queue)
@@ -192,7 +194,7 @@ async def test_a_tag_is_good_for_once(server: Server, client: AmqpClient, queue:
     async with connect(server.url) as other:
         first, _ = await get(other, queue), await get(other, queue)
         await other.ack(first.tag)
-        with pytest.raises(UnknownTag):
+        with pytest.raises(UnknownDeliveryTag):
             await other.nack(first.tag)
     message = await get(client, queue)
     assert (message.body, message.redelivered) == (b"1", True)
@@ -343,7 +345,7 @@ async def test_a_consumer_hears_that_its_queue_was_deleted(server: Server, clien
     async with client.consume(queue) as consumer:
         await anext(consumer)
         await trio.to_thread.run_sync(delete_queue, server, queue)
-        with pytest.raises(ConsumeEnded, match=queue):
+        with pytest.raises(ConsumerCancelled, match=queue):
             await anext(consumer)
     assert (await client.declare_queue(queue)).messages == 0
 

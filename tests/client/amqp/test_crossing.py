@@ -8,7 +8,7 @@ from pamqp import body, frame, header
 from pamqp import commands as methods
 
 from mq.client import Conflict, Interrupted, Unreachable
-from mq.client.amqp import UnknownTag
+from mq.client.amqp import UnknownDeliveryTag
 from mq.client.amqp.protocol import Arrived
 from tests.client.amqp.scripted import begin, cancel_when_blocked, open_publishing, talking
 from tests.client.loops import on_both_loops
@@ -107,7 +107,7 @@ async def test_what_was_held_on_a_channel_that_the_server_closed_has_no_tag() ->
         await server.hear(methods.Channel.CloseOk)
         await server.answer(methods.Connection.Close, methods.Connection.CloseOk())
         await anyio.wait_all_tasks_blocked()
-        assert isinstance(outcome.error, UnknownTag)
+        assert isinstance(outcome.error, UnknownDeliveryTag)
 
 
 @on_both_loops

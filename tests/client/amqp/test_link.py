@@ -9,8 +9,8 @@ import pytest
 from pamqp import commands as methods
 from pamqp import frame, header, heartbeat
 
-from mq.client import ClientError, Conflict, Interrupted, NotAllowed, NotFound, NotUnderstood, Unreachable
-from mq.client.amqp import NoChannelLeft, NotConfirmed, Role, UnknownTag
+from mq.client import ClientError, Conflict, Interrupted, NotAllowed, NotFound, UnexpectedResponse, Unreachable
+from mq.client.amqp import NoFreeChannel, NotConfirmed, Role, UnknownDeliveryTag
 from mq.client.amqp.connection import connected
 from mq.client.amqp.link import MOST_UNSENT
 from mq.client.amqp.protocol import Login
@@ -43,10 +43,10 @@ async def test_a_server_that_says_nothing_is_given_up() -> None:
 @pytest.mark.parametrize(
     ("said", "error"),
     [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", NotUnderstood),
-        (BEGIN, NotUnderstood),
-        (frame.marshal(methods.Connection.Start(mechanisms="EXTERNAL"), 0), NotUnderstood),
-        (frame.marshal(methods.Connection.OpenOk(), 0), NotUnderstood),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", UnexpectedResponse),
+        (BEGIN, UnexpectedResponse),
+        (frame.marshal(methods.Connection.Start(mechanisms="EXTERNAL"), 0), UnexpectedResponse),
+        (frame.marshal(methods.Connection.OpenOk(), 0), UnexpectedResponse),
         (frame.marshal(methods.Connection.Close(530, "NOT_ALLOWED - no", 0, 0), 0), NotAllowed),
         (b"", Unreachable),
     ],
@@ -300,7 +300,7 @@ async def test_all_channels_in_use() -> None:
         begin(tasks, lambda: client.declare_queue("q"))
         await server.answer(methods.Channel.Open, methods.Channel.OpenOk())
         await server.answer(methods.Queue.Declare, methods.Queue.DeclareOk("q", 0, 0))
-        with pytest.raises(NoChannelLeft, match="all 1 channels"):
+        with pytest.raises(NoFreeChannel, match="all 1 channels"):
             await client.get("q")
 
 
@@ -327,7 +327,7 @@ async def test_an_unknown_tag_asks_the_server_and_then_ends() -> None:
         await server.answer(methods.Basic.Qos, methods.Basic.QosOk())
         await server.answer(methods.Connection.Close, methods.Connection.CloseOk())
         await anyio.wait_all_tasks_blocked()
-        assert isinstance(outcome.error, UnknownTag)
+        assert isinstance(outcome.error, UnknownDeliveryTag)
         assert "did not object" in str(outcome.error)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mq.amqp.wire.properties import BasicProperties
-from mq.client import NotUnderstood
+from mq.client import UnexpectedResponse
 from mq.client.amqp import Delivery, connect
 from mq.client.amqp.channels import PendingConfirms, Tags
 from mq.client.amqp.connection import Address, parse, tls_context
@@ -90,7 +90,7 @@ def test_tags_rise_and_are_good_for_once() -> None:
 def test_headers_that_cannot_be_read() -> None:
     broken = BasicProperties(b"\x20\0\0\0\0\x02\xff\xff")
     message = Delivery(tag=1, queue="q", body=b"", redelivered=False, _properties=broken)
-    with pytest.raises(NotUnderstood):
+    with pytest.raises(UnexpectedResponse):
         _ = message.headers
     with pytest.raises(dataclasses.FrozenInstanceError):
         message.tag = 2  # type: ignore[misc]
