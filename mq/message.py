@@ -202,6 +202,13 @@ class SharedAttributes(dict[str, Any]):
         return self._encoded
 
 
+def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
+    """Attributes as JSON; empty for none."""
+    if not attributes:
+        return b""
+    return attributes.encoded() if isinstance(attributes, SharedAttributes) else encode_json(dict(attributes))
+
+
 class Properties(NamedTuple):
     """What is fixed when a message is written.
 

@@ -18,7 +18,7 @@ import trio
 from mq import turns
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.message import BytesBody, MessageId, Properties, checksum
+from mq.message import BytesBody, MessageId, Properties, checksum, encode_attributes
 from mq.storage.groups import undoing
 from mq.storage.interface import (
     QUEUE,
@@ -73,7 +73,7 @@ class _KeptMessage(NamedTuple):
     meta: Meta
     data: bytes
     checksum: int
-    attributes: str
+    attributes: bytes
 
 
 class _StagedBytes:
@@ -157,8 +157,7 @@ class MemoryStorage:
         return _StagedBytes(b"".join([chunk async for chunk in chunks]))
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Do all of them, in order."""
-        await trio.lowlevel.checkpoint()  # first: a commit that is cancelled has done nothing
+        """Do all of them, in order. A checkpoint only for many: a few have nothing to wait for."""
         if len(operations) <= _FEW:  # which their caller has counted
             return [
                 await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in operations
@@ -274,7 +273,7 @@ class MemoryStorage:
                 return Outcome(Result.GONE)
             body = body.data
         entry = write.entry
-        kept = _KeptMessage(entry.meta, body, checksum(body), json.dumps(write.attributes))
+        kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
         if self._max_bytes is not None and not self._has_room(kept, self._max_bytes):
             return Outcome(
                 Result.FULL, reason=f"{self._bytes + self._beside} bytes of transient messages are in memory"
@@ -363,5 +362,6 @@ def _pieces(value: Any) -> Iterator[str]:
 def _stored(kept: _KeptMessage | None) -> Stored | None:
     if kept is None:
         return None
-    properties = Properties(len(kept.data), kept.checksum, json.loads(kept.attributes))
+    attributes = json.loads(kept.attributes) if kept.attributes else {}
+    properties = Properties(len(kept.data), kept.checksum, attributes)
     return Stored(properties, BytesBody(kept.data))

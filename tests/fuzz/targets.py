@@ -20,7 +20,7 @@ from mq.access.users_file import check_user_name, parse_users
 from mq.broker import Draft
 from mq.errors import BatchTooLarge, InvalidId, InvalidName, InvalidRequest, InvalidSetting
 from mq.lifecycle import State
-from mq.message import BytesBody, Message, MessageId, Properties, QueueName, with_checksum
+from mq.message import BytesBody, Message, MessageId, Properties, QueueName, encode_attributes, with_checksum
 from mq.settings import LINES, Settings, load_settings
 from mq.storage.files.fake import FakeCalls, make_calls
 from mq.storage.files.layout import (
@@ -28,7 +28,6 @@ from mq.storage.files.layout import (
     Sum,
     decode_attributes,
     decode_side,
-    encode_attributes,
     encode_side,
     flat_name,
     is_queue_name,

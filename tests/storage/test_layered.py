@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -10,6 +9,7 @@ import trio
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
+from mq.message import encode_attributes
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Sharing, Storage, Stored, Unlink, Write
 from mq.storage.layered import LayeredStorage, make_layered
 from mq.storage.memory import MESSAGE_BYTES
@@ -155,7 +155,7 @@ async def test_memory_counts_attributes_and_messages_without_a_body(
     store: LayeredStorage, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, str]
 ) -> None:
     monkeypatch.setattr("mq.storage.memory.MOST_BESIDE", 100_000)
-    fitting = (LIMIT + 100_000) // (len(json.dumps(attributes)) + MESSAGE_BYTES)
+    fitting = (LIMIT + 100_000) // (len(encode_attributes(attributes)) + MESSAGE_BYTES)
     writes = [Write("passing", new_id(), b"", attributes) for _ in range(fitting + 1)]
     outcomes = await store.commit(writes)
     assert [outcome.result for outcome in outcomes] == [Result.DONE] * fitting + [Result.FULL]

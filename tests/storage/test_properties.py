@@ -9,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mq.message import Properties, SharedAttributes, with_checksum, without_checksum
+from mq.message import Properties, SharedAttributes, encode_attributes, with_checksum, without_checksum
 from mq.storage.files.layout import (
     Senseless,
     Sum,
     announced_size,
     decode_attributes,
     decode_side,
-    encode_attributes,
     encode_side,
 )
 from tests.cases import for_each

@@ -40,8 +40,8 @@ from mq.lifecycle import State
 from mq.message import (
     MessageId,
     Properties,
-    SharedAttributes,
     checksum,
+    encode_attributes,
     encode_json,
     with_checksum,
     without_checksum,
@@ -367,13 +367,6 @@ def announced_size(value: bytes | None) -> int | None:
     """The length that ``user.mq.sum`` begins with; None where that cannot be mq's."""
     digits = (value or b"").partition(b":")[0]
     return int(digits) if digits.isdigit() and len(digits) <= _MOST_DIGITS else None
-
-
-def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
-    """Attributes as JSON; empty for none."""
-    if not attributes:
-        return b""
-    return attributes.encoded() if isinstance(attributes, SharedAttributes) else encode_json(dict(attributes))
 
 
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:

@@ -20,13 +20,13 @@ from itertools import islice
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from mq.lifecycle import State
-from mq.message import SharedAttributes
+from mq.message import SharedAttributes, encode_attributes
 from mq.storage.files.barrier import Barrier, bring_in_order
 from mq.storage.files.batch import Batch, refusal, run_plain
 from mq.storage.files.calls import FileKind, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults, inline_hop
-from mq.storage.files.layout import Layout, Planned, encode_attributes, plan
+from mq.storage.files.layout import Layout, Planned, plan
 from mq.storage.files.log import Log
 from mq.storage.files.payload import (
     LARGEST_INLINE,

@@ -28,9 +28,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.message import checksum
+from mq.message import checksum, encode_attributes
 from mq.storage.files.calls import Step
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, encode_attributes, noted_of, place_of
+from mq.storage.files.layout import LARGEST_ATTRIBUTES, noted_of, place_of
 from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
 
 LARGEST_INLINE: Final = 1 << 16

@@ -94,6 +94,7 @@ class MixesBatches(MemoryStorage):
 class LeavesCancelledWritesHalf(MemoryStorage):
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         try:
+            await trio.lowlevel.checkpoint()
             return await super().commit(operations)
         except trio.Cancelled:
             for operation in operations:
