@@ -17,7 +17,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import trio
 from trio.lowlevel import current_task
@@ -61,11 +61,25 @@ _QUIET_SECONDS: Final = 10.0
 """After a log line about a long step, until the next."""
 
 
+@runtime_checkable
+class WaitClock(Protocol):
+    """A clock that knows when the event loop began to wait for events.
+
+    Attributes:
+        waits_since: when that was last, by :meth:`current_time`.
+    """
+
+    waits_since: float
+
+    def current_time(self) -> float:
+        """Seconds."""
+
+
 class LoopTurns(trio.abc.Instrument):
     """The turns of one event loop. Get it by :func:`of_run`, once before a loop.
 
     Attributes:
-        passes: of the event loop so far.
+        passes: of the event loop so far, the present one included.
         long_passes: those of more than a millisecond, up to each of :data:`PASS_BOUNDS`, and at last longer ones.
             Durations are of the wall clock, as the other tasks see them.
         long_seconds: their sum.
@@ -73,6 +87,7 @@ class LoopTurns(trio.abc.Instrument):
 
     __slots__ = (
         "_began",
+        "_clock",
         "_ended_in",
         "_is_pacing",
         "_left",
@@ -99,7 +114,8 @@ class LoopTurns(trio.abc.Instrument):
         self._ended_in = -1  # the pass in which a task used up its turn last
         self._line = trio.lowlevel.ParkingLot()
         self._is_pacing = False
-        self._began = self._looked = time.perf_counter()  # the present pass, and the last look at how busy the loop is
+        self._clock: WaitClock = _Waits()
+        self._began = self._looked = 0.0  # the present pass, and the last look at how busy the loop is
         self._steps: _Steps | None = None
         self._watches_until = float("-inf")
         self._silent_until = float("-inf")
@@ -107,6 +123,13 @@ class LoopTurns(trio.abc.Instrument):
 
     def start(self) -> None:
         """Measure the event loop that runs here."""
+        clock = trio.lowlevel.current_clock()
+        if isinstance(clock, WaitClock):
+            self._clock = clock
+        else:
+            self._clock = waits = _Waits()
+            trio.lowlevel.add_instrument(waits)
+        self._began = self._looked = self._clock.current_time()
         trio.lowlevel.add_instrument(self)
         self._measure_steps(True)
 
@@ -164,22 +187,17 @@ class LoopTurns(trio.abc.Instrument):
             await trio.lowlevel.checkpoint()
         self._is_pacing = False
 
-    # The instrument: two hooks a pass, of some 0.5 µs each. A hook in each step would cost a message twice as much.
+    # The instrument: one hook a pass, of some 0.5 µs. A hook in each step would cost a message twice as much.
 
-    def after_io_wait(self, timeout: float, now: Callable[[], float] = time.perf_counter) -> None:
-        """Begin the measurement of a pass."""
-        self._began = now()
-
-    def before_io_wait(
-        self, timeout: float, now: Callable[[], float] = time.perf_counter, short: float = PASS_BOUNDS[0]
-    ) -> None:
-        """End the measurement of a pass."""
+    def after_io_wait(self, timeout: float, short: float = PASS_BOUNDS[0]) -> None:
+        """Begin a pass, and end the measurement of the one before."""
         self.passes = passes = self.passes + 1
-        ended = now()
-        if ended - self._began > short:
-            self._note_long(ended)
+        now = self._clock.current_time()
+        if now - self._began > short:  # the wait included, which is short while there is much to do
+            self._note_long(self._clock.waits_since if timeout > 0 else now)
+        self._began = now
         if not passes % PASSES_A_LOOK:
-            self._look(ended)
+            self._look(now)
 
     def _look(self, now: float) -> None:
         """Measure single steps while that costs little, or is needed to find a slow one."""
@@ -189,7 +207,7 @@ class LoopTurns(trio.abc.Instrument):
 
     def _measure_steps(self, is_wanted: bool) -> None:
         if is_wanted and self._steps is None:
-            self._steps = _Steps()
+            self._steps = _Steps(self._clock.current_time)
             trio.lowlevel.add_instrument(self._steps)
         elif not is_wanted and self._steps is not None:
             trio.lowlevel.remove_instrument(self._steps)
@@ -198,6 +216,8 @@ class LoopTurns(trio.abc.Instrument):
     def _note_long(self, ended: float) -> None:
         """Count a pass of more than a millisecond, and log one that held up the other tasks for long."""
         took = ended - self._began
+        if took <= PASS_BOUNDS[0]:
+            return
         self.long_passes[bisect_left(PASS_BOUNDS, took)] += 1
         self.long_seconds += took
         if took <= LONG_STEP_SECONDS:
@@ -218,12 +238,34 @@ class LoopTurns(trio.abc.Instrument):
             self._unlogged, self._silent_until = 0, ended + _QUIET_SECONDS
 
 
-class _Steps(trio.abc.Instrument):
-    """Finds the longest step of a pass."""
+class _Waits(trio.abc.Instrument):
+    """Notes when the event loop begins to wait, where its clock does not: a second hook a pass."""
 
-    __slots__ = ("_began", "_longest", "_task")
+    __slots__ = ("waits_since",)
 
     def __init__(self) -> None:
+        self.waits_since = 0.0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Note the time."""
+        self.waits_since = time.perf_counter()
+
+    def current_time(self) -> float:
+        """Seconds of a clock that tests do not set."""
+        return time.perf_counter()
+
+
+class _Steps(trio.abc.Instrument):
+    """Finds the longest step of a pass.
+
+    Args:
+        now: the clock by which passes are measured.
+    """
+
+    __slots__ = ("_began", "_longest", "_now", "_task")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
         self._task: trio.lowlevel.Task | None = None
         self._began = 0.0
         self._longest = (0.0, "")
@@ -232,9 +274,9 @@ class _Steps(trio.abc.Instrument):
         """Forget the pass before."""
         self._task, self._longest = None, (0.0, "")
 
-    def before_task_step(self, task: trio.lowlevel.Task, now: Callable[[], float] = time.perf_counter) -> None:
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
         """End the measurement of the step before, and begin that of this one."""
-        began = now()
+        began = self._now()
         self._end(began)
         self._began, self._task = began, task
 

@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 import trio
+from trio._core._run import GLOBAL_RUN_CONTEXT
+from trio.testing import MockClock
 
 from mq import turns
+from mq.broker.kernel_clock import BootClock
 
 LONG = 10 * turns.MESSAGES_A_TURN
 
@@ -186,17 +189,27 @@ async def test_steps_of_a_busy_loop_are_measured_after_a_long_pass(caplog: pytes
     assert test_steps_of_a_busy_loop_are_measured_after_a_long_pass.__name__ in second
 
 
+class ManualClock:
+    now = waits_since = 0.0
+
+    def current_time(self) -> float:
+        return self.now
+
+
 class Hooks(turns.LoopTurns):
-    """The hooks of an event loop that makes its passes by a clock of the test."""
+    """The hook of an event loop that makes its passes by a clock of the test."""
 
-    now = 0.0
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock: ManualClock = ManualClock()
 
-    def make_passes(self, seconds: float, length: float = 0.0) -> None:
-        for _ in range(turns.PASSES_A_LOOK):
-            self.after_io_wait(0, lambda: self.now)
-            self.now += length
-            self.before_io_wait(0, lambda: self.now)
-            self.now += seconds - length
+    def make_passes(self, seconds: float, length: float = 0.0, count: int = turns.PASSES_A_LOOK) -> None:
+        clock = self._clock
+        for _ in range(count):
+            clock.now += length
+            clock.waits_since = clock.now
+            clock.now += seconds - length
+            self.after_io_wait(seconds - length)
 
     @property
     def measures_steps(self) -> bool:
@@ -214,6 +227,29 @@ async def test_steps_are_measured_while_the_loop_is_not_busy() -> None:
     hooks.make_passes(turns.LONG_STEP_SECONDS * 2, turns.LONG_STEP_SECONDS * 1.1)
     hooks.make_passes(often)
     assert hooks.measures_steps  # to name the task of the next long step
+
+
+async def test_wait_after_a_pass_is_not_measured() -> None:
+    hooks = Hooks()
+    hooks.make_passes(60.0, 0.0, count=1)
+    hooks.make_passes(60.0, 0.004, count=1)
+    hooks.make_passes(0.003, 0.003, count=1)
+    assert hooks.long_seconds == pytest.approx(0.007)
+    assert dict(hooks.histogram()[0])["0.005"] == 3
+    assert dict(hooks.histogram()[0])["0.001"] == 1
+
+
+async def test_loop_is_measured_by_one_hook_under_a_clock_that_notes_waits() -> None:
+    def hooks(clock: trio.abc.Clock) -> list[str]:
+        async def look() -> list[str]:
+            await trio.lowlevel.checkpoint()
+            turns.of_run()._measure_steps(False)  # as while the loop is busy
+            return sorted(name for name in GLOBAL_RUN_CONTEXT.runner.instruments if name != "_all")
+
+        return trio.run(look, clock=clock)
+
+    boot, mock = await trio.to_thread.run_sync(hooks, BootClock()), await trio.to_thread.run_sync(hooks, MockClock())
+    assert (boot, mock) == (["after_io_wait"], ["after_io_wait", "before_io_wait"])
 
 
 async def test_large_work_is_done_in_a_thread() -> None:

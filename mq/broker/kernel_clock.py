@@ -73,10 +73,12 @@ class BootClock(trio.abc.Clock):
     Attributes:
         longest_sleep: the event loop looks at the clock so many seconds after it began to wait, at the latest. The
             kernel does not count a machine's sleep while it waits, so something has to wake the loop.
+        waits_since: when the event loop began to wait last (:class:`mq.turns.WaitClock`).
     """
 
     def __init__(self) -> None:
         self.longest_sleep = LOOK_SECONDS
+        self.waits_since = boot_seconds()
         self.current_time = boot_seconds  # type: ignore[method-assign] # saves a frame in each pass of the event loop
 
     def start_clock(self) -> None:
@@ -87,8 +89,9 @@ class BootClock(trio.abc.Clock):
         return boot_seconds()
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
-        """Seconds to wait for a deadline."""
-        return min(deadline - boot_seconds(), self.longest_sleep)
+        """Seconds to wait for a deadline. The event loop asks just before it waits."""
+        self.waits_since = now = boot_seconds()
+        return min(deadline - now, self.longest_sleep)
 
 
 class StepNotice:
