@@ -222,11 +222,12 @@ class Committer:
         """
         if self._shut_out is not None:
             raise self._shut_out
-        submissions = await self._gathered()
+        submissions = self._take() if self._is_enough() else await self._gathered()
         began = self._now()
         for each in submissions:
             each.begin(began)
-        self._fill()
+        if self._line.items:
+            self._fill()
         operations = [operation for each in submissions for operation in each.left]
         if submissions[0].is_long(self.pace.limit):
             del operations[self.pace.limit :]
@@ -243,7 +244,8 @@ class Committer:
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
             self._fill()
-        self.pace.note(size, ended - began)
+        if self._gathers:  # else a batch ends at once, whatever it has
+            self.pace.note(size, ended - began)
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
         for took in self._took:
@@ -261,10 +263,12 @@ class Committer:
     def _fill(self) -> None:
         """Let those who stand in line bring their operations, as far as the next batch takes them."""
         while self._line.items and self._size < self.pace.limit:
+            is_alone = len(self._line.items) == 1
             source, is_new, (turn, since) = self._line.take()
             if is_new and source is not None:
                 self.progress.note_wait(trio.current_time() - since)
-            rest = turn(max(1, min(LARGEST_TURN, self.pace.limit // TURNS_OF_A_BATCH)))
+            fair = max(1, min(LARGEST_TURN, self.pace.limit // TURNS_OF_A_BATCH))
+            rest = turn(self.pace.limit - self._size if is_alone else fair)
             if rest is not None:
                 self._line.put_first(source, (rest, since))
 
