@@ -21,7 +21,7 @@ from mq.broker.api import BrokerAPI
 from mq.doors.budget import UNCOUNTED_BYTES, Budget, ClientMemory, Use
 from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage, MQError
-from mq.message import BytesBody, Message
+from mq.message import BytesBody, Message, SharedAttributes
 
 logger = logging.getLogger("mq.amqp")
 
@@ -29,6 +29,8 @@ DELIVERY_BYTES: Final = 256
 """What a delivery takes in memory besides its message."""
 _WRITTEN: Final = 2
 """How much memory a character of the attributes takes, with what it is written in."""
+_AHEAD: Final = 16 * 1024
+"""Bytes that are reserved together, so that not each of many short messages asks for its own."""
 MOST_BYTES_TOGETHER: Final = 256 * 1024
 """Bytes of bodies that are sent before the pump checks that the client reads."""
 
@@ -185,13 +187,14 @@ class ConsumerPump:
         """Take out the first messages, as many as are sent together. A cancellation takes out none."""
         ready: list[tuple[UnackedMessage, Arrival]] = []
         size = needed = 0
+        covered, budget = UNCOUNTED_BYTES, self._delivering.client.budget
         try:
             while left and size < MOST_BYTES_TOGETHER:
-                needed += delivery_bytes(left[0].message, self._delivering.client.budget)
-                if needed > UNCOUNTED_BYTES and not (
-                    self._delivering.cover_if_free(needed) or self._has_memory(needed)
-                ):
-                    break
+                needed += delivery_bytes(left[0].message, budget)
+                if needed > covered:
+                    covered = self._cover(needed)
+                    if not covered:
+                        break
                 try:
                     arrival = await read(left[0], self.queue)
                 except CorruptMessage as error:
@@ -205,14 +208,15 @@ class ConsumerPump:
             raise
         return ready
 
-    def _has_memory(self, size: int) -> bool:
-        if self._delivering.cover_if_free(size):
-            return True
+    def _cover(self, size: int) -> int:
+        """Reserve so many bytes for what is read, and some for the next messages. Returns how many; 0 without any."""
+        if self._delivering.cover_if_free(size + _AHEAD):
+            return size + _AHEAD
         try:
             self._delivering.cover(size)
         except MQError:
             self._lacking = size
-            return False
+            return 0
         return True
 
     async def _wait_for_memory(self) -> None:
@@ -236,10 +240,14 @@ def delivery_bytes(message: Message, budget: Budget) -> int:
         message: which.
         budget: has the memory; no more than all of it is asked for.
     """
-    written = 0
-    for value in message.properties.attributes.values():
-        written += len(value) if isinstance(value, str) else _size(value)
-    return min(2 * message.body.size + DELIVERY_BYTES + _WRITTEN * written, budget.most)
+    size, _, attributes = message.properties
+    if isinstance(attributes, SharedAttributes):
+        written = len(attributes.encoded())
+    else:
+        written = 0
+        for value in attributes.values():
+            written += len(value) if isinstance(value, str) else _size(value)
+    return min(2 * size + DELIVERY_BYTES + _WRITTEN * written, budget.most)
 
 
 def _size(value: Any) -> int:
