@@ -179,11 +179,16 @@ class Reader:
 
     async def pay(self, units: int) -> None:
         """Wait until so much work may be done. A checkpoint if it has to wait."""
-        readers = self._readers
-        if readers.has_room():
-            readers.left -= units
-        else:
+        if not self.pay_at_once(units):
             await self._wait(units)
+
+    def pay_at_once(self, units: int) -> bool:
+        """Count work that may be done now. False if it has to wait: await :meth:`pay` then."""
+        readers = self._readers
+        if not readers.has_room():
+            return False
+        readers.left -= units
+        return True
 
     async def _wait(self, units: int) -> None:
         # While there was room for all, nothing was counted: what a reader used then is not held against it.

@@ -188,48 +188,50 @@ class FastHttp1:
     async def run(self) -> bytes | None:
         """Serve. Returns what is left for another server, from the beginning of a request on; None at the end."""
         try:
-            return await self._run()
+            with self._idle:
+                return await self._serve_requests()
+            is_begun = len(self._received) > self._after_empty_lines(0)
+            if is_begun and not self._is_stopping:  # a head that did not come to its end in time
+                await self._send_refusal(_refusal(refusal_of_head(408)))
+                await self._end()
         except NoMemory as error:
             reply = refusal_of(error)
             assert isinstance(reply.body, bytes)
             start = _start(reply, is_chunked=False, is_our_last=True, is_their_last=False)
             await self._send_refusal(start + reply.body)
             await self._end()
-            return None
         finally:
             self._memory.close()
+        return None
 
-    async def _run(self) -> bytes | None:
-        with self._idle:
-            while True:
-                size = await self._until_head()
-                if size is None:
-                    return None
-                await self._reader.pay(REQUEST + size * BYTE)
-                if self._received.count(b"\n", 0, size) > MOST_LINES:
-                    # The full path would parse each line first, and take twenty times as long.
-                    await self._send_refusal(_refusal(refusal_of_head(431)))
-                    await self._end()
-                    return None
-                found = self._heads.find(bytes(self._received[:size]))
-                if found is None:
-                    return bytes(self._received)
-                if size > UNCOUNTED_BYTES:
-                    self._input.cover(len(self._received) + _PARSED * size)
-                del self._received[:size]
-                self._has_served = True
-                goes_on = await self._serve(*found)
-                if self._memory.has_reserved:
-                    self._give_back()
-                if not goes_on:
-                    await self._end()
-                    return None
-                if self._received:  # requests without end must not keep other connections waiting
-                    await trio.lowlevel.checkpoint()
-        is_begun = len(self._received) > self._after_empty_lines(0)
-        if is_begun and not self._is_stopping:  # a head that did not come to its end in time
-            await self._send_refusal(_refusal(refusal_of_head(408)))
-            await self._end()
+    async def _serve_requests(self) -> bytes | None:
+        """As :meth:`run`, until a head does not come to its end in time."""
+        received = self._received
+        while (size := await self._until_head()) is not None:
+            work = REQUEST + size * BYTE
+            if not self._reader.pay_at_once(work):
+                await self._reader.pay(work)
+            if received.count(b"\n", 0, size) > MOST_LINES:
+                # The full path would parse each line first, and take twenty times as long.
+                await self._send_refusal(_refusal(refusal_of_head(431)))
+                break
+            found = self._heads.find(bytes(received[:size]))
+            if found is None:
+                return bytes(received)
+            if size > UNCOUNTED_BYTES:
+                self._input.cover(len(received) + _PARSED * size)
+            del received[:size]
+            self._has_served = True
+            goes_on = await self._serve(*found)
+            if self._memory.has_reserved:
+                self._give_back()
+            if not goes_on:
+                break
+            if received:  # requests without end must not keep other connections waiting
+                await trio.lowlevel.checkpoint()
+        else:
+            return None
+        await self._end()
         return None
 
     def _give_back(self) -> None:
@@ -244,34 +246,37 @@ class FastHttp1:
 
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
+        received, stream = self._received, self._stream
         looked_at, start, waits_for_first_byte = 0, 0, False
         while True:
-            if self._received.startswith(_EMPTY, start):
+            if received.startswith(_EMPTY, start):
                 start = self._after_empty_lines(start)
                 if start > MOST_EMPTY_LINES * len(_EMPTY):
-                    return len(self._received)
-            end = self._received.find(_END, max(start, looked_at - 3))
-            if end >= 0:
-                break
-            has_begun = len(self._received) > start
-            if self._received.startswith(_AMQP) and not self._has_served:
-                await self._send_refusal(_refusal(refusal_of_amqp()))
-                await self._end()
-                return None
+                    return len(received)
+            has_begun = len(received) > start
+            if has_begun:
+                end = received.find(_END, max(start, looked_at - 3))
+                if end >= 0:
+                    break
+                if received.startswith(_AMQP) and not self._has_served:
+                    await self._send_refusal(_refusal(refusal_of_amqp()))
+                    await self._end()
+                    return None
             if self._is_stopping or (self._has_ended and not has_begun):
                 return None
             if has_begun and (self._has_ended or self._cannot_be_plain(looked_at)):
-                return len(self._received)
-            looked_at = len(self._received)
-            if self._stream.idle_until is None or (has_begun and waits_for_first_byte):
+                return len(received)
+            looked_at = len(received)
+            if stream.idle_until is None or (has_begun and waits_for_first_byte):
                 waits_for_first_byte = self._has_served and not has_begun
                 seconds = self._patience.keep_alive if waits_for_first_byte else self._patience.head
-                self._stream.idle_until = self._stream.last_used + seconds
+                stream.idle_until = stream.last_used + seconds
             await self._read()
-            if self._idle.cancel_called:  # a request came as the idle time ended: it was not begun, so nothing is lost
+            if stream.is_left:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
-        self._stream.idle_until = None  # from now on silence does not cancel the scope
-        del self._received[:start]
+        stream.idle_until = None  # from now on silence does not cancel the scope
+        if start:
+            del received[:start]
         return end - start + len(_END)
 
     def _after_empty_lines(self, start: int) -> int:
@@ -288,31 +293,38 @@ class FastHttp1:
             data = await self._stream.receive(LARGEST_READ)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
-        self._has_ended = self._has_ended or not data
-        if len(self._received) + len(data) > UNCOUNTED_BYTES:
-            self._input.cover(len(self._received) + len(data))
-        self._received += data
+        if not data:
+            self._has_ended = True
+        received = self._received
+        received += data
+        if len(received) > UNCOUNTED_BYTES:
+            self._input.cover(len(received))
 
     async def _serve(self, head: RequestHead, handler: Handler) -> bool:
         """Serve one request. False when the connection ends with it."""
-        length = head.content_length or 0
-        if length > len(self._received):
-            return await self._serve_arriving(head, handler, length)
-        body = bytes(self._received[:length])
-        del self._received[:length]
-        self._stream.at_work += 1
+        received, stream, length = self._received, self._stream, head.content_length or 0
+        if length > len(received):
+            return await self._serve_arriving(head, handler, _BodyEvents(self, length))
+        body = bytes(received[:length])
+        del received[:length]
+        stream.at_work += 1
         try:
-            reply = await self._ask(handler, self._request(head, body))
+            reply = await handler.handle(self._request(head, body))
+        except Exception as error:
+            logger.error("an error in mq itself", exc_info=error)
+            reply = _bug(head)
         finally:
-            self._stream.at_work -= 1
+            stream.at_work -= 1
         return await self._send(head, reply)
 
-    async def _serve_arriving(self, head: RequestHead, handler: Handler, length: int) -> bool:
+    async def _serve_arriving(self, head: RequestHead, handler: Handler, incoming: _BodyEvents) -> bool:
         """Serve a request whose body is still arriving."""
-        incoming = _BodyEvents(self, length)
         arriving = incoming.arriving
         try:
-            reply = await self._ask(handler, self._request(head, arriving))
+            reply = await handler.handle(self._request(head, arriving))
+        except Exception as error:
+            logger.error("an error in mq itself", exc_info=error)
+            reply = _bug(head)
         finally:
             incoming.work.end()
         if arriving.is_complete:
@@ -331,46 +343,55 @@ class FastHttp1:
         return goes_on and arriving.is_complete
 
     def _request(self, head: RequestHead, body: bytes | AsyncIterable[bytes]) -> Request:
-        stream, length, memory = self._stream, head.content_length, self._memory
-        return Request(*head[:4], body, length, self._on_hang_up, stream.address, stream.scheme, None, memory)
-
-    async def _ask(self, handler: Handler, request: Request) -> Reply:
-        try:
-            return await handler.handle(request)
-        except Exception as error:
-            logger.error("an error in mq itself", exc_info=error)
-            return BUG._replace(body=b"") if request.method == "HEAD" else BUG
+        method, path, query, headers, length, _ = head
+        stream = self._stream
+        return Request(
+            method,
+            path,
+            query,
+            headers,
+            body,
+            length,
+            self._on_hang_up,
+            stream.address,
+            stream.scheme,
+            None,
+            self._memory,
+        )
 
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""
-        is_our_last = reply.is_last or self._is_stopping
-        has_bytes = isinstance(reply.body, bytes)
-        is_chunked = not (has_bytes and reply.body) and NO_LENGTH not in reply.headers and _has_no_length(reply)
-        start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=head.is_last)
+        body, is_our_last, is_their_last = reply.body, reply.is_last or self._is_stopping, head.is_last
+        has_bytes = isinstance(body, bytes)
+        is_chunked = not (has_bytes and body) and NO_LENGTH not in reply.headers and _has_no_length(reply)
+        start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=is_their_last)
         try:
-            if isinstance(reply.body, bytes):
-                is_whole = await self._send_bytes(start, reply.body)
+            if not isinstance(body, bytes):
+                is_whole = await self._send_pieces(start, body, is_chunked=is_chunked)
+            elif len(body) > PIECE_BYTES:
+                await self._send_large(start, body)
+                is_whole = True
             else:
-                is_whole = await self._send_pieces(start, reply.body, is_chunked=is_chunked)
-            return is_whole and not is_our_last and not head.is_last
+                rest = self._stream.send_now(start + body)
+                is_whole = not rest or await self._send_rest(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
+        return is_whole and not is_our_last and not is_their_last
 
-    async def _send_bytes(self, start: bytes, body: bytes) -> bool:
-        """Send a body that is all there. False if the client does not read, and there is no memory for the rest."""
-        if len(body) > PIECE_BYTES:  # many answers share it: it must not be copied for each
-            pieces = memoryview(body)
-            await self._stream.send(start)
-            for at in range(0, len(body), PIECE_BYTES):
-                await self._stream.send(pieces[at : at + PIECE_BYTES])
-            return True
-        rest = self._stream.send_now(start + body)
-        if rest:
-            try:
-                with self._memory.reserve(Use.ANSWER, len(rest)):
-                    await self._stream.send(rest)
-            except MQError:
-                return False
+    async def _send_large(self, start: bytes, body: bytes) -> None:
+        """Send bytes that many answers share: they must not be copied for each."""
+        pieces = memoryview(body)
+        await self._stream.send(start)
+        for at in range(0, len(body), PIECE_BYTES):
+            await self._stream.send(pieces[at : at + PIECE_BYTES])
+
+    async def _send_rest(self, rest: bytes | memoryview) -> bool:
+        """Send what the kernel has no room for now. False if there is no memory for it."""
+        try:
+            with self._memory.reserve(Use.ANSWER, len(rest)):
+                await self._stream.send(rest)
+        except MQError:
+            return False
         return True
 
     async def _send_pieces(self, start: bytes, body: OutgoingBody, *, is_chunked: bool) -> bool:
@@ -431,6 +452,11 @@ class _BodyEvents:
             async for _ in self.arriving:
                 pass
         has_ended.set()
+
+
+def _bug(head: RequestHead) -> Reply:
+    """The answer to a request that met an unforeseen error."""
+    return BUG._replace(body=b"") if head.method == "HEAD" else BUG
 
 
 def _has_no_length(reply: Reply) -> bool:

@@ -41,6 +41,9 @@ _LOOKS: Final = 100
 _LARGEST_DROP: Final = 64 * 1024
 _FEW_BYTES: Final = 16 * 1024
 """For which there is room, unless the client does not read."""
+_MOST_WAITS: Final = 16
+"""How often bytes are waited for at once, after looks in vain. To look after a checkpoint saves the wait where they are
+there by then, as under load, and costs a system call and a pass of the event loop elsewhere."""
 _UNREAD_SECONDS: Final = 0.1
 """How long bytes are read before TLS's goodbye, which OpenSSL would else take back."""
 
@@ -81,6 +84,7 @@ class WatchedStream:
         at_work: how many whole requests wait for their answers.
         idle_until: until when it waits for the head of a request, on Trio's clock; None while it does not wait.
         idle: the scope that is cancelled when it waits for a request for too long.
+        is_left: whether that scope was cancelled.
     """
 
     def __init__(
@@ -98,12 +102,16 @@ class WatchedStream:
         self.at_work = 0
         self.idle_until: float | None = None
         self.idle = trio.CancelScope()
+        self.is_left = False
         self._put_back = b""
+        self._waits = 0  # so many times, before the next look whether bytes are there after a checkpoint already
+        self._next_waits = 1  # after the next look in vain
         self._arrived: int | None = None  # bytes that had arrived at the last look, while some are being sent
 
     def leave_if_idle(self) -> None:
         """Cancel the scope if the connection waits for a request."""
         if self.idle_until is not None:
+            self.is_left = True
             self.idle.cancel()
 
     def put_back(self, data: bytes) -> None:
@@ -122,17 +130,27 @@ class WatchedStream:
         plain = self._plain
         if plain is None:
             return bytes(await self.receive_some(max_bytes))
-        await trio.lowlevel.checkpoint()  # often enough that is as long as it takes
         while True:
+            if self._waits:
+                self._waits -= 1
+                file = plain.fileno()
+                if file < 0:
+                    raise trio.BrokenResourceError("the connection was closed here")
+                await trio.lowlevel.wait_readable(file)
+            else:
+                await trio.lowlevel.checkpoint()
             try:
                 data = plain.recv(max_bytes)
             except BlockingIOError:
-                await trio.lowlevel.wait_readable(self.socket)
+                self._waits = self._next_waits
+                self._next_waits = min(2 * self._next_waits, _MOST_WAITS)
+                continue
             except OSError as error:
                 raise trio.BrokenResourceError from error
-            else:
-                self.last_used = self._now()
-                return data
+            if not self._waits:
+                self._next_waits = 1
+            self.last_used = self._now()
+            return data
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
