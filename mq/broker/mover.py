@@ -1,8 +1,9 @@
 """The mover delivers messages in NEW at once, and requeues those in DELAYED when their timers end; the reaper unlinks
 messages in REMOVED.
 
-One heap has all timers, one task serves them, and nothing polls. The classes work inside the broker and in the programs
-``mq-mover`` and ``mq-reaper``.
+One heap has all timers, one task serves them, and nothing polls. What is due stands in a line where queues take turns,
+so that a queue with a long backlog holds up no message of another. The classes work inside the broker and in the
+programs ``mq-mover`` and ``mq-reaper``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import trio
 from mq import turns
 from mq.broker.commit import BatchChannel
 from mq.broker.config import RETRY_SECONDS
+from mq.broker.fairness import FairLine
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
@@ -27,7 +29,7 @@ reaper_logger = logging.getLogger("mq.reaper")
 
 Commit = Callable[[Sequence[Operation]], Awaitable[list[Outcome]]]
 
-LARGEST_ROUND = 1024
+LARGEST_ROUND = 256
 """Moves in one batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""
 MOST_UNLINKED: Final = 256
 """Unlinks in one batch of the reaper."""
@@ -56,17 +58,22 @@ class Mover:
         self._begin = begin
         self._end = end
         self._aim = aim or to_ready
-        self._due: dict[MessageId, tuple[float, int, Entry]] = {}
-        self._heap: list[tuple[float, int, MessageId]] = []
+        self._due: dict[MessageId, tuple[float, int, Entry]] = {}  # when, number of its timer, where it is
+        self._heap: list[tuple[float, int, MessageId]] = []  # timers, and stale ones, which are passed over
+        self._line: FairLine[tuple[int, MessageId]] = FairLine()  # what is due, by queue; some of it is stale
         self._count = 0
         self._changed = trio.Event()
         self._round = trio.Event()
-        self._moving_now: float = math.inf
+        self._moving: dict[object, int] = {}  # queues with entries in the present round, and the first one's number
 
     def add(self, entry: Entry, due: float = AT_ONCE) -> None:
         """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
         self._count += 1
         self._due[entry.id] = (due, self._count, entry)
+        if due == AT_ONCE:
+            self._line.put(entry.queue, (self._count, entry.id))
+            self._changed.set()
+            return
         heapq.heappush(self._heap, (due, self._count, entry.id))
         self._compact()
         if self._heap[0][1] == self._count:
@@ -87,10 +94,10 @@ class Mover:
             if known[0] == AT_ONCE:
                 self._tell_waiting()  # there may be no round that would
 
-    async def caught_up(self) -> None:
-        """Wait until every entry that is to be moved at once by now was moved or refused."""
+    async def caught_up(self, queue: str | None = None) -> None:
+        """Wait until every entry that is due by now was moved or refused, of one queue or of all."""
         last = self._count
-        while min(self._moving_now, self._next_at_once()) <= last:
+        while min(map(self._first, [queue] if queue else [*self._moving, *self._line.items]), default=math.inf) <= last:
             await self._round.wait()
 
     async def run(self) -> None:
@@ -100,12 +107,18 @@ class Mover:
             entries = await self._begin_due()
             if entries:
                 await self._move(entries)
-            self._moving_now = math.inf
+            self._moving.clear()
             self._tell_waiting()
 
-    def _next_at_once(self) -> float:
-        """The number of the first timer that is due at once; infinity without one."""
-        return self._heap[0][1] if self._next_due() == AT_ONCE else math.inf
+    def _first(self, queue: object) -> float:
+        """The number of a queue's first entry that is due or being moved; infinity without one."""
+        waiting = (number for number, id in self._line.items.get(queue, ()) if self._is_current(number, id))
+        return min(self._moving.get(queue, math.inf), next(waiting, math.inf))
+
+    def _is_current(self, number: int, id: MessageId) -> bool:
+        """Whether that timer of a message was neither replaced nor cancelled."""
+        known = self._due.get(id)
+        return known is not None and known[1] == number
 
     def _tell_waiting(self) -> None:
         finished, self._round = self._round, trio.Event()
@@ -117,16 +130,16 @@ class Mover:
         while True:
             self._changed = trio.Event()
             next_due = self._next_due()
-            if next_due <= trio.current_time():
+            if self._line or next_due <= trio.current_time():
                 return
             with trio.move_on_at(next_due):
                 await self._changed.wait()
 
     def _next_due(self) -> float:
+        """When the next timer ends."""
         while self._heap:
-            due, count, id = self._heap[0]
-            known = self._due.get(id)
-            if known is not None and known[1] == count:
+            due, number, id = self._heap[0]
+            if self._is_current(number, id):
                 return due
             heapq.heappop(self._heap)
         return math.inf
@@ -143,19 +156,26 @@ class Mover:
         return begun
 
     def _take_due(self, most: int) -> list[Entry]:
+        """Take the next entries in line, behind which those come whose timers have ended."""
         now = trio.current_time()
+        for _ in range(most):
+            if self._next_due() > now:
+                break
+            _, number, id = heapq.heappop(self._heap)
+            self._due[id] = (AT_ONCE, number, self._due[id][2])
+            self._line.put(self._due[id][2].queue, (number, id))
         taken: list[Entry] = []
-        while self._next_due() <= now and len(taken) < most:
-            due, count, id = heapq.heappop(self._heap)
-            taken.append(self._due.pop(id)[2])
-            if due == AT_ONCE:
-                self._moving_now = min(self._moving_now, count)
+        while self._line and len(taken) < most:
+            _, _, (number, id) = self._line.take()
+            if self._is_current(number, id):
+                taken.append(self._due.pop(id)[2])
+                self._moving.setdefault(taken[-1].queue, number)
         return taken
 
     def _compact(self) -> None:
         """Rebuild the heap when most of its timers were replaced or removed."""
         if len(self._heap) > 2 * len(self._due) + 64:
-            self._heap = [(due, count, id) for id, (due, count, _) in self._due.items()]
+            self._heap = [(due, number, id) for id, (due, number, _) in self._due.items() if due != AT_ONCE]
             heapq.heapify(self._heap)
 
     async def _move(self, entries: list[Entry]) -> None:

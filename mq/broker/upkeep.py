@@ -183,7 +183,7 @@ class Upkeep(CatalogEvents):
     async def caught_up(self, index: QueueIndex) -> None:
         """Wait until the queue's messages in NEW were delivered or refused."""
         if index.undelivered and self._config.mover:
-            await self._mover.caught_up()
+            await self._mover.caught_up(index.name)
 
     def return_claimed(self, entries: Iterable[Entry]) -> None:
         """Make messages of claims READY as soon as their turn comes: those that a claim held whose lease has ended,
