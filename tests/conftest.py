@@ -21,9 +21,12 @@ settings.load_profile("mq")
 
 @pytest.fixture(autouse=True)
 def own_log_level(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that silences mq's log, as the simulation does, silences no other test; nor does Spark write its JSON."""
+    """A test that silences mq's log, as the simulation does, silences no other test; nor does Spark write its JSON.
+    That a step of the event loop took long says something of the machine only: a test that wants to know asks for it.
+    """
     log = logging.getLogger("mq")
     level = log.level
+    logging.getLogger("mq.turns").setLevel(logging.ERROR)
     yield
     log.setLevel(level)
     made = logging.Logger.manager.loggerDict

@@ -109,7 +109,7 @@ async def test_peek_shows_messages_in_the_order_of_their_priorities(broker: Brok
 async def test_a_claim_up_to_a_place_passes_over_later_messages_of_a_higher_priority(broker: Broker) -> None:
     await broker.change_settings("q", {"max_priority": 9})
     await publish(broker, 0, 1)
-    high = (await broker.claims.start("q", "spark")).high
+    high = (await broker.claims.start("q", "spark")).high_watermark
     await publish(broker, 9)
     epoch = (await broker.claims.start("q", "spark")).epoch
     batch = await broker.claims.claim("q", "spark", 1, epoch, most=10, lease=60, up_to=high)
