@@ -50,10 +50,12 @@ class ValueKind(NamedTuple):
     Attributes:
         parse: from text, or from a value of a TOML file, to the value; raises ValueError for anything else.
         needs: completes "NAME must be ...".
+        metavar: stands for the value in the help.
     """
 
     parse: Callable[[object], Any]
     needs: str
+    metavar: str
 
 
 def _whole(low: int, high: int) -> ValueKind:
@@ -65,7 +67,7 @@ def _whole(low: int, high: int) -> ValueKind:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"a whole number from {low} to {high}")
+    return ValueKind(parse, f"a whole number from {low} to {high}", "NUMBER")
 
 
 def _seconds(low: float, high: int) -> ValueKind:
@@ -78,7 +80,7 @@ def _seconds(low: float, high: int) -> ValueKind:
         return seconds
 
     bounds = f"from {show_duration(low)} to {show_duration(high)}"
-    return ValueKind(parse, f"a duration {bounds}, such as {DURATION_EXAMPLES}")
+    return ValueKind(parse, f"a duration {bounds}, such as {DURATION_EXAMPLES}", "DURATION")
 
 
 def _number(low: float, high: int, what: str) -> ValueKind:
@@ -90,7 +92,7 @@ def _number(low: float, high: int, what: str) -> ValueKind:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"{what} from {low} to {high}")
+    return ValueKind(parse, f"{what} from {low} to {high}", "NUMBER")
 
 
 def _size(high: int) -> ValueKind:
@@ -102,7 +104,7 @@ def _size(high: int) -> ValueKind:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"a size from 1 to {high} bytes, such as 65536, 64KiB or 10MB")
+    return ValueKind(parse, f"a size from 1 to {high} bytes, such as 65536, 64KiB or 10MB", "SIZE")
 
 
 def _parse_text(value: object) -> str:
@@ -148,7 +150,7 @@ def _one_of(*words: str) -> ValueKind:
             raise ValueError
         return str(value)
 
-    return ValueKind(parse, "one of " + ", ".join(words))
+    return ValueKind(parse, "one of " + ", ".join(words), "|".join(words))
 
 
 def _parse_names(value: object) -> tuple[str, ...]:
@@ -179,13 +181,19 @@ def _parse_networks(value: object) -> tuple[str, ...]:
     return networks
 
 
-_BASE_PATH: Final = ValueKind(_parse_path, "a path of letters, digits and . _ ~ -, such as /mq")
-_NETWORKS: Final = ValueKind(_parse_networks, "addresses or networks with commas between, such as 10.0.0.0/8, or unix")
-_TEXT: Final = ValueKind(_parse_text, "some text")
-_NAMES: Final = ValueKind(_parse_names, "names with commas between, each of at most 255 bytes")
-_USER: Final = ValueKind(_parse_user, "the name of a user of this machine, or a user's number")
-_OCTAL: Final = ValueKind(_parse_mode, "a mode of octal digits as text, such as 0660")
-_SWITCHED: Final = ValueKind(_parse_switch, "true or false")
+_BASE_PATH: Final = ValueKind(_parse_path, "a path of letters, digits and . _ ~ - such as /mq", "PATH")
+_NETWORKS: Final = ValueKind(
+    _parse_networks, "a list of addresses or networks, separated by commas, such as 10.0.0.0/8, or unix", "NETWORKS"
+)
+_TEXT: Final = ValueKind(_parse_text, "a text of visible characters", "TEXT")
+_FILE: Final = _TEXT._replace(metavar="FILE")
+_FOLDER: Final = _TEXT._replace(metavar="FOLDER")
+_ADDRESS: Final = _TEXT._replace(metavar="ADDRESS")
+_NAME: Final = _TEXT._replace(metavar="NAME")
+_NAMES: Final = ValueKind(_parse_names, "a list of names, separated by commas, each at most 255 bytes long", "NAMES")
+_USER: Final = ValueKind(_parse_user, "the name or the number of a user of this machine", "USER")
+_OCTAL: Final = ValueKind(_parse_mode, 'a file mode in octal, written as text, such as "0660"', "MODE")
+_SWITCHED: Final = ValueKind(_parse_switch, "true or false", "")
 
 
 def _line(default: T, kind: ValueKind, help: str, shown: str | None = None) -> T:
@@ -198,114 +206,158 @@ def _line(default: T, kind: ValueKind, help: str, shown: str | None = None) -> T
 class Settings:
     """The table, and a set of values that fit it."""
 
-    address: str = _line("127.0.0.1", _TEXT, "address or host name to listen on; 0.0.0.0 is the whole network")
-    port: int = _line(8080, _whole(0, 65_535), "port to listen on; 0 takes a free one")
+    address: str = _line("127.0.0.1", _ADDRESS, "address or host name to listen on; 0.0.0.0 listens on all interfaces")
+    port: int = _line(8080, _whole(0, 65_535), "HTTP port; 0 chooses a free port")
     hosts: tuple[str, ...] = _line(
-        (), _NAMES, "more names by which clients may call it over HTTP, with commas between; * is any", "none"
+        (), _NAMES, "additional host names that clients may use in URLs, separated by commas; * allows any", "none"
     )
-    base_path: str = _line("", _BASE_PATH, "path under which a proxy serves it over HTTP, such as /mq", "none")
+    base_path: str = _line("", _BASE_PATH, "URL path under which a reverse proxy serves mq, such as /mq", "none")
     trusted_proxies: tuple[str, ...] = _line(
         (),
         _NETWORKS,
-        "networks of proxies that report a client's address, scheme and host, with commas between; unix is the socket",
+        "networks of reverse proxies whose Forwarded and X-Forwarded-* headers are trusted, separated by "
+        "commas; unix trusts the Unix socket",
         "none",
     )
-    reuse_port: bool = _line(False, _SWITCHED, "share the ports with other daemons on this root that say so, too", "")
-    keep_alive: float = _line(75.0, _seconds(1, 120), "how long an HTTP connection waits for its next request", "75")
-    socket: str = _line("", _TEXT, "Unix socket to serve HTTP on as well, for users of this machine", "none")
-    socket_mode: int = _line(0o600, _OCTAL, "mode of that socket: who may write there may connect", "0600")
+    reuse_port: bool = _line(
+        False, _SWITCHED, "share the ports with other daemons on this root (SO_REUSEPORT); set it for all of them", ""
+    )
+    keep_alive: float = _line(
+        75.0, _seconds(1, 120), "how long an idle HTTP connection stays open between two requests", "75s"
+    )
+    socket: str = _line("", _FILE, "path of a Unix socket that serves HTTP as well, for users of this machine", "none")
+    socket_mode: int = _line(
+        0o600, _OCTAL, "file mode of the Unix socket; users with write permission can connect", "0600"
+    )
     amqp_port: int | None = _line(
-        None, _whole(0, 65_535), "port for AMQP 0-9-1 on the same address; 0 is off", f"{AMQP_PORT}, where it is free"
+        None, _whole(0, 65_535), "AMQP 0-9-1 port, on the same address; 0 turns AMQP off", f"{AMQP_PORT}, if it is free"
     )
-    amqp_channel_max: int = _line(2047, _whole(1, 65_535), "the most channels of an AMQP connection that are agreed on")
-    sqs_port: int = _line(0, _whole(0, 65_535), "another port on that address for Amazon SQS's API alone; 0 is none")
-    amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "names of AMQP's vhosts beside /, with commas between", "none")
-    workers: int = _line(8, _whole(1, 1024), "pairs of one fetch and one save worker")
+    amqp_channel_max: int = _line(2047, _whole(1, 65_535), "maximum number of channels per AMQP connection")
+    sqs_port: int = _line(
+        0, _whole(0, 65_535), "additional port that serves only the Amazon SQS API, on the same address; 0 for none"
+    )
+    amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "AMQP virtual hosts in addition to /, separated by commas", "none")
+    workers: int = _line(8, _whole(1, 1024), "number of worker pairs; each pair has a fetch worker and a save worker")
     standby: bool = _line(
-        False, _SWITCHED, "one of the daemons on this root serves it for all, and the next goes on when it ends", ""
+        False,
+        _SWITCHED,
+        "share the root with other --standby daemons: one is active, and another one takes over when it stops",
+        "",
     )
-    peers: int = _line(0, _whole(0, 1024), "other brokers that work on the same root")
-    root: str = _line("/tmp/mq", _TEXT, "folder that holds the queues")
-    group_writable: bool = _line(
-        False, _SWITCHED, "trust the group that may write in the root or in a folder of it", ""
-    )
+    peers: int = _line(0, _whole(0, 1024), "number of other brokers that work on the same root")
+    root: str = _line("/tmp/mq", _FOLDER, "folder in which queues and messages are stored")
+    group_writable: bool = _line(False, _SWITCHED, "accept a root, or folders in it, to which the group can write", "")
     root_owner: int | None = _line(
-        None, _USER, "a user to trust with folders of the root, besides root and the one who starts it", "none"
+        None, _USER, "additional user who may own folders of the root, next to root and the user who starts mq", "none"
     )
-    visibility: float = _line(30.0, _seconds(0.001, LONGEST_DELAY_SECONDS), "length of a lease", "30")
-    max_body: int = _line(64 << 20, _size(LARGEST_BODY), "longest body of a message", "64MiB")
+    visibility: float = _line(
+        30.0,
+        _seconds(0.001, LONGEST_DELAY_SECONDS),
+        "default visibility timeout: how long a fetched message is leased before it is delivered again; raise it "
+        "for slow consumers",
+        "30s",
+    )
+    max_body: int = _line(64 << 20, _size(LARGEST_BODY), "maximum size of a message body", "64MiB")
     memory: int = _line(
         256 << 20,
         _size(LARGEST_BODY),
-        "memory that clients may reserve together, for what they send and are sent",
+        "memory for requests and responses in progress, all clients together",
         "256MiB",
     )
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "disk for long messages that arrive over HTTP, and for rows of open write jobs",
+        "disk space for large bodies that are being uploaded over HTTP and for open write jobs, all clients together",
         "1GiB",
     )
-    storage: str = _line("", _TEXT, "another store than the root: NAME:PLACE", "posix:ROOT")
-    no_mover: bool = _line(False, _SWITCHED, "leave delivery and requeueing to a separate mq-mover", "")
-    no_reaper: bool = _line(False, _SWITCHED, "leave reaping to a separate mq-reaper", "")
+    storage: str = _line(
+        "", _ADDRESS, "storage backend and its address, as NAME:ADDRESS, instead of --root", "posix:ROOT"
+    )
+    no_mover: bool = _line(False, _SWITCHED, "do not deliver or requeue messages; run mq-mover for that", "")
+    no_reaper: bool = _line(False, _SWITCHED, "do not unlink removed messages; run mq-reaper for that", "")
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),
-        "how long it takes to verify the checksums of all stored messages once; 0 is never",
-        "604800",
+        "interval at which the checksums of all stored messages are verified in the background; 0 turns this off",
+        "7d",
     )
     untested_fs: bool = _line(
         False,
         _SWITCHED,
-        "serve a root on ZFS, NFS 3 or another file system on which mq was never tested",
+        "allow a root on a file system on which mq has not been tested, such as ZFS or NFS 3",
         "",
     )
     strict: bool = _line(
-        False, _SWITCHED, "the seed MQ to the letter: six endpoints, no AMQP, every step a move between its folders", ""
+        False,
+        _SWITCHED,
+        "follow the specification MQ exactly: only its six HTTP operations, no AMQP unless --amqp-port is "
+        "set, every step a move between its folders",
+        "",
     )
-    users: str = _line("", _TEXT, "file of users and their rights: with it, all others are refused", "none")
-    tls_cert: str = _line("", _TEXT, "certificate to show, and those above it, as PEM: with it, TLS is spoken", "none")
-    tls_key: str = _line("", _TEXT, "private key of the certificate, as PEM", "none")
-    tls_client_ca: str = _line("", _TEXT, "authorities, as PEM: each client must show a certificate of theirs", "none")
-    tls_crl: str = _line("", _TEXT, "what those authorities have revoked, as PEM: a list of each of them", "none")
-    audit: str = _line("", _TEXT, "file for the audit log: logins, and who has changed which queue", "the log")
+    users: str = _line("", _FILE, "users file, with names, secrets and rights; clients must then authenticate", "none")
+    tls_cert: str = _line("", _FILE, "server certificate with its chain, a PEM file; turns TLS on", "none")
+    tls_key: str = _line("", _FILE, "private key of the certificate, a PEM file", "none")
+    tls_client_ca: str = _line(
+        "",
+        _FILE,
+        "CA certificates, a PEM file; every client must present a certificate that one of them has signed",
+        "none",
+    )
+    tls_crl: str = _line("", _FILE, "certificate revocation lists, a PEM file with one list per client CA", "none")
+    audit: str = _line("", _FILE, "audit log file: logins, and who changed which queue", "the log")
     connections_per_address: int = _line(
-        1024, _whole(0, 1_000_000), "connections that one address may have, this machine's aside; 0 is no limit"
+        1024,
+        _whole(0, 1_000_000),
+        "maximum number of connections per client address, except from this machine; 0 for no limit",
     )
-    schedules_per_user: int = _line(100, _whole(0, 10_000), "schedules that one user may have; 0 is no limit")
+    schedules_per_user: int = _line(100, _whole(0, 10_000), "maximum number of schedules per user; 0 for no limit")
     schedules_rate: float = _line(
         10.0,
         _number(0, 10_000, "a number"),
-        "messages a second that the schedules of one user may publish together; 0 is no limit",
+        "maximum rate at which the schedules of one user publish, in messages per second; 0 for no limit",
         "10",
     )
-    journal: str = _line("", _TEXT, "folder in which to write down every transition of every message", "none")
-    journal_bytes: int = _line(1 << 30, _size(LARGEST_JOURNAL), "how much of the journal to keep", "1GiB")
-    journal_age: float = _line(604_800.0, _seconds(1, 10**9), "how long to keep it", "604800")
-    cluster: str = _line(
-        "", _TEXT, "file of the cluster that this daemon is a node of: its name, its neighbors", "none"
+    journal: str = _line(
+        "", _FOLDER, "folder for the journal, which records every state transition of every message", "none"
     )
-    node: str = _line("", _TEXT, "the name of this node, as the cluster's file has it", "as in the file")
+    journal_bytes: int = _line(
+        1 << 30, _size(LARGEST_JOURNAL), "maximum size of the journal; the oldest segments are deleted", "1GiB"
+    )
+    journal_age: float = _line(
+        604_800.0, _seconds(1, 10**9), "maximum age of the journal; older segments are deleted", "7d"
+    )
+    cluster: str = _line("", _FILE, "cluster file; makes this daemon a node of that cluster", "none")
+    node: str = _line("", _NAME, "name of this node; overrides the cluster file", "from the cluster file")
     neighbors: tuple[str, ...] = _line(
-        (), _NAMES, "the two other nodes, or all three: ADDRESS:PORT,ADDRESS:PORT", "as in the file"
+        (),
+        _NAMES,
+        "addresses of the two other nodes, or of all three, separated by commas, as ADDRESS:PORT; overrides "
+        "the cluster file",
+        "from the cluster file",
     )
-    coordinator: str = _line("", _TEXT, "who keeps the cluster, such as etcd:http://127.0.0.1:2379", "as in the file")
-    cluster_password_file: str = _line("", _TEXT, "file with the password of the cluster", "as in the file")
+    coordinator: str = _line(
+        "",
+        _ADDRESS,
+        "service that stores the cluster's state, such as etcd:http://127.0.0.1:2379; overrides the cluster file",
+        "from the cluster file",
+    )
+    cluster_password_file: str = _line(
+        "", _FILE, "file that contains the cluster password; overrides the cluster file", "from the cluster file"
+    )
     default_store: str = _line(
         "",
         _one_of("node", "cluster"),
-        "where a queue is made whose client does not say: node, cluster",
-        "as in the file",
+        "where queues are created when the client does not choose: node or cluster; overrides the cluster file",
+        "from the cluster file",
     )
-    insecure: bool = _line(False, _SWITCHED, "let the network in without TLS or without users all the same", "")
-    log_level: str = _line("info", _one_of(*LEVELS), "least weight of a log line")
-    log_format: str = _line("text", _one_of(*FORMATS), "lines for eyes, or an object of JSON each: text, json")
-    log_requests: bool = _line(False, _SWITCHED, "log a line for each request over HTTP", "")
+    insecure: bool = _line(False, _SWITCHED, "allow connections from the network without TLS or without users", "")
+    log_level: str = _line("info", _one_of(*LEVELS), "minimum log level: debug, info, warning or error")
+    log_format: str = _line("text", _one_of(*FORMATS), "log format: text, or json for one JSON object per line")
+    log_requests: bool = _line(False, _SWITCHED, "log a line for every HTTP request", "")
 
     @property
     def serves_amqp(self) -> bool:
-        """Whether there is a server for AMQP. Beside the seed's endpoints there is one only where a port is given."""
+        """True if AMQP is served. With --strict it is served only if a port is given."""
         return self.amqp_port != 0 and not (self.strict and self.amqp_port is None)
 
     @property
@@ -323,7 +375,7 @@ class Settings:
     def served_store(self) -> str:
         """The store's address, as it is served."""
         # With AMQP, what need not last is in memory, above the store. Other processes that work on the store could not
-        # see it there; and with strict seeds each message has to be a file.
+        # see it there; and with --strict each message has to be a file.
         is_alone = not (self.peers or self.no_mover or self.no_reaper or self.strict)
         if self.serves_amqp and is_alone and not self.store.startswith("layered:"):
             return f"layered:{self.store}"

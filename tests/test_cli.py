@@ -99,7 +99,7 @@ def test_a_verbs_line_in_the_table_is_true(name: str) -> None:
 def test_an_unknown_verb_is_told_and_2() -> None:
     status, text = run("sevre")
     assert status == 2
-    assert text == "mq: there is no command 'sevre': did you mean serve? See mq --help\n"
+    assert text == "mq: unknown command 'sevre': did you mean serve? See mq --help\n"
 
 
 def test_verbs_stand_before_settings() -> None:
@@ -111,7 +111,7 @@ def test_a_near_miss_in_the_environment_is_told_and_no_more(
     given: list[Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MQ_PROT", "1")
-    assert run() == (0, "mq: MQ_PROT in the environment is no setting of mq: did you mean MQ_PORT?\n")
+    assert run() == (0, "mq: unknown environment variable MQ_PROT: did you mean MQ_PORT?\n")
     assert given == [Settings()]
 
 
@@ -120,8 +120,8 @@ def test_a_near_miss_in_the_environment_is_told_and_no_more(
     [
         ("posix:/tmp/mq", True, "/tmp/mq is below /tmp,"),
         ("layered:posix:/var/../tmp/x", True, "below /tmp,"),
-        ("layered:memory:", False, "in memory, and forgets it when mq ends"),
-        ("tmpfs:/dev/shm/mq", False, "the power takes it"),
+        ("layered:memory:", False, "keeps all messages in memory; they are lost when mq stops"),
+        ("tmpfs:/dev/shm/mq", False, "messages are lost on a power failure"),
         ("layered:posix:/var/lib/mq", True, ""),
         ("posix:/var/tmp/mq", True, ""),
         ("posix:/tmpfiles", True, ""),
@@ -395,5 +395,5 @@ def test_an_unexpected_error_ends_it_with_a_clear_message() -> None:
         out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""
-    assert "mq ends on an unexpected error" in error
+    assert "mq exits after an unexpected error" in error
     assert "LookupError: the bug" in error

@@ -72,7 +72,7 @@ def test_vhosts_are_names_with_commas_between(tmp_path: Path) -> None:
     assert load_settings({"amqp_vhosts": "blue, green"}, {}).amqp_vhosts == ("blue", "green")
     assert load_settings({}, in_file(tmp_path, 'amqp_vhosts = ["a,b", "c"]')).amqp_vhosts == ("a,b", "c")
     for wrong in ("", "a,,b", "x" * 256):
-        assert "amqp_vhosts must be names" in refusal({"amqp_vhosts": wrong}, {})
+        assert "amqp_vhosts must be a list of names, separated by commas" in refusal({"amqp_vhosts": wrong}, {})
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_trusted_proxies_are_networks() -> None:
     networks = ("127.0.0.1", "10.0.0.0/8", "fd00::/8", "unix")
     assert load_settings({"trusted_proxies": ", ".join(networks)}, {}).trusted_proxies == networks
     for wrong in ("proxy.example", "10.0.0.0/33", "10.0.0.0/8,,::1", "*"):
-        assert "trusted_proxies must be addresses or networks" in refusal({"trusted_proxies": wrong}, {})
+        assert "trusted_proxies must be a list of addresses or networks" in refusal({"trusted_proxies": wrong}, {})
 
 
 def test_a_file_may_hold_values_of_toml(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_a_thread_of_a_library_is_watched_too() -> None:
             await trio.lowlevel.checkpoint()
             threading.Thread(target=fail, name="library").start()
 
-    with threads.hooked(), pytest.RaisesGroup(pytest.RaisesExc(threads.ThreadDied, match="thread library has died")):
+    with threads.hooked(), pytest.RaisesGroup(pytest.RaisesExc(threads.ThreadDied, match="thread library failed")):
         trio.run(watch)
 
 
@@ -251,7 +251,7 @@ def test_daemon_ends_when_a_thread_of_its_store_dies(temp_root: Path, free_port:
         [sys.executable, "-c", textwrap.dedent(DAEMON)], env=environment, capture_output=True, timeout=100, check=False
     )
     assert done.returncode == 1
-    assert f"thread {victim} has died" in done.stderr.decode()
+    assert f"thread {victim} failed" in done.stderr.decode()
 
 
 # Tasks

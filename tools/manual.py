@@ -30,15 +30,15 @@ COMPLETIONS = {
 """Shell -> where Debian has such a file, below /usr/share."""
 
 STATUSES = {
-    "0": "done",
-    "1": "refused, or a part was not done; trying the same again gains nothing",
-    "2": "the command line makes no sense, or the program cannot start",
-    "3": "there was no message",
-    "4": "no daemon answers, or it is full: trying again later may help",
-    "5": "doctor found something that should not be there",
+    "0": "success",
+    "1": "the request was refused, or a part of it failed; do not retry it unchanged",
+    "2": "usage error, or the program cannot start",
+    "3": "no message",
+    "4": "temporary failure, such as an unreachable or full daemon; retry later",
+    "5": "a check found problems",
     "6": "standard output is full or closed",
-    "130": "ended by Control-C",
-    "141": "the reader of standard output has gone",
+    "130": "interrupted by Control-C",
+    "141": "standard output was closed by its reader",
 }
 
 
@@ -116,9 +116,9 @@ def _ends(name: str) -> Iterator[str]:
     if name == "mq":
         yield ".SH ENVIRONMENT"
         for line in LINES:
-            yield from (".TP", rf"\fB{escape(line.variable)}\fR", escape(f"as {line.flag}"))
-        yield from (".SH FILES", ".TP", r"\fI/etc/default/mq\fR", "the environment of the service")
-        yield from (".TP", r"\fI/var/lib/mq\fR", "the root of the service")
+            yield from (".TP", rf"\fB{escape(line.variable)}\fR", escape(f"same as {line.flag}"))
+        yield from (".SH FILES", ".TP", r"\fI/etc/default/mq\fR", "environment variables of the service")
+        yield from (".TP", r"\fI/var/lib/mq\fR", "root of the service")
     yield ".SH EXIT STATUS"
     for status, meaning in STATUSES.items():
         yield from (".TP", status, escape(meaning))

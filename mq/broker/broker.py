@@ -168,7 +168,7 @@ class Broker:
         """
         name = QueueName(queue)
         if place == CLUSTER:
-            raise Conflict(f"queue {name} cannot be highly available: this daemon is in no cluster (--cluster)")
+            raise Conflict(f"queue {name} cannot be highly available: this daemon is not part of a cluster (--cluster)")
         with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)
 

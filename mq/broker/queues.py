@@ -826,6 +826,6 @@ class Declarations:
 
 def _in_no_cluster(queue: str) -> Conflict:
     return Conflict(
-        f"queue {queue} cannot be highly available (x-queue-type=quorum): this daemon is in no cluster. Start it with "
-        "--cluster, or declare a classic queue"
+        f"queue {queue} cannot be highly available (x-queue-type=quorum): this daemon is not part of a "
+        "cluster. Start it with --cluster, or declare a classic queue"
     )

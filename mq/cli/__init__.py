@@ -49,40 +49,38 @@ class CliVerb(NamedTuple):
 
 
 VERBS: Final = {
-    "serve": CliVerb("mq.cli.serve:serve_command", "Serve queues over HTTP and AMQP."),
-    "user": CliVerb("mq.cli.user:user_command", "Add, list, limit and remove users, and make tokens."),
-    "send": CliVerb("mq.cli.send:send_command", "Publish messages: standard input, or each FILE, or each line."),
-    "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies, and remove them."),
-    "peek": CliVerb("mq.cli.messages:peek_command", "Show messages and leave them where they are."),
-    "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by their ids."),
-    "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change when delayed messages can be fetched."),
-    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue that no client holds."),
-    "queues": CliVerb("mq.cli.queues:queues_command", "List all queues and what is in them."),
-    "queue": CliVerb("mq.cli.queues:queue_command", "Make, show, set and delete a queue; mq queues lists all."),
-    "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue, or publishing to it."),
-    "resume": CliVerb("mq.cli.queues:resume_command", "End the pauses of a queue."),
-    "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead messages back to the queues they died in."),
-    "move": CliVerb("mq.cli.messages:move_command", "Move messages that are ready from a queue to the queue TARGET."),
-    "schedule": CliVerb("mq.cli.schedules:schedule_command", "Publish messages regularly, by a timetable."),
-    "export": CliVerb("mq.cli.archive:export_command", "Write all messages of a queue to FILE; they stay."),
-    "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of FILE to a queue."),
-    "top": CliVerb("mq.cli.top:top_command", "Show what is in the queues, live; the fullest first."),
-    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster, or check, drain and replace its nodes."),
-    "connections": CliVerb("mq.cli.daemon:connections_command", "Show who is connected, or close a connection."),
-    "consumers": CliVerb(
-        "mq.cli.daemon:consumers_command", "Show the consumers of all queues or of each QUEUE, or forget one."
+    "serve": CliVerb("mq.cli.serve:serve_command", "Run the daemon: serve queues over HTTP and AMQP."),
+    "user": CliVerb("mq.cli.user:user_command", "Manage users, their limits, tokens and keys."),
+    "send": CliVerb("mq.cli.send:send_command", "Publish messages from standard input, files or lines."),
+    "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies and acknowledge them."),
+    "peek": CliVerb("mq.cli.messages:peek_command", "Show messages without fetching them."),
+    "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by id."),
+    "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change the delivery time of delayed messages."),
+    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue, except unacknowledged ones."),
+    "queues": CliVerb("mq.cli.queues:queues_command", "List all queues with their message counts."),
+    "queue": CliVerb("mq.cli.queues:queue_command", "Create, show, configure or delete a queue."),
+    "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue or publishing to it."),
+    "resume": CliVerb("mq.cli.queues:resume_command", "Resume delivery and publishing of a paused queue."),
+    "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead letters back to their original queues."),
+    "move": CliVerb("mq.cli.messages:move_command", "Move ready messages to another queue."),
+    "schedule": CliVerb(
+        "mq.cli.schedules:schedule_command", "Manage schedules, which publish messages at regular times."
     ),
-    "logging": CliVerb(
-        "mq.cli.daemon:logging_command", "Show how much a daemon logs, or change it until the daemon ends."
+    "export": CliVerb("mq.cli.archive:export_command", "Copy all messages of a queue to a file."),
+    "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of an exported file."),
+    "top": CliVerb("mq.cli.top:top_command", "Show the fullest queues, updated live."),
+    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster; check, drain and replace its nodes."),
+    "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
+    "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
+    "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
+    "clock": CliVerb("mq.cli.daemon:clock_command", "Show the clock status of a daemon, or confirm its clock."),
+    "certificate": CliVerb(
+        "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."
     ),
-    "clock": CliVerb("mq.cli.daemon:clock_command", "Show what a daemon makes of the wall clock, or end a doubt."),
-    "certificate": CliVerb("mq.cli.certificate:certificate_command", "Make a certificate for TLS, and its key."),
-    "doctor": CliVerb(
-        "mq.cli.doctor:doctor_command", "Check a root: torn and foreign files, and messages in two places."
-    ),
-    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root to FOLDER, also while a daemon serves it."),
-    "restore": CliVerb("mq.cli.backup:restore_command", "Make ROOT, which is empty, of a backup in FOLDER."),
-    "bench": CliVerb("mq.cli.bench:bench_command", "Measure a daemon: publish, then fetch and remove."),
+    "doctor": CliVerb("mq.cli.doctor:doctor_command", "Check a root for damaged, foreign and duplicate files."),
+    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, while the daemon runs or not."),
+    "restore": CliVerb("mq.cli.backup:restore_command", "Restore a backup to an empty root."),
+    "bench": CliVerb("mq.cli.bench:bench_command", "Measure the throughput and latency of a daemon."),
     "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
 }
 """Every verb, in the order of ``mq --help``."""
@@ -120,7 +118,7 @@ class _Verbs(PlainGroup):
         if name not in VERBS and not name.startswith("-"):
             near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, VERBS, n=1)
             hint = f": did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"there is no command {name!a:.60}{hint}", ctx)
+            raise click.UsageError(f"unknown command {name!a:.60}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -141,8 +139,8 @@ def load_verb(name: str) -> click.Command:
     """
     if name in NEED_LINUX and sys.platform != "linux":
         raise click.ClickException(
-            f"{name} needs Linux (renameat2, syncfs, inotify), and this is {sys.platform}. Run it on Linux or in a "
-            "container; the clients, and the commands that speak to a daemon, run here"
+            f"{name} needs Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run it on Linux or "
+            "in a container. The clients and the commands that connect to a daemon work here"
         )
     module, _, attribute = VERBS[name].place.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
@@ -168,15 +166,16 @@ def _tell_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @click.pass_context
 def main(context: click.Context, /, **flags: str | None) -> None:
-    """A durable message queue over HTTP and AMQP. Without a command it serves, and takes the options below.
+    """A durable message queue over HTTP and AMQP. Without a command, mq runs the daemon (mq serve) with the options
+    below.
 
-    A flag beats its environment variable, which beats the file.
+    An option overrides its environment variable, which overrides the settings file.
 
-    Ends with 0 when all is done, 1 when it was refused, 2 for a wrong command line, 3 without a message, 4 when trying
-    again later may help, 5 when a check found something, and 6 when standard output cannot be written.
+    Exit status: 0 success, 1 refused, 2 usage error or failed start, 3 no message, 4 temporary failure (retry later),
+    5 a check found problems, 6 standard output cannot be written.
     """
     for name, near in near_misses(os.environ).items():
-        say(f"mq: {name} in the environment is no setting of mq: did you mean {near}?", err=True)
+        say(f"mq: unknown environment variable {name}: did you mean {near}?", err=True)
     context.obj = flags
     if context.invoked_subcommand is None:
         context.invoke(load_verb("serve"))

@@ -119,10 +119,10 @@ def _read_lines(file: IO[bytes]) -> Iterator[Outgoing]:
         try:
             found = json.loads(line)
             if not isinstance(found, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
             yield _outgoing(body_of(found), found)
         except ValueError as error:
-            raise BadArchive(f"line {number} is no message: {error}") from error
+            raise BadArchive(f"line {number} is not a message: {error}") from error
 
 
 def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:
@@ -133,7 +133,7 @@ def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:
                 if content is not None:
                     yield _outgoing(content.read(), _from_pax(member.pax_headers))
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise BadArchive(f"the tar cannot be read: {error}") from error
+        raise BadArchive(f"cannot read the tar file: {error}") from error
 
 
 def _from_pax(headers: Mapping[str, str]) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _outgoing(body: bytes, members: Mapping[str, Any]) -> Outgoing:
     attributes = members.get("attributes") or {}
     if not all(isinstance(value, str | None) for value in given.values()) or not isinstance(attributes, dict):
         raise ValueError(
-            'its "content_type" or its "group" is no text, or its "content_encoding", or its "attributes" no object'
+            '"content_type", "content_encoding" and "group" must be strings, and "attributes" must be an object'
         )
     return Outgoing(body, attributes={str(name): str(value) for name, value in attributes.items()}, **given)
 
@@ -181,14 +181,22 @@ _ORDER: Final = ("delayed", "leased", "ready")
 @click.command("export")
 @queue_argument
 @click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else as the end of FILE says; JSON Lines for -.")
-@click.option("--state", "states", multiple=True, type=click.Choice(_ORDER), help="Only these; may be given again.")
+@click.option(
+    "--format", "kind", type=click.Choice(FORMATS), help="File format. [default: by the suffix of FILE; jsonl for -]"
+)
+@click.option(
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(_ORDER),
+    help="Export only messages in this state. Can be repeated.",
+)
 @remote
 def export_command(remote: Remote, queue: str, file: str, kind: str | None, states: tuple[str, ...]) -> None:
-    """Write all messages of a queue to FILE; they stay.
+    """Copy all messages of a queue to a file.
 
-    FILE is there when all of it is written, and not before. What comes, goes or is fetched meanwhile may be in it or
-    not; of a queue that is paused all is in it.
+    The messages stay in the queue. FILE appears once it is complete. Messages that are published, fetched or removed
+    during the export may be missing; pause the queue for a consistent copy.
     """
     try:
         with remote.client() as client, _new_file(file) as target:
@@ -236,10 +244,18 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.command("import")
 @queue_argument
 @click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="Else as the end of FILE says; JSON Lines for -.")
-@click.option("--run", metavar="NAME", help="Go on with the run of this name: what it has stored is not stored again.")
-@click.option("--no-keys", is_flag=True, help="For daemons with peers, which refuse keys: it cannot be run again.")
-@click.option("--no-groups", is_flag=True, help="Leave message groups out, for a queue that has none.")
+@click.option(
+    "--format", "kind", type=click.Choice(FORMATS), help="File format. [default: by the suffix of FILE; jsonl for -]"
+)
+@click.option(
+    "--run", metavar="NAME", help="Resume the run with this name: messages that it has stored are not stored again."
+)
+@click.option(
+    "--no-keys",
+    is_flag=True,
+    help="Send no idempotency keys, for daemons with --peers. Such an import cannot be resumed.",
+)
+@click.option("--no-groups", is_flag=True, help="Drop the message groups, for a queue without groups.")
 @json_option
 @remote
 def import_command(
@@ -252,13 +268,13 @@ def import_command(
     no_groups: bool,
     as_json: bool,
 ) -> None:
-    """Publish the messages of FILE to a queue.
+    """Publish the messages of an exported file.
 
-    They keep their order and get new ids. When it is interrupted it says how to go on: the daemon remembers for a day
-    what a run has stored.
+    The messages keep their order and get new ids. An interrupted import prints the command that resumes it: for one
+    day the daemon remembers which messages a run has stored.
     """
     if run is not None and no_keys:
-        raise click.UsageError("without keys no run can be gone on with")
+        raise click.UsageError("--run needs idempotency keys: omit --no-keys")
     run = run or secrets.token_hex(4)
     importing = _Import(queue, None if no_keys else run, not no_groups)
     try:
@@ -268,7 +284,7 @@ def import_command(
     except BadArchive as error:
         fail(f"{importing.sum()}. {error}")
     except (ClientError, KeyboardInterrupt):
-        warn(f"{importing.sum()}. To go on: the same command with --run {run}" if not no_keys else importing.sum())
+        warn(f"{importing.sum()}. To resume, run the same command with --run {run}" if not no_keys else importing.sum())
         raise
     if as_json:
         say_json({"stored": importing.stored, "there": importing.there})
@@ -301,7 +317,7 @@ class _Import:
 
     def sum(self) -> str:
         """What was done so far, in words."""
-        return f"{self.stored} messages are stored" + (f", {self.there} were there already" if self.there else "")
+        return f"{self.stored} messages were stored" + (f", {self.there} were already stored" if self.there else "")
 
     def _keyed(self, messages: Iterator[Outgoing]) -> Iterator[Outgoing]:
         for number, message in enumerate(messages, 1):

@@ -47,14 +47,14 @@ class _Bar:
     default=7,
     show_default=True,
     metavar="COUNT",
-    help="How many backups stay in FOLDER; older ones are taken away.",
+    help="Number of backups to keep in FOLDER; older ones are deleted.",
 )
 @json_option
 def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
-    """Back up a root to FOLDER, also while a daemon serves it.
+    """Back up a root, while the daemon runs or not.
 
-    The backup is the root as it was at one instant, and is on the disk when this ends with 0. The next one to the same
-    FOLDER copies only what is new.
+    The backup is a consistent snapshot of the root. It is durable when the command exits with 0. Further backups to
+    the same FOLDER are incremental.
     """
     bar = _Bar()
     try:
@@ -74,19 +74,19 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
 @click.command("restore")
 @click.argument("folder", type=click.Path())
 @click.argument("root", required=False, envvar="MQ_ROOT", type=click.Path())
-@click.option("--number", type=click.IntRange(1), metavar="NUMBER", help="Which backup; else the newest.")
-@click.option("--list", "lists", is_flag=True, help="Show the backups in FOLDER, and restore none.")
+@click.option(
+    "--number", type=click.IntRange(1), metavar="NUMBER", help="Number of the backup to restore. [default: the newest]"
+)
+@click.option("--list", "lists", is_flag=True, help="List the backups in FOLDER without restoring one.")
 @json_option
 @trust_options
 def restore_command(
     folder: str, root: str | None, number: int | None, lists: bool, as_json: bool, trust: Mapping[str, Any]
 ) -> None:
-    """Make ROOT, which is empty, of a backup in FOLDER.
+    """Restore a backup to an empty root.
 
-    ROOT is made where it is not there.
-
-    What was acknowledged after the backup is undone: messages removed since then come back, and messages published
-    since then are not there.
+    ROOT is created if it does not exist. Changes after the backup are lost: removed messages are in their queues
+    again, and messages published later are missing.
     """
     bar = _Bar()
     try:
@@ -94,7 +94,7 @@ def restore_command(
             _show(list_backups(folder), as_json=as_json)
             return
         if root is None:
-            raise click.UsageError("missing argument ROOT: the folder to restore to")
+            raise click.UsageError("missing argument ROOT, the folder to restore to")
         header, restored, damaged = restore(folder, root, StorageOptions(**trust), number=number, told=bar.told)
     except StorageUnusable as error:
         fail(str(error), CANNOT_START)
@@ -108,7 +108,7 @@ def restore_command(
         say(_told(header))
     if damaged:
         some = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
-        warn(f"{len(damaged)} of them are damaged or missing in the backup, and not restored: {some}")
+        warn(f"{len(damaged)} messages were not restored because they are damaged or missing in the backup: {some}")
         sys.exit(REFUSED)
 
 

@@ -42,17 +42,34 @@ class Timed(NamedTuple):
 
 @click.command("bench")
 @click.option(
-    "--seconds", type=Duration(0.1), default="5s", show_default=True, metavar="DURATION", help="Length of each part."
+    "--seconds", type=Duration(0.1), default="5s", show_default=True, metavar="DURATION", help="Duration of each phase."
 )
-@click.option("--clients", type=click.IntRange(1, 1000), default=16, show_default=True, help="How many at once.")
-@click.option("--size", type=click.IntRange(0), default=1000, show_default=True, help="Bytes of a body.")
-@click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")
+@click.option(
+    "--clients",
+    metavar="N",
+    type=click.IntRange(1, 1000),
+    default=16,
+    show_default=True,
+    help="Number of concurrent clients.",
+)
+@click.option(
+    "--size",
+    metavar="N",
+    type=click.IntRange(0),
+    default=1000,
+    show_default=True,
+    help="Size of a message body in bytes.",
+)
+@click.option(
+    "--no-keys", is_flag=True, help="Send no idempotency keys, for daemons with --peers, which do not support them."
+)
 @json_option
 @remote
 def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_keys: bool, as_json: bool) -> None:
-    """Measure a daemon: publish, then fetch and remove.
+    """Measure the throughput and latency of a daemon.
 
-    It works on a queue of its own, which it deletes afterwards. Where it cannot go on, it prints what it has.
+    Publishes messages to a temporary queue, then fetches and removes them. If an error stops the benchmark, the
+    results so far are printed.
     """
     results: list[Timed] = []
     failure: BaseException | None = None
@@ -101,7 +118,7 @@ async def _delete(client: AsyncClient, queue: str, seconds: float) -> None:
             pass
         else:
             return
-    warn(f"the queue {queue} was not deleted: mq queue delete {queue} --yes")
+    warn(f"queue {queue} was not deleted; to delete it: mq queue delete {queue} --yes")
 
 
 class _Load:

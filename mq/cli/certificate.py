@@ -48,7 +48,7 @@ by the letter (Python 3.13) ask for keyCertSign then."""
 def _check_names(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     for name in given:
         if not _is_address(name) and _HOST.fullmatch(name) is None:
-            raise click.BadParameter(f"{name!a:.60} is neither a host name nor an address")
+            raise click.BadParameter(f"{name!a:.60} is neither a host name nor an IP address")
     return given
 
 
@@ -65,16 +65,24 @@ def _is_address(name: str) -> bool:
 @click.option(
     "--name",
     "names",
+    metavar="NAME",
     multiple=True,
     callback=_check_names,
-    help="A host name or an address by which clients call it; may be given again. This machine's are always there.",
+    help="Host name or IP address to include, in addition to those of this machine. Can be repeated.",
 )
-@click.option("--days", type=click.IntRange(1, 3650), default=365, show_default=True, help="For how long it counts.")
+@click.option(
+    "--days",
+    metavar="N",
+    type=click.IntRange(1, 3650),
+    default=365,
+    show_default=True,
+    help="Number of days the certificate is valid.",
+)
 def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
-    """Make a certificate for TLS, and its key.
+    """Create a self-signed TLS certificate and its key.
 
-    It is signed by itself: clients trust it where they are given it (--ca, curl --cacert). FOLDER gets cert.pem and
-    key.pem; neither may be there yet.
+    Writes cert.pem and key.pem to FOLDER; existing files are never overwritten. Clients need the certificate to trust
+    the server (mq --ca, curl --cacert).
     """
     hostname = socket.gethostname()
     own = (*_HERE, hostname) if _HOST.fullmatch(hostname) else _HERE
@@ -82,11 +90,11 @@ def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
         certificate, key = make_certificate(Path(folder), tuple(dict.fromkeys((*names, *own))), days)
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename else folder
-        _fail(f"{where}: {error.strerror}" + (", and stays as it is" if isinstance(error, FileExistsError) else ""))
+        _fail(f"{where}: {error.strerror}" + (", not overwritten" if isinstance(error, FileExistsError) else ""))
     except NoCertificate as error:
         _fail(str(error))
     say(f"{certificate}\n{key}")
-    say(f"Serve with it: mq --tls-cert {certificate} --tls-key {key}. Clients: --ca {certificate}", err=True)
+    say(f"To use it: mq serve --tls-cert {certificate} --tls-key {key}. For clients: --ca {certificate}", err=True)
 
 
 def _fail(text: str) -> NoReturn:
@@ -120,7 +128,7 @@ def make_certificate(folder: Path, names: tuple[str, ...], days: int) -> tuple[P
     targets = folder / CERTIFICATE, folder / KEY
     for target in targets:
         if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, "is there already", str(target))
+            raise FileExistsError(errno.EEXIST, "file exists", str(target))
     with tempfile.TemporaryDirectory(dir=folder, prefix=".mq-certificate-") as scratch:
         request, certificate, key = (Path(scratch) / name for name in ("request", CERTIFICATE, KEY))
         alternatives = ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
@@ -139,7 +147,7 @@ def _run_openssl(request: Path, certificate: Path, key: Path, days: int) -> None
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, umask=0o077)
     except FileNotFoundError:
-        raise NoCertificate("it takes the program openssl: install that (apt install openssl)") from None
+        raise NoCertificate("the program openssl was not found: install it (apt install openssl)") from None
     if done.returncode:
-        raise NoCertificate(f"openssl made none: {' '.join(done.stderr.split())[-300:]}")
+        raise NoCertificate(f"openssl failed: {' '.join(done.stderr.split())[-300:]}")
     certificate.chmod(0o644)

@@ -20,9 +20,10 @@ from mq.client import Client
 SIZE: Final = 3
 """Nodes of a cluster."""
 ONE_MACHINE: Final = (
-    "etcd has one member: when its disk is lost, so are all queues of the cluster. Run three members, on three machines"
+    "etcd has a single member: if its disk fails, all queues of the cluster are lost. Run three members on "
+    "three machines"
 )
-ONE_NODE: Final = "one node is a member: when it is lost, nobody serves the queues. Start the two others"
+ONE_NODE: Final = "only one node is connected: if it fails, no node serves the queues. Start the other two"
 LOOK_SECONDS: Final = 0.25
 LINK_REPLIES: Final = "mq.cluster.replies."
 """What a link of a neighbour consumes from (:data:`mq.cluster.link_sessions.REPLIES`)."""
@@ -31,27 +32,27 @@ _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWE
 
 @click.group("cluster")
 def cluster_command() -> None:
-    """Show a cluster, or check, drain and replace its nodes."""
+    """Show a cluster; check, drain and replace its nodes."""
 
 
 @cluster_command.command("status")
 @json_option
 @remote
 def status_command(remote: Remote, as_json: bool) -> None:
-    """Show the nodes, the master and the links, as one node sees them."""
+    """Show the nodes, the master and the links, as seen by one node."""
     with remote.client() as client:
         seen = client.cluster()
     if not seen["node"]:
-        fail("this daemon is in no cluster")
+        fail("this daemon is not part of a cluster")
     if as_json:
         say_json(seen)
         return
     say_table(_HEADER, _rows(seen))
-    left, served = seen["lease_remaining_seconds"], "served" if seen["is_available"] else "not served now"
-    lease = "no member now" if left is None else f"{left:.1f} of {seen['lease_seconds']:g} s of its lease left"
+    left, served = seen["lease_remaining_seconds"], "served" if seen["is_available"] else "not served"
+    lease = "not a member now" if left is None else f"lease: {left:.1f} of {seen['lease_seconds']:g} s left"
     say(
-        f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: {seen['term']}; "
-        f"fail-overs since it was started: {seen['failovers']}"
+        f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: "
+        f"{seen['term']}; failovers since start: {seen['failovers']}"
     )
     _warn([seen])
 
@@ -60,10 +61,11 @@ def status_command(remote: Remote, as_json: bool) -> None:
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def check_command(remote: Remote, urls: Sequence[str]) -> None:
-    """Check whether a node can be stopped now, as for an upgrade, and the queues go on.
+    """Check whether a node can be stopped now, such as for an upgrade.
 
-    Asks the nodes at these URLs; give all three, since no node knows of a link between the others. Ends with 0 where
-    it is safe, and tells in which order to take the nodes; else with 1 and the reasons.
+    Give the URLs of all three nodes, since each node only knows its own links. If a node can be stopped without
+    interrupting the queues, prints the order in which to stop the nodes and exits with 0. Otherwise prints the
+    reasons and exits with 1.
     """
     seen = []
     for url in urls or (remote.access.url,):
@@ -74,10 +76,13 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     for reason in reasons:
         say(reason)
     if reasons:
-        fail("not now: stop no node until these are gone")
+        fail("not safe now: do not stop a node until these problems are solved")
     nodes = seen[0]["nodes"]
     mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
-    say(f"safe now, one node at a time: {mirrors}, and the master, {nodes[0]['name']}, last. Check before each")
+    say(
+        f"safe to stop one node at a time: {mirrors}, and the master {nodes[0]['name']} last. Run this check "
+        "before each of them"
+    )
 
 
 @cluster_command.command("drain")
@@ -87,7 +92,7 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     default="60s",
     show_default=True,
     metavar="DURATION",
-    help="How long to wait until it is empty.",
+    help="How long to wait for the node to be drained.",
 )
 @click.option(
     "--close-after",
@@ -95,20 +100,20 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="Close clients over AMQP that are still connected then; they connect to another node.",
+    help="Time after which remaining AMQP connections are closed; clients then reconnect to another node.",
 )
-@click.option("--resume", is_flag=True, help="Take clients again, instead of being stopped.")
+@click.option("--resume", is_flag=True, help="End the drain: accept clients again.")
 @remote
 def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
-    """Drain a node, the one at --url, so that it can be stopped and no client notices more than a reconnect.
+    """Drain the node at --url before it is stopped.
 
-    It hands over mastership and takes no new clients. Ends with 0 once it is empty: another node serves the queues, and
-    no client is connected; with 1 where it is not in time, or no other node could take over.
+    The node hands over the master role and accepts no new clients; clients only need to reconnect. Exits with 0 once
+    another node serves the queues and no client is connected, or with 1 if that does not happen in time.
     """
     with remote.client() as client:
         if resume:
             seen = client.drain_node(resume=True)
-            say(f"node {seen['node']} takes clients again")
+            say(f"node {seen['node']} accepts clients again")
             return
         node = client.drain_node()["node"]
         began = time.monotonic()
@@ -117,15 +122,15 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
             if passed >= wait:
                 for reason in reasons:
                     say(reason)
-                fail(f"node {node} is not empty after {wait:g} s. If it is stopped now, clients have to connect anew")
+                fail(f"node {node} is not drained after {wait:g} s. If it is stopped now, open connections break")
             if passed >= close_after:
                 for id in _clients(client):
                     client.close_connection(id)
             time.sleep(LOOK_SECONDS)
         own = client.cluster()["own_queues"]
-        say(f"node {node} is empty: stop it now")
+        say(f"node {node} is drained and can be stopped")
         if own:
-            say(f"{own} queues are this node's own, and away while it is stopped")
+            say(f"{own} queues belong to this node alone and are unavailable while it is stopped")
 
 
 @cluster_command.command("replace")
@@ -134,10 +139,11 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]) -> None:
-    """Let a new machine take the place of a lost one, or of one that was never there.
+    """Replace a lost node by a new machine.
 
-    NODE is the name, which stays; ADDRESS:PORT is where the new machine will serve AMQP. Asks the nodes at these URLs,
-    which are the two others, to look for it there from now on, and prints the cluster's file of the new machine.
+    NODE is the name of the lost node, which the new machine takes over. ADDRESS:PORT is the AMQP address of the new
+    machine. Give the URLs of the two other nodes; they connect to the new address from now on. Prints the cluster
+    file for the new machine.
     """
     clients = urls or (remote.access.url,)
     places: dict[str, str] = {}
@@ -149,9 +155,9 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
         places |= {link["node"]: link["address"] for link in seen["links"] if link["node"]}
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
-        fail(f"{' and '.join(sorted(names))} looks for it there now. Ask both others: give the URLs of both")
-    say(f"# Nodes {' and '.join(sorted(names))} look for {node} at {address} from now on.")
-    say("# The cluster's file of the new machine; add coordinator, password_file and all else as on the others.")
+        fail(f"only {' and '.join(sorted(names))} knows the new address now: give the URLs of both other nodes")
+    say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")
+    say("# Cluster file for the new machine; copy coordinator, password_file and the other settings from another node.")
     say(f'name = "{node}"')
     for number, other in enumerate(others, 1):
         say(f'neighbor_{number} = "{places[other]}"')
@@ -165,7 +171,7 @@ def _left(client: Client) -> Iterator[str]:
     elif not seen["is_available"]:
         yield "no node serves the queues yet"
     elif seen["role"] == "alone":
-        yield f"node {seen['node']} is no member just now"
+        yield f"node {seen['node']} is not a member at the moment"
     if count := len(_clients(client)):
         yield f"{count} clients are connected over AMQP"
 
@@ -209,31 +215,33 @@ def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for each in seen:
         yield from _dangers_at(each)
     if asked != {""} and len(asked) < SIZE:
-        yield f"only {len(asked)} of {SIZE} nodes were asked ({', '.join(sorted(asked))}): give the URLs of all"
+        yield (
+            f"only {len(asked)} of {SIZE} nodes were checked ({', '.join(sorted(asked))}): give the URLs of all nodes"
+        )
     if len({each["term"] for each in seen}) > 1:
-        yield "the nodes do not agree on the term: another master is just beginning"
+        yield "the nodes are not in the same term: a new master is being elected"
 
 
 def _dangers_at(each: Mapping[str, Any]) -> Iterator[str]:
     node, left, whole = each["node"], each["lease_remaining_seconds"], each["lease_seconds"]
     if not node:
-        yield "one of these daemons is in no cluster"
+        yield "one of these daemons is not part of a cluster"
         return
     members = [member["name"] for member in each["nodes"]]
     if len(members) < SIZE:
         yield f"node {node} sees {len(members)} of {SIZE} nodes: {', '.join(members) or 'none'}"
     if not each["is_available"]:
-        yield f"node {node} knows of no node that serves the queues"
+        yield f"node {node} sees no node that serves the queues"
     if left is None or left < whole / 2:
-        yield f"node {node} has {left or 0:.1f} of {whole:g} s of its lease left: etcd answers late"
+        yield f"node {node} has only {left or 0:.1f} of {whole:g} s of its lease left: etcd is slow"
     for link in each["links"]:
         neighbor = f"{link['node'] or 'its neighbor'} at {link['address']}"
         if not link["is_up"]:
-            yield f"node {node} does not reach {neighbor}"
+            yield f"node {node} cannot reach {neighbor}"
         elif link["latency_seconds"] > whole:
-            yield f"node {node} waits {link['latency_seconds']:.1f} s for an answer of {neighbor}"
+            yield f"node {node} waits {link['lag_seconds']:.1f} s for a response from {neighbor}"
         if not link["is_inbound_up"]:
-            yield f"node {node} is not reached by {neighbor}"
+            yield f"{neighbor} cannot reach node {node}"
 
 
 def _rows(seen: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -241,7 +249,7 @@ def _rows(seen: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     links = {link["node"] or link["address"]: link for link in seen["links"]}
     for name in [*members, *(name for name in links if name not in members)]:
         member, link = members.get(name), links.get(name)
-        role = "no member" if member is None else _role(member)
+        role = "not a member" if member is None else _role(member)
         since = "-" if member is None else f"{member['uptime_seconds']:.0f}s"
         yield (name, role, since, *_shown(link))
 

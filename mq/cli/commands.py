@@ -27,7 +27,7 @@ from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_s
 
 # Exit statuses; docs/cli.md has them for users.
 REFUSED: Final = 1
-"""The daemon, or Spark, said no; a part of the work was not done; or a question was not answered with yes."""
+"""The daemon or Spark refused the request, a part of the work failed, or a confirmation was declined."""
 CANNOT_START: Final = 2
 """A setting, the store or the port does not let a program start. Click ends with it on a wrong command line."""
 EMPTY: Final = 3
@@ -153,7 +153,7 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     It gets them as text by field name; None is "not given".
     """
     options = [option_of(line) for line in LINES]
-    options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings as TOML.  [{CONFIG_VARIABLE}]"))
+    options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings file, in TOML.  [{CONFIG_VARIABLE}]"))
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 
@@ -183,4 +183,4 @@ def option_of(line: SettingLine) -> Callable[[Callable[..., Any]], Callable[...,
     text = f"{line.help[0].upper()}{line.help[1:]}.  [{line.variable}{shown}]"
     if line.is_switch:
         return click.option(line.flag, line.name, flag_value="true", default=None, help=text)
-    return click.option(line.flag, line.name, metavar="VALUE", help=text)
+    return click.option(line.flag, line.name, metavar=line.kind.metavar, help=text)

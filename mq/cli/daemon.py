@@ -24,13 +24,13 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 @click.command("connections")
-@click.option("--close", metavar="ID", help="Close this connection.")
+@click.option("--close", metavar="ID", help="Close the connection with this ID.")
 @json_option
 @remote
 def connections_command(remote: Remote, close: str | None, as_json: bool) -> None:
-    """Show who is connected, or close a connection.
+    """List client connections, or close one.
 
-    Of a cluster it is the node at the address that is asked. mq consumers shows who consumes.
+    In a cluster, only the connections of the node at --url are listed. mq consumers lists consumers.
     """
     with remote.client() as client:
         if close is not None:
@@ -46,14 +46,14 @@ def connections_command(remote: Remote, close: str | None, as_json: bool) -> Non
 
 @click.command("consumers")
 @click.argument("queues", metavar="[QUEUE]...", nargs=-1)
-@click.option("--forget", metavar="NAME", help="Forget this Spark consumer, and give back what it has claimed.")
+@click.option("--forget", metavar="NAME", help="Delete this Spark consumer and requeue the messages it has claimed.")
 @json_option
 @remote
 def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | None, as_json: bool) -> None:
-    """Show the consumers of all queues or of each QUEUE, or forget one.
+    """List consumers, or delete a Spark consumer.
 
-    Kinds: amqp consumers, http requests that wait for messages, and spark queries, which take batches. Only the last
-    stay when their program ends: forget those that will not come back.
+    Kinds of consumers: amqp (consumers on a channel), http (waiting requests) and spark (queries that claim batches).
+    Spark consumers remain when their program exits; delete the ones that will not run again.
     """
     with remote.client() as client:
         batches = [each for each in client.batch_consumers() if not queues or each["queue"] in queues]
@@ -77,10 +77,10 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
         NotFound: it has none.
     """
     if not found:
-        raise NotFound(404, f"no Spark consumer is named {name!a:.60}: mq consumers lists them")
+        raise NotFound(404, f"Spark consumer {name!a:.60} does not exist: mq consumers lists all consumers")
     for each in found:
         client.forget_consumer(each["queue"], name)
-        say(f"forgotten in {each['queue']}, where it had acknowledged {each['acknowledged']} batches", err=True)
+        say(f"deleted from {each['queue']}, after {each['acknowledged']} acknowledged batches", err=True)
 
 
 def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -133,12 +133,12 @@ def _size(value: int | None) -> str:
 
 
 @click.command("logging")
-@click.option("--level", type=click.Choice(LEVELS), help="Log lines of this weight, and heavier ones.")
-@click.option("--requests/--no-requests", default=None, help="Log a line for each request over HTTP, or none.")
+@click.option("--level", type=click.Choice(LEVELS), help="Minimum log level.")
+@click.option("--requests/--no-requests", default=None, help="Log a line for every HTTP request.")
 @json_option
 @remote
 def logging_command(remote: Remote, level: str | None, requests: bool | None, as_json: bool) -> None:
-    """Show how much a daemon logs, or change it until the daemon ends."""
+    """Show or change the log level of a running daemon."""
     with remote.client() as client:
         if level is None and requests is None:
             found = client.logging()
@@ -147,23 +147,23 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
     if as_json:
         say_json(found)
     else:
-        say(f"{found['level']}{', and every request' if found['requests'] else ''}")
+        say(f"{found['level']}{', with HTTP requests' if found['requests'] else ''}")
 
 
 @click.command("clock")
-@click.option("--trust", is_flag=True, help="End a doubt: the wall clock is right.")
+@click.option("--trust", is_flag=True, help="Confirm that the wall clock is correct.")
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show what a daemon makes of the wall clock, or end a doubt.
+    """Show the clock status of a daemon, or confirm its clock.
 
-    While the clock is in doubt after a start, nothing expires and no schedule fires.
+    While the daemon doubts the wall clock after a start, no message expires and no schedule publishes.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()
     if as_json:
         say_json(found)
         return
-    say(f"wall clock {found['wall_time']}{', synchronised' if found['synchronised'] else ''}")
+    say(f"wall clock {found['wall_time']}{', synchronized' if found['synchronised'] else ''}")
     if found["problem"]:
-        say(f"in doubt: {found['problem']}. If it is right: mq clock --trust")
+        say(f"clock in doubt: {found['problem']}. If the clock is correct, run mq clock --trust")

@@ -25,15 +25,15 @@ from mq.storage.options import StorageOptions
 
 @click.command("doctor")
 @click.argument("root", envvar="MQ_ROOT", type=click.Path())
-@click.option("--no-bodies", is_flag=True, help="Do not read the messages: names only, no checksums.")
-@click.option("--repair", "repairs", is_flag=True, help="Then put right what a start of the daemon puts right.")
+@click.option("--no-bodies", is_flag=True, help="Check file names only; do not read messages or verify checksums.")
+@click.option("--repair", "repairs", is_flag=True, help="Repair what the daemon repairs when it starts.")
 @click.option(
-    "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files there."
+    "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files to this folder."
 )
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="List what is lost with files that are gone or damaged, and make the root fit to be served without them.",
+    help="List the losses caused by missing or damaged files, and accept them so that the root can be served.",
 )
 @click.option(
     "--pause",
@@ -41,7 +41,7 @@ from mq.storage.options import StorageOptions
     default="2s",
     show_default=True,
     metavar="DURATION",
-    help="Between the two looks, while a daemon serves.",
+    help="Pause between the two passes that are needed while a daemon runs.",
 )
 @json_option
 @trust_options
@@ -55,10 +55,10 @@ def doctor_command(
     as_json: bool,
     trust: Mapping[str, Any],
 ) -> None:
-    """Check a root: torn and foreign files, and messages in two places.
+    """Check a root for damaged, foreign and duplicate files.
 
-    Without --repair, --quarantine or --accept-loss it changes nothing, and may look while a daemon serves the root.
-    Exits with 5 when something is left that should not be.
+    Without --repair, --quarantine or --accept-loss nothing is changed, and a daemon may serve the root meanwhile. The
+    exit status is 5 if problems remain.
     """
     try:
         if accept_loss:
@@ -82,7 +82,7 @@ def _look(
     """Inspect the root, print the findings, and move them away if the flags say so."""
     with open_to_inspect(root) as look:
         if needs_alone and not look.alone:
-            raise StorageUnusable("somebody serves the root: stop the daemon, its mover and its reaper first")
+            raise StorageUnusable("the root is in use: stop mq, mq-mover and mq-reaper first")
         with tqdm(disable=None, unit=" messages", leave=False) as bar:
             seen = look.inspect(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update, schema=flaw_of)
         _tell(look, seen, as_json=as_json)
@@ -102,7 +102,7 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
         else:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
-        known = f"{len(losses)} losses are known" if losses else "nothing is known to be lost"
+        known = f"{len(losses)} losses found" if losses else "no losses found"
         say(f"{known}; the root can be served now")
 
 
@@ -117,8 +117,8 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
         served = not look.alone
         say_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
     else:
-        while_served = "" if look.alone else ", while a daemon serves it"
-        told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "all is well"
+        while_served = "" if look.alone else ", daemon running"
+        told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
         say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
     _tell_check(look, as_json=as_json)
 
@@ -134,10 +134,14 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         say_json({"check": progress._asdict(), "damaged": damaged})
         return
     for queue, id, why in damaged:
-        say(f"check    message {id} of {queue} was found damaged: {why}")
+        say(f"check    message {id} of queue {queue} is damaged: {why}")
     ended = _utc(progress.ended_ms) if progress.ended_ms else "never"
-    now = f"; now at {progress.checked} of {progress.total}, since {_utc(progress.began_ms)}" if progress.queue else ""
-    say(f"background check: last complete pass ended {ended}{now}")
+    now = (
+        f"; current pass: {progress.checked} of {progress.total} messages, started {_utc(progress.began_ms)}"
+        if progress.queue
+        else ""
+    )
+    say(f"background check: last complete pass finished {ended}{now}")
 
 
 def _utc(ms: int) -> str:

@@ -55,12 +55,14 @@ def check_exposure(address: str, protection: Protection, *, insecure: bool) -> N
         return
     lacking = []
     if not protection.has_tls:
-        lacking.append("without TLS (--tls-cert, --tls-key)")
+        lacking.append("TLS (--tls-cert, --tls-key)")
     if not protection.has_users and not protection.has_client_ca:
-        lacking.append("without users (--users)")
+        lacking.append("users (--users)")
     if lacking:
         what = " and ".join(lacking)
-        raise InvalidSetting(f"listening on {shorten(address)} {what} is refused: add that, or say --insecure")
+        raise InvalidSetting(
+            f"{shorten(address)} is reachable from the network, so mq needs {what}. To serve without, use --insecure"
+        )
 
 
 class Guards(NamedTuple):
@@ -112,29 +114,29 @@ async def reloading(guards: Guards) -> AsyncGenerator[None]:
 
 def _reload(guards: Guards) -> None:
     if not any(guards):
-        logger.info("nothing to read anew on SIGHUP: there are neither users nor TLS nor an audit log")
+        logger.info("SIGHUP ignored: no users file, TLS certificate or audit log is configured")
     if guards.logins is not None:
         try:
             count = guards.logins.access.reload()
-            logger.info("users read anew: %d", count)
+            logger.info("reloaded the users file: %d users", count)
             note("reloaded", what="users", users=count)
         except InvalidSetting as error:
-            logger.error("the users stay as they were: %s", error)
+            logger.error("cannot reload the users file, the previous users stay in effect: %s", error)
             note("reload-failed", what="users", why=str(error))
     if guards.certificates is not None and guards.amqp_certificates is not None:
         try:
             guards.certificates.reload()
             guards.amqp_certificates.reload()
-            logger.info("certificates read anew, for new connections")
+            logger.info("reloaded the TLS certificates for new connections")
             note("reloaded", what="certificates")
         except InvalidSetting as error:
-            logger.error("the certificates stay as they were: %s", error)
+            logger.error("cannot reload the TLS certificates, the previous ones stay in use: %s", error)
             note("reload-failed", what="certificates", why=str(error))
     if guards.audit is not None:
         try:
             guards.audit.reopen()
-            logger.info("audit log opened anew")
+            logger.info("reopened the audit log")
             note("reloaded", what="audit")
         except InvalidSetting as error:
-            logger.error("the audit log goes on in its old file: %s", error)
+            logger.error("cannot reopen the audit log, the old file stays in use: %s", error)
             note("reload-failed", what="audit", why=str(error))

@@ -20,22 +20,35 @@ from mq.client.requests import LONGEST_BATCH
 STATES: Final = ("ready", "leased", "delayed")
 _SHOWN: Final = 40
 
-limit_option = click.option("-n", "--max", "limit", type=click.IntRange(1), help="At most so many; else all.")
-id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Only this message; may be given again.")
+limit_option = click.option(
+    "-n", "--max", "limit", metavar="N", type=click.IntRange(1), help="Maximum number of messages. [default: all]"
+)
+id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move only this message. Can be repeated.")
 
 
 @click.command("peek")
 @queue_argument
 @click.argument("id", required=False)
-@click.option("-n", "--max", "limit", type=click.IntRange(1), default=10, show_default=True, help="At most so many.")
-@click.option("--state", type=click.Choice(STATES), default="ready", show_default=True, help="Which messages.")
+@click.option(
+    "-n",
+    "--max",
+    "limit",
+    metavar="N",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="Maximum number of messages.",
+)
+@click.option(
+    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="State of the messages to show."
+)
 @json_option
 @remote
 def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
-    """Show messages and leave them where they are.
+    """Show messages without fetching them.
 
-    With an ID the body of that message, as it is; on a terminal control characters are escaped. Of delayed and of
-    leased ones it tells when they can be fetched again, by this machine's clock and zone.
+    With an ID, print the body of that message unchanged; on a terminal, control characters are escaped. For delayed
+    and leased messages, show when they can be fetched again, in local time.
     """
     with remote.client() as client:
         if id is not None:
@@ -70,12 +83,17 @@ def _row(message: Received, has_time: bool) -> tuple[str, ...]:
 @click.command("delete")
 @queue_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--receipt", default="", help="Only while this delivery holds it; for one ID.")
+@click.option(
+    "--receipt",
+    metavar="RECEIPT",
+    default="",
+    help="Remove the message only if this receipt is current; for a single ID.",
+)
 @remote
 def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: str) -> None:
-    """Remove messages by their ids."""
+    """Remove messages by id."""
     if receipt and len(ids) > 1:
-        raise click.UsageError("a receipt is for one message")
+        raise click.UsageError("--receipt is for a single message")
     with remote.client() as client:
         if len(ids) == 1:
             client.remove(Head(queue=queue, id=ids[0], receipt=receipt))
@@ -90,15 +108,15 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
 @click.command("reschedule")
 @queue_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="From now; 0 for at once.")
-@click.option("--at", callback=time_of, metavar="TIME", help="The time, as 2030-05-01T09:00.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="New delay from now; 0 for immediately.")
+@click.option("--at", callback=time_of, metavar="TIME", help="New delivery time, such as 2030-05-01T09:00.")
 @remote
 def reschedule_command(
     remote: Remote, queue: str, ids: tuple[str, ...], delay: float | None, at: datetime | None
 ) -> None:
-    """Change when delayed messages can be fetched."""
+    """Change the delivery time of delayed messages."""
     if (delay is None) == (at is None):
-        raise click.UsageError("say either --delay SECONDS or --at TIME")
+        raise click.UsageError("use either --delay DURATION or --at TIME")
     refused = False
     with remote.client() as client:
         for id in ids:
@@ -118,9 +136,9 @@ def reschedule_command(
 @json_option
 @remote
 def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove all messages of a queue that no client holds.
+    """Remove all messages of a queue, except unacknowledged ones.
 
-    Prints how many.
+    Prints the number of removed messages.
     """
     confirm(f"Remove all messages of {queue}?", yes=yes)
     with remote.client() as client:
@@ -135,9 +153,9 @@ def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
 @json_option
 @remote
 def redrive_command(remote: Remote, queue: str, limit: int | None, ids: tuple[str, ...], as_json: bool) -> None:
-    """Move dead messages back to the queues they died in.
+    """Move dead letters back to their original queues.
 
-    Prints how many.
+    Prints the number of moved messages.
     """
     _move(remote, queue, None, limit, ids, as_json=as_json)
 
@@ -152,9 +170,9 @@ def redrive_command(remote: Remote, queue: str, limit: int | None, ids: tuple[st
 def move_command(
     remote: Remote, queue: str, target: str, limit: int | None, ids: tuple[str, ...], as_json: bool
 ) -> None:
-    """Move messages that are ready from a queue to the queue TARGET.
+    """Move ready messages to another queue.
 
-    Prints how many.
+    Prints the number of moved messages.
     """
     _move(remote, queue, target, limit, ids, as_json=as_json)
 
@@ -166,8 +184,8 @@ def _move(
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
     say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
-        where = "their queues are" if to is None else f"{to} is"
-        warn(f"{left} messages stay in {queue}: {where} full, or they cannot go there")
+        where = "their original queues are" if to is None else f"{to} is"
+        warn(f"{left} messages stay in {queue}: {where} full or missing")
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

@@ -28,15 +28,17 @@ logger = logging.getLogger("mq.mover")
 
 
 @click.command("mq-mover", cls=PlainCommand)
-@click.option("--source", required=True, metavar="FOLDER", help="The folder from which files are taken.")
-@click.option("--destination", required=True, metavar="FOLDER", help="The folder of the queues, one folder each.")
+@click.option("--source", required=True, metavar="FOLDER", help="Folder to move message files from.")
+@click.option(
+    "--destination", required=True, metavar="FOLDER", help="Folder that contains the queues, one folder per queue."
+)
 @click.option(
     "--delay",
     default="0",
     show_default=True,
     type=Duration(),
     metavar="DURATION",
-    help="How long a file waits, from its arrival; a deadline in its name wins.",
+    help="Delay from the arrival of a file to its move; a deadline in the file name takes precedence.",
 )
 @click.version_option(__version__, prog_name="mq-mover")
 @trust_options
@@ -89,7 +91,7 @@ class _Program:
     async def _add(self, entry: Entry) -> None:
         flaw = await self._flaw(entry)
         if flaw:
-            self._tell(f"message {entry.id} of {entry.queue} is not whole ({flaw}): left where it is")
+            self._tell(f"message {entry.id} of queue {entry.queue} is damaged ({flaw}) and was not moved")
             return
         seconds = await self._remaining_seconds(entry)
         if seconds is not None:
@@ -123,12 +125,12 @@ class _Program:
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:
-            raise StorageFailed(f"the medium failed: {self._folder.failure}; repair it and start again")
+            raise StorageFailed(f"the disk failed: {self._folder.failure}. Repair it and restart mq-mover")
         if outcome.result is Result.NO_QUEUE:
-            self._tell(f"queue {entry.queue} does not exist: its messages wait for it")
+            self._tell(f"queue {entry.queue} does not exist: its messages are moved once it is created")
             self.mover.add(entry, trio.current_time() + RETRY_SECONDS)
         if outcome.result is Result.EXISTS:
-            self._tell(f"queue {entry.queue} has a message {entry.id} already: the other one is left where it is")
+            self._tell(f"queue {entry.queue} already has a message {entry.id}: the other one was not moved")
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

@@ -43,24 +43,27 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                f"neighbors must be the two other nodes, with a comma between, or all three, of which one is at a host "
-                f"called like this node ({settings.node or '--node'}); got {len(settings.neighbors)}"
+                "neighbors must be two or three addresses, separated by commas: the two other nodes, or all "
+                f"three with this node ({settings.node or '--node'}) as one of the host names; got "
+                f"{len(settings.neighbors)}"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}
     if not settings.cluster and not given:
         return None
     if settings.peers or not settings.serves_amqp:
-        raise InvalidSetting("a node of a cluster has no peers (--peers=0), and serves AMQP (--amqp-port)")
+        raise InvalidSetting("a cluster node cannot have --peers, and needs --amqp-port")
     if settings.strict:
-        raise InvalidSetting("a node of a cluster keeps queues that are no folders: leave out --strict")
+        raise InvalidSetting("--strict cannot be combined with --cluster: the queues of a cluster are not folders")
 
     def trusts(host: str) -> bool:
         return settings.insecure or (is_loopback(settings.address) and is_loopback(host))
 
     config = load_cluster(settings.cluster, given, trusts)
     if not config.password:
-        logger.warning("this cluster has no password: every client of the AMQP port is believed to be a node")
+        logger.warning(
+            "this cluster has no password: any client that reaches the AMQP port can act as a node. Set password_file"
+        )
     return dataclasses.replace(config, spool_folder=settings.folder)
 
 

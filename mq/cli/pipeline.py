@@ -23,25 +23,30 @@ from mq.errors import MQError
 
 _SECRETS: Final = ("token", "password")
 
-_master = click.option("--master", metavar="URL", help="Of Spark, as for spark-submit.  [default: this machine]")
+_master = click.option(
+    "--master", metavar="URL", help="Spark master URL, as for spark-submit.  [default: this machine]"
+)
 
 
 @click.group("mq-pipeline", cls=PlainGroup)
 @click.version_option(__version__, prog_name="mq-pipeline")
 def main() -> None:
-    """Pipelines on Spark. They need pip install 'mq[spark]'."""
+    """Run Spark pipelines over queues and journals.
+
+    Needs pip install 'mq[spark]'.
+    """
 
 
-@main.command(short_help="Reports on a journal: traffic, latency, an audit.")
+@main.command(short_help="Analyze a journal: traffic, latency, lost messages.")
 @click.argument("journals", metavar="FOLDER...", nargs=-1, required=True)
-@click.option("--out", metavar="FOLDER", required=True, help="Where the tables and the page go.")
-@click.option("--doctor", metavar="FILE", help="What mq doctor --json has printed: lists damaged messages, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print the audit as an object.")
+@click.option("--out", metavar="FOLDER", required=True, help="Folder for the tables and the report.")
+@click.option("--doctor", metavar="FILE", help="Output of mq doctor --json, to include damaged messages in the report.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 @_master
 def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json: bool, master: str | None) -> None:
-    """Tell what the journal in FOLDER says: traffic, latency, poison, and whether every message is somewhere.
+    """Analyze the journal in FOLDER: traffic, latency, poison messages and lost or duplicate messages.
 
-    Writes tables as Parquet, and report.html. Ends with status 5 when a message is in no place, in two, or damaged.
+    Writes Parquet tables and report.html. Exits with 5 if a message is lost, duplicate or damaged.
     """
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.insight")
@@ -52,23 +57,35 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
     else:
         for row in exceptions:
             say(f"{row['what']}\t{row['id']}\t{row['queue'] or ''}\t{row['detail']}")
-        say(f"mq-pipeline: see {found.page}", err=True)
+        say(f"mq-pipeline: report written to {found.page}", err=True)
     sys.exit(FINDINGS if exceptions else 0)
 
 
 def _source(command: Callable[..., None]) -> Callable[..., None]:
     """The flags that name the daemon."""
     url = click.option("--url", envvar="MQ_URL", metavar="URL", help="The daemon's address.  [MQ_URL]")
-    more = click.option("--option", "given", metavar="NAME=VALUE", multiple=True, help="Of the data source.")
+    more = click.option(
+        "--option",
+        "given",
+        metavar="NAME=VALUE",
+        multiple=True,
+        help="Option of the Spark data source. Can be repeated.",
+    )
     return url(more(_master(command)))
 
 
-@main.command(short_help="Takes queues into Parquet.")
+@main.command(short_help="Move messages from queues to Parquet files.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
-@click.option("--out", metavar="FOLDER", required=True, help="The archive.")
-@click.option("--finish", is_flag=True, help="Only clear what a run that was cut off has left, and join small files.")
-@click.option("--browse", is_flag=True, help="Leave the messages where they are.")
-@click.option("--consumer", default="archive", show_default=True, help="The name under which messages are claimed.")
+@click.option("--out", metavar="FOLDER", required=True, help="Folder of the archive.")
+@click.option("--finish", is_flag=True, help="Only clean up after interrupted runs and merge small files.")
+@click.option("--browse", is_flag=True, help="Copy the messages; they stay in their queues.")
+@click.option(
+    "--consumer",
+    metavar="NAME",
+    default="archive",
+    show_default=True,
+    help="Consumer name under which messages are claimed.",
+)
 @_source
 def archive(
     queues: tuple[str, ...],
@@ -81,12 +98,12 @@ def archive(
     given: tuple[str, ...],
     master: str | None,
 ) -> None:
-    """Take what is in each QUEUE now into Parquet, in a folder for each queue and day.
+    """Move the messages of each QUEUE to Parquet files, with a folder per queue and day.
 
-    When it was cut off, the same command goes on: nothing is lost, and nothing is there twice.
+    After an interruption, run the same command again: no message is lost or archived twice.
     """
     if finish == bool(queues):
-        raise click.UsageError("name the queues to archive, or say --finish and name none")
+        raise click.UsageError("name the queues to archive, or use --finish without queues")
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.archive")
@@ -96,15 +113,27 @@ def archive(
         module.archive(spark, queues, out, options, browse=browse, consumer=consumer, progress=progress)
 
 
-@main.command(short_help="Publishes messages of an archive again.")
+@main.command(short_help="Publish messages from an archive.")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--queue", "queues", metavar="QUEUE", multiple=True, help="Only what was in this queue.")
-@click.option("--since", type=click.DateTime(), help="Only what was published then or later, in UTC.")
-@click.option("--until", type=click.DateTime(), help="Only what was published before, in UTC.")
+@click.option("--queue", "queues", metavar="QUEUE", multiple=True, help="Only messages of this queue. Can be repeated.")
+@click.option(
+    "--since", metavar="TIME", type=click.DateTime(), help="Only messages published at or after this time (UTC)."
+)
+@click.option("--until", metavar="TIME", type=click.DateTime(), help="Only messages published before this time (UTC).")
 @click.option("--id", "ids", metavar="ID", multiple=True, help="Only this message.")
-@click.option("--where", metavar="SQL", help="Only what this holds for, such as \"CAST(value AS STRING) LIKE 'a%'\".")
-@click.option("--to", metavar="QUEUE", help="Into this queue, not into the one that each was in.")
-@click.option("--run", default="replay", show_default=True, help="Another name publishes the same messages once more.")
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Only messages that match this SQL condition, such as \"CAST(value AS STRING) LIKE 'a%'\".",
+)
+@click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original queues.")
+@click.option(
+    "--run",
+    metavar="NAME",
+    default="replay",
+    show_default=True,
+    help="Name of the run. A run publishes each message once; a new name publishes them again.",
+)
 @_source
 def replay(
     folder: str,
@@ -120,9 +149,9 @@ def replay(
     given: tuple[str, ...],
     master: str | None,
 ) -> None:
-    """Publish messages of the archive FOLDER; prints how many.
+    """Publish messages from the archive in FOLDER.
 
-    A run that was cut off can be started again: it publishes each message once.
+    Prints the number of published messages. An interrupted run can be repeated: each message is published once.
     """
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:
@@ -139,9 +168,12 @@ def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise click.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--option")
+            raise click.BadParameter(f"write NAME=VALUE, not {text!r}", param_hint="--option")
         if name.lower() in _SECRETS:
-            raise click.BadParameter(f"no {name} on the command line: set MQ_TOKEN", param_hint="--option")
+            raise click.BadParameter(
+                f"{name} is not allowed on the command line, where other users can read it: set MQ_TOKEN",
+                param_hint="--option",
+            )
         options[name] = value
     if "MQ_TOKEN" in os.environ:
         options["token"] = os.environ["MQ_TOKEN"]
@@ -170,14 +202,14 @@ def _telling_line(text: str) -> str:
     """Our own line in an error from Spark, if there is one: the last of a traceback in a worker."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line.partition(": ")[2] for line in lines if line.startswith("mq.")]
-    return ours[-1] if ours else lines[0] if lines else "Spark failed, and does not say why"
+    return ours[-1] if ours else lines[0] if lines else "Spark failed without an error message"
 
 
 def _load(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        say(f"mq-pipeline: needs {error.name}: pip install 'mq[spark]'", err=True)
+        say(f"mq-pipeline: the package {error.name} is missing: pip install 'mq[spark]'", err=True)
         sys.exit(CANNOT_START)
 
 

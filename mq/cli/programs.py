@@ -53,7 +53,7 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
     except* refusals as group:
         refusal = _first(group)
     except* Exception:
-        logger.critical("%s ends on an unexpected error. What it acknowledged is in the store: start it again", name)
+        logger.critical("%s exits after an unexpected error. All acknowledged messages are stored; restart it", name)
         raise
     if refusal is not None:
         say(f"{name}: {refusal}", err=True)
@@ -76,7 +76,7 @@ async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for number in signals:
         if stop.is_set():
             _leave(number)
-        logger.info("stopping on %s; once more stops at once", signal.Signals(number).name)
+        logger.info("received %s, stopping; a second signal stops immediately", signal.Signals(number).name)
         stop.set()
 
 
@@ -98,7 +98,9 @@ def leave_in_time(name: str) -> None:
     What was acknowledged is durable, and what such a store has begun cannot be waited for."""
 
     def leave() -> None:
-        logger.critical("%s has not let go of its store in %g s, and ends without: the disk hangs", name, LAST_SECONDS)
+        logger.critical(
+            "%s could not close its store within %g s and exits: the disk does not respond", name, LAST_SECONDS
+        )
         os._exit(1)
 
     timer = threading.Timer(LAST_SECONDS, leave)
@@ -162,7 +164,7 @@ def _send(address: str, message: str) -> None:
             sender.setblocking(False)
             sender.sendto(message.encode(), name)
     except OSError as error:
-        logger.warning("the service manager at %s was not told %s: %s", address, message, error.strerror)
+        logger.warning("cannot notify the service manager at %s of %s: %s", address, message, error.strerror)
 
 
 def collect_seldom() -> None:

@@ -21,7 +21,7 @@ _HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "CONSUMERS", 
 @json_option
 @remote
 def queues_command(remote: Remote, as_json: bool) -> None:
-    """List all queues and what is in them."""
+    """List all queues with their message counts."""
     with remote.client() as client:
         queues = client.queues()
     if as_json:
@@ -33,18 +33,23 @@ def queues_command(remote: Remote, as_json: bool) -> None:
 
 @click.group("queue")
 def queue_command() -> None:
-    """Make, show, set and delete a queue; mq queues lists all."""
+    """Create, show, configure or delete a queue."""
 
 
 @queue_command.command("create")
 @queue_argument
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option(
-    "--store", type=click.Choice(_STORES), help="Where it lives; cluster: on all nodes of one, memory: till mq ends."
+    "--store",
+    type=click.Choice(_STORES),
+    help="Where the queue is stored: on disk, in memory (lost when mq stops) or on all nodes of a cluster.",
 )
 @remote
 def create_command(remote: Remote, queue: str, settings: tuple[str, ...], store: str | None) -> None:
-    """Make a queue, where it is not there yet, and set it."""
+    """Create a queue with the given settings.
+
+    If the queue exists, only its settings are changed.
+    """
     changes = parse_settings(settings)
     with remote.client() as client:
         client.create_queue(queue, store)
@@ -57,7 +62,7 @@ def create_command(remote: Remote, queue: str, settings: tuple[str, ...], store:
 @json_option
 @remote
 def show_command(remote: Remote, queue: str, as_json: bool) -> None:
-    """Show a queue's settings and what is in it."""
+    """Show the settings and message counts of a queue."""
     with remote.client() as client:
         found = _document(client.queue(queue))
     if as_json:
@@ -71,9 +76,9 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @remote
 def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
-    """Change settings of a queue, all of them or none.
+    """Change settings of a queue; either all changes apply or none.
 
-    A VALUE is a number, a word, true, false, or default.
+    A VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a word, true, false, or default to reset it.
     """
     changes = parse_settings(settings)
     with remote.client() as client:
@@ -97,13 +102,13 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
 
 @click.command("pause")
 @queue_argument
-@click.option("--delivery", is_flag=True, help="Hand out nothing. So it is without a flag.")
-@click.option("--publishing", is_flag=True, help="Refuse what is published.")
+@click.option("--delivery", is_flag=True, help="Pause delivery. This is the default.")
+@click.option("--publishing", is_flag=True, help="Pause publishing: new messages are refused.")
 @remote
 def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
-    """Pause delivery from a queue, or publishing to it.
+    """Pause delivery from a queue or publishing to it.
 
-    It is so over every protocol, until mq resume.
+    The pause applies to all protocols and lasts until mq resume.
     """
     changes = _pauses(delivery or not publishing, publishing, is_on=True)
     with remote.client() as client:
@@ -112,11 +117,11 @@ def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) 
 
 @click.command("resume")
 @queue_argument
-@click.option("--delivery", is_flag=True, help="Hand out messages again, and no more than that.")
-@click.option("--publishing", is_flag=True, help="Take messages again, and no more than that.")
+@click.option("--delivery", is_flag=True, help="Resume delivery only.")
+@click.option("--publishing", is_flag=True, help="Resume publishing only.")
 @remote
 def resume_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
-    """End the pauses of a queue."""
+    """Resume delivery and publishing of a paused queue."""
     is_all = not (delivery or publishing)
     changes = _pauses(delivery or is_all, publishing or is_all, is_on=False)
     with remote.client() as client:
@@ -158,7 +163,9 @@ def _row(queue: Queue) -> tuple[str, ...]:
 
 def shown_pauses(*, delivery: bool, publishing: bool) -> str:
     """What is paused of a queue, in a word or two."""
-    return "all paused" if delivery and publishing else "paused" if delivery else "no publishing" if publishing else ""
+    return (
+        "all paused" if delivery and publishing else "paused" if delivery else "publishing paused" if publishing else ""
+    )
 
 
 def _value(text: str) -> Any:

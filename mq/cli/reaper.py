@@ -29,12 +29,12 @@ logger = logging.getLogger("mq.reaper")
     default="/tmp/mq/remove",
     show_default=True,
     metavar="FOLDER",
-    help="The folder from which files are unlinked.",
+    help="Folder whose message files are deleted.",
 )
 @click.version_option(__version__, prog_name="mq-reaper")
 @trust_options
 def main(source: str, trust: Mapping[str, Any]) -> None:
-    """Unlink removed messages."""
+    """Delete the files of removed messages."""
     log_lines.begin("info")
     run_program("mq-reaper", partial(_serve, source, StorageOptions(**trust)), (StorageUnusable, StorageFailed))
 
@@ -44,7 +44,7 @@ async def _serve(source: str, options: StorageOptions, stop: trio.Event) -> None
 
     def ended(entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:
-            raise StorageFailed(f"the medium failed: {folder.failure}; repair it and start again")
+            raise StorageFailed(f"the disk failed: {folder.failure}. Repair it and restart mq-reaper")
 
     reaper = Reaper(folder.commit, ended)
     try:

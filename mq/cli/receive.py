@@ -43,16 +43,30 @@ class Receiver(Protocol):
 
 @click.command("receive")
 @queue_argument
-@click.option("-n", "--max", "limit", type=click.IntRange(1), default=1, show_default=True, help="How many to receive.")
-@click.option("--follow", is_flag=True, help="Go on for ever, and wait for what is to come.")
 @click.option(
-    "--wait", type=Duration(0, 3600), default="0", show_default=True, metavar="DURATION", help="Wait for each."
+    "-n",
+    "--max",
+    "limit",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Number of messages to receive.",
+)
+@click.option("--follow", is_flag=True, help="Keep receiving new messages until interrupted.")
+@click.option(
+    "--wait",
+    type=Duration(0, 3600),
+    default="0",
+    show_default=True,
+    metavar="DURATION",
+    help="How long to wait for each message.",
 )
 @click.option(
     "--visibility",
     type=Duration(0.001, 43_200),
     metavar="DURATION",
-    help="Length of the lease; else the queue's own.",
+    help="Visibility timeout: how long the message is leased. [default: the queue's]",
 )
 @click.option(
     "--max-handling",
@@ -60,24 +74,29 @@ class Receiver(Protocol):
     default=show_duration(MAX_HANDLING_SECONDS),
     show_default=True,
     metavar="DURATION",
-    help="For how long a lease is renewed while a message is at hand.",
+    help="Maximum time for handling one message; its lease is extended until then.",
 )
-@click.option("--keep", is_flag=True, help="Do not remove: the message comes back when its lease ends.")
-@click.option("--exec", "command", metavar="CMD", help="Give the body to this shell command; exit 0 means done.")
-@click.option("--to", "target", metavar="URL", help="Post the body to this webhook; an answer of 2xx means done.")
+@click.option("--keep", is_flag=True, help="Do not acknowledge; the message is delivered again when its lease ends.")
+@click.option(
+    "--exec",
+    "command",
+    metavar="CMD",
+    help="Run this shell command with the body on standard input; exit status 0 acknowledges.",
+)
+@click.option("--to", "target", metavar="URL", help="POST the body to this webhook; a 2xx response acknowledges.")
 @click.option(
     "--timeout",
     type=Duration(0.001, 43_200),
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="How long the webhook may take to answer.",
+    help="Timeout for the webhook's response.",
 )
 @click.option(
     "--retry-delay",
     type=Duration(0, 43_200),
     metavar="DURATION",
-    help="After how long a message comes back when CMD or the webhook fails; else as its queue says, or a second.",
+    help="Delay before redelivery when CMD or the webhook fails. [default: the queue's retry_delay, or 1s]",
 )
 @click.option(
     "--grace",
@@ -85,7 +104,7 @@ class Receiver(Protocol):
     default="5s",
     show_default=True,
     metavar="DURATION",
-    help="Between SIGTERM and SIGKILL, when CMD is ended with all that it has started.",
+    help="Time between SIGTERM and SIGKILL when CMD and its child processes are terminated.",
 )
 @json_option
 @remote
@@ -105,15 +124,15 @@ def receive_command(
     grace: float,
     as_json: bool,
 ) -> None:
-    """Fetch messages, print their bodies, and remove them.
+    """Fetch messages, print their bodies and acknowledge them.
 
-    A message is removed once its body has been written, or when CMD or the webhook has done its work. Else it comes
-    back: be ready to see it twice. Where this ends before CMD, or its lease is lost, all processes of CMD are ended
-    before the message comes back.
+    A message is acknowledged after its body has been printed, or after CMD or the webhook has succeeded. Otherwise it
+    is delivered again: consumers must expect duplicates. If mq receive is stopped or the lease is lost, CMD and all
+    its child processes are terminated before the message is requeued.
     """
     ways = [flag for flag, given in (("--exec", command), ("--to", target)) if given is not None]
     if len(ways) > 1 or (ways and (keep or as_json)):
-        raise click.UsageError(f"{ways[0]} does not go with {', '.join([*ways[1:], '--keep or --json'])}")
+        raise click.UsageError(f"{ways[0]} cannot be combined with {', '.join([*ways[1:], '--keep or --json'])}")
     with ExitStack() as stack:
         client = stack.enter_context(remote.client())
         stops = stack.enter_context(Stops())
@@ -159,7 +178,7 @@ def _is_done(client: Client, receiver: Receiver, stream: Stream) -> bool:
     try:
         return receiver(client, stream)
     except (LeaseLost, NotFound) as error:
-        warn(f"message {stream.message.id} was not removed, and somebody else may have it: {error}")
+        warn(f"message {stream.message.id} was not acknowledged and may be delivered again: {error}")
         return False
 
 
@@ -235,9 +254,9 @@ class _Runner:
             with client.renewing(message, max_handling=self._max_handling) as lease:
                 status = self._run(stream, lease)
         except LeaseLost as error:
-            warn(f"message {message.id} may be worked on twice: {error}")
+            warn(f"message {message.id} may be processed twice: {error}")
         except StillRuns as error:
-            fail(f"{error}: message {message.id} is not given back, and comes back when its lease ends")
+            fail(f"{error}: message {message.id} was not requeued and will be delivered again when its lease ends")
         except BaseException:
             with contextlib.suppress(ClientError):
                 client.requeue(message)
@@ -245,9 +264,9 @@ class _Runner:
         if status == 0:
             client.remove(message)
             return True
-        when = "when its queue says" if self._retry_delay is None else f"in {self._retry_delay:g} seconds"
-        warn(f"the command ended with {status}: message {message.id} comes back {when}")
-        client.requeue(message, self._retry_delay, f"the command ended with {status}")
+        when = "after the queue's retry delay" if self._retry_delay is None else f"in {self._retry_delay:g} seconds"
+        warn(f"the command exited with {status}: message {message.id} will be delivered again {when}")
+        client.requeue(message, self._retry_delay, f"the command exited with {status}")
         return False
 
     def _run(self, stream: Stream, lease: Lease) -> int:
@@ -292,7 +311,7 @@ class _Poster:
         """Post; False when it was given back."""
         why = self._webhook.post(client, stream)
         if why:
-            warn(f"the webhook did not take message {stream.message.id}, which comes back: {why}")
+            warn(f"the webhook failed for message {stream.message.id}, which will be delivered again: {why}")
         return not why
 
 

@@ -31,7 +31,7 @@ def flaw_of(kind: str, value: Value) -> str:
     try:
         check(value)
     except (ValueError, KeyError, TypeError, AttributeError, MQError) as error:
-        return f"its value is not that of a record of kind {kind}: {error!r}"
+        return f"its value is not valid for a record of kind {kind}: {error!r}"
     return ""
 
 
@@ -72,7 +72,7 @@ def _check_queue(value: Value) -> None:
 
 def _check_clock(value: Value) -> None:
     if clock.ClockRecord.stored(value) is None:
-        raise ValueError("it has no times")
+        raise ValueError("it has no timestamps")
 
 
 def _check_firings(value: Value) -> None:

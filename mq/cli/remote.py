@@ -82,21 +82,25 @@ def remote_of(flags: dict[str, Any]) -> Remote:
 REMOTE_NAMES: Final = ("url", "credentials", "ca", "certificate", "patience")
 """What :func:`remote_flags` gives a command."""
 _REMOTE_FLAGS: Final = (
-    click.option("--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, help="The daemon's address."),
+    click.option(
+        "--url", envvar="MQ_URL", default=DEFAULT_URL, show_default=True, metavar="URL", help="URL of the daemon."
+    ),
     click.option(
         "--credentials",
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help=f"A file that holds a token, or NAME:PASSWORD. A token may stand in {TOKEN_VARIABLE}, too.",
+        help=f"File that contains a token or NAME:PASSWORD. A token can also be set in {TOKEN_VARIABLE}.",
     ),
-    click.option("--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="Authorities to trust."),
+    click.option(
+        "--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="CA certificates to trust (PEM)."
+    ),
     click.option(
         "--certificate",
         envvar="MQ_CERTIFICATE",
         type=click.Path(exists=True),
         metavar="FILE",
-        help="Your own certificate and its key, where the daemon asks for one.",
+        help="Client certificate with its key (PEM), if the daemon requires one.",
     ),
     click.option(
         "--patience",
@@ -105,7 +109,7 @@ _REMOTE_FLAGS: Final = (
         default="5s",
         show_default=True,
         metavar="DURATION",
-        help="For how long to try again while the daemon is away or full.",
+        help="How long to retry while the daemon is unreachable or full.",
     ),
 )
 
@@ -119,7 +123,7 @@ def told() -> Iterator[None]:
         sys.exit(INTERRUPTED)
     except ClientError as error:
         passes = isinstance(error, Unreachable | Interrupted | Unavailable | QueueFull)
-        fail(_CREATE.sub(r"mq queue create \1 creates it", str(error)), NOT_NOW if passes else REFUSED)
+        fail(_CREATE.sub("mq queue create \\1 creates it", str(error)), NOT_NOW if passes else REFUSED)
 
 
 def fail(text: str, status: int = REFUSED) -> NoReturn:
@@ -151,8 +155,8 @@ def complete_queues(context: click.Context, parameter: click.Parameter, incomple
 
 
 queue_argument: Final = click.argument("queue", shell_complete=complete_queues)
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line.")
-yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask.")
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -160,7 +164,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody is there to ask: give --yes")
+        raise click.UsageError("cannot ask for confirmation, standard input is not a terminal: use --yes")
     click.confirm(question, abort=True, err=True)
 
 
@@ -169,7 +173,9 @@ def _refuse_settings() -> None:
     flags = click.get_current_context().find_root().obj or {}
     for name, value in flags.items():
         if value is not None:
-            raise click.UsageError(f"--{name.replace('_', '-')} is for serving; --url says which daemon is meant")
+            raise click.UsageError(
+                f"--{name.replace('_', '-')} is an option of mq serve; --url selects the daemon for other commands"
+            )
 
 
 def _credentials(path: str | None) -> dict[str, Any]:
@@ -177,9 +183,9 @@ def _credentials(path: str | None) -> dict[str, Any]:
     try:
         text = os.environ.get(TOKEN_VARIABLE, "") if path is None else Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise click.UsageError(f"cannot read the credentials in {path}: {error}") from error
+        raise click.UsageError(f"cannot read the credentials file {path}: {error}") from error
     text = text.strip()
     if not text.isprintable():
-        raise click.UsageError("credentials are one line: a token, or NAME:PASSWORD")
+        raise click.UsageError("credentials must be one line: a token, or NAME:PASSWORD")
     name, colon, password = text.partition(":")
     return {"user": (name, password)} if colon else {"token": text}

@@ -20,14 +20,14 @@ _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
 
 @click.group("schedule")
 def schedule_command() -> None:
-    """Publish messages regularly, by a timetable."""
+    """Manage schedules, which publish messages at regular times."""
 
 
 @schedule_command.command("list")
 @json_option
 @remote
 def list_command(remote: Remote, as_json: bool) -> None:
-    """List the schedules that you may configure."""
+    """List the schedules that you are allowed to configure."""
     with remote.client() as client:
         found = _all(client)
     if as_json:
@@ -41,18 +41,36 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.argument("name")
 @queue_argument
 @click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True))
-@click.option("--cron", metavar="LINE", help='Five fields, as "0 3 * * MON-FRI": minute, hour, day, month, weekday.')
-@click.option("--zone", help="The time zone of that, as Europe/Berlin; UTC without.")
-@click.option("--every", type=Duration(1), metavar="DURATION", help="Instead: from one message to the next.")
-@click.option("--unless-waiting", is_flag=True, help="Publish nothing while the last message is still there.")
-@click.option("-m", "--message", help="The body itself, instead of a file.")
-@click.option("--content-type", metavar="TYPE", help="What the body is.")
-@click.option("--content-encoding", metavar="CODING", help="How the body is compressed, as gzip.")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="Time until it can be fetched.")
-@click.option("--ttl", type=Duration(0.001), metavar="DURATION", help="Time after which it expires.")
-@click.option("--priority", type=click.IntRange(0, 255), help="From 0 to 255.")
 @click.option(
-    "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with it."
+    "--cron",
+    metavar="LINE",
+    help='Cron expression of five fields (minute, hour, day, month, weekday), such as "0 3 * * MON-FRI".',
+)
+@click.option("--zone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin. [default: UTC]")
+@click.option(
+    "--every", type=Duration(1), metavar="DURATION", help="Fixed interval between messages, instead of --cron."
+)
+@click.option("--unless-waiting", is_flag=True, help="Skip a run while the previous message is still in the queue.")
+@click.option("-m", "--message", help="Message body, instead of a file.")
+@click.option("--content-type", metavar="TYPE", help="Content type of the body, such as application/json.")
+@click.option("--content-encoding", metavar="CODING", help="Compression of the body, such as gzip.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the message can be fetched.")
+@click.option(
+    "--ttl", type=Duration(0.001), metavar="DURATION", help="Time to live: an unfetched message expires after it."
+)
+@click.option(
+    "--priority",
+    metavar="N",
+    type=click.IntRange(0, 255),
+    help="Priority from 0 to 255; higher ones are delivered first. The queue needs max_priority.",
+)
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    callback=attributes_of,
+    metavar="NAME=TEXT",
+    help="Attribute to store with the message. Can be repeated.",
 )
 @remote
 def put_command(
@@ -67,17 +85,17 @@ def put_command(
     message: str | None,
     **fields: Any,
 ) -> None:
-    """Publish a message to a queue regularly, or change what, when and where.
+    """Create or replace a schedule.
 
-    The body is standard input, or FILE. At most one message for an instant; what was missed while the daemon was down
-    comes once.
+    The message body is read from standard input or FILE. A schedule publishes at most one message at a time. Runs
+    missed while the daemon was down are made up for by a single message.
     """
     if (cron is None) == (every is None):
-        raise click.UsageError('say either --cron "0 3 * * *" or --every SECONDS')
+        raise click.UsageError('use either --cron "0 3 * * *" or --every DURATION')
     if zone is not None and every is not None:
-        raise click.UsageError("--zone is the zone of --cron")
+        raise click.UsageError("--zone needs --cron")
     if message is not None and file is not None:
-        raise click.UsageError("give --message, or a file")
+        raise click.UsageError("use either --message or a file")
     outgoing = Outgoing(_body(file) if message is None else message.encode(), **fields)
     with remote.client() as client:
         client.put_schedule(name, queue, outgoing, cron=cron, zone=zone, every=every, unless_waiting=unless_waiting)
@@ -88,7 +106,7 @@ def put_command(
 @json_option
 @remote
 def show_command(remote: Remote, name: str, as_json: bool) -> None:
-    """Show a schedule, with its message."""
+    """Show a schedule and its message."""
     with remote.client() as client:
         found = client.schedule(name)
     if as_json:
@@ -102,8 +120,8 @@ def show_command(remote: Remote, name: str, as_json: bool) -> None:
 @yes_option
 @remote
 def delete_command(remote: Remote, name: str, yes: bool) -> None:
-    """Delete a schedule; its messages stay."""
-    confirm(f"Delete the schedule {name}?", yes=yes)
+    """Delete a schedule. Published messages stay."""
+    confirm(f"Delete schedule {name}?", yes=yes)
     with remote.client() as client:
         client.delete_schedule(name)
 

@@ -59,7 +59,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
     try:
         return None if given is None else datetime.fromisoformat(given).astimezone()  # of this machine, without a zone
     except (ValueError, OverflowError):
-        raise click.BadParameter("write 2030-05-01T09:00, of this machine's zone, or 2030-05-01T09:00+02:00") from None
+        raise click.BadParameter("write 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
 
 
 class _BodyFile(click.Path):
@@ -72,31 +72,54 @@ class _BodyFile(click.Path):
             if Path(value).exists():
                 raise
             message = shlex.quote(shorten(value)[1:-1])
-            self.fail(f"there is no file {shorten(value)}. To send this text, write -m {message}", param, error.ctx)
+            self.fail(f"file {shorten(value)} does not exist. To send this text, use -m {message}", param, error.ctx)
 
 
 @click.command("send")
 @queue_argument
 @click.argument("files", nargs=-1, type=_BodyFile(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
-@click.option("-m", "--message", help="The body itself, instead of files.")
-@click.option("--lines", is_flag=True, help="Each line is a message, without its end. Empty ones are left out.")
-@click.option("--content-type", metavar="TYPE", help="What the bodies are.")
-@click.option("--content-encoding", metavar="CODING", help="How the bodies are compressed, as gzip.")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="Time until they can be fetched.")
-@click.option("--at", callback=time_of, metavar="TIME", help="When they can be fetched, as 2030-05-01T09:00.")
-@click.option("--ttl", type=Duration(0.001), metavar="DURATION", help="Time after which they expire.")
+@click.option("-m", "--message", help="Message body, instead of files.")
+@click.option(
+    "--lines", is_flag=True, help="Publish each line as a message, without its line ending. Empty lines are skipped."
+)
+@click.option("--content-type", metavar="TYPE", help="Content type of the bodies, such as application/json.")
+@click.option("--content-encoding", metavar="CODING", help="Compression of the bodies, such as gzip.")
+@click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the messages can be fetched.")
+@click.option(
+    "--at",
+    callback=time_of,
+    metavar="TIME",
+    help="Time from which the messages can be fetched, such as 2030-05-01T09:00.",
+)
+@click.option(
+    "--ttl", type=Duration(0.001), metavar="DURATION", help="Time to live: unfetched messages expire after it."
+)
 @click.option(
     "--priority",
+    metavar="N",
     type=click.IntRange(0, 255),
-    help="From 0 to 255: higher ones come first, where the queue has max_priority.",
+    help="Priority from 0 to 255; higher ones are delivered first. The queue needs max_priority.",
 )
-@click.option("--group", help="Their message group: one after the other is handed out, where the queue has groups.")
 @click.option(
-    "--attribute", "attributes", multiple=True, callback=attributes_of, metavar="NAME=TEXT", help="Kept with them."
+    "--group",
+    metavar="NAME",
+    help="Message group. Messages of one group are delivered in order, one at a time; the queue needs groups.",
 )
-@click.option("--key", help="An idempotency key of your own, for one message: sent again it is not stored again.")
-@click.option("--no-keys", is_flag=True, help="Send no idempotency keys: for daemons with peers, which refuse them.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not print the ids.")
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    callback=attributes_of,
+    metavar="NAME=TEXT",
+    help="Attribute to store with the messages. Can be repeated.",
+)
+@click.option(
+    "--key", metavar="KEY", help="Idempotency key for a single message: sending it again does not store it again."
+)
+@click.option(
+    "--no-keys", is_flag=True, help="Send no idempotency keys, for daemons with --peers, which do not support them."
+)
+@click.option("-q", "--quiet", is_flag=True, help="Do not print ids.")
 @json_option
 @remote
 def send_command(
@@ -111,14 +134,14 @@ def send_command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Publish messages: standard input, or each FILE, or each line.
+    """Publish messages from standard input, files or lines.
 
     Prints their ids.
     """
     if message is not None and (files or lines):
-        raise click.UsageError("give --message, or files, or lines of these")
+        raise click.UsageError("--message cannot be combined with files or --lines")
     if key is not None and (lines or len(files) > 1):
-        raise click.UsageError("one key is for one message")
+        raise click.UsageError("--key is for a single message")
     show = _Shown(quiet, as_json)
     with remote.client(keys=not no_keys) as client:
         if fields["priority"]:
@@ -135,8 +158,8 @@ def _warn_without_priorities(client: Client, queue: str) -> None:
     with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
         if client.queue(queue).settings.get("max_priority") == 0:
             warn(
-                f"queue {shorten(queue)} has no priorities, so --priority changes nothing. "
-                f"mq queue set {queue} max_priority=9 gives it ten"
+                f"queue {shorten(queue)} has no priorities, so --priority has no effect. To enable ten "
+                f"priorities: mq queue set {queue} max_priority=9"
             )
 
 

@@ -79,7 +79,7 @@ _REFUSALS = (InvalidSetting, StorageUnusable, StorageFenced, CannotListen)
 @settings_options
 @click.pass_obj
 def serve_command(flags_before: Mapping[str, str | None], /, **flags: str | None) -> None:
-    """Serve queues over HTTP and AMQP."""
+    """Run the daemon: serve queues over HTTP and AMQP."""
     given = {name: value for name, value in flags.items() if value is not None}
     try:
         settings = load_settings({**flags_before, **given}, os.environ)
@@ -141,7 +141,9 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
 
         def stands_by(urls: list[str]) -> None:
             _say(
-                settings, f"mq {__version__} stands by, as another daemon serves {settings.store}, on {' '.join(urls)}"
+                settings,
+                f"mq {__version__} is on standby on {' '.join(urls)}: another daemon serves "
+                f"{shown_store(settings.store)}",
             )
             tell_manager(READY)
 
@@ -253,7 +255,7 @@ async def _serve_root(
         what = store.description
         durable = "durable" if what.durable else "not durable"
         which = f"{__version__}{build.told(native=getattr(store, 'is_native', False))}"
-        _say(settings, f"mq {which} serves {what.name} ({durable}) on {' '.join(urls)}")
+        _say(settings, f"mq {which} serves {shown_store(what.name)} ({durable}) on {' '.join(urls)}")
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")
@@ -281,10 +283,17 @@ async def _take_until(
 def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
     """Why no schedules can be kept; empty where they can."""
     if is_node:
-        return "a node of a cluster keeps those of highly available queues alone, in the cluster's store"
+        return "a cluster node only has schedules for highly available queues"
     if config.others_move:  # others may have fired, and this broker knows none of their keys
-        return "schedules are for a daemon that serves its root alone: start it without --peers and --no-mover"
+        return "schedules need a daemon that serves its root alone: start it without --peers and --no-mover"
     return ""
+
+
+def shown_store(address: str) -> str:
+    """Return a store's address as users know it: the folder of a root, or NAME:ADDRESS of another backend."""
+    address = address.removeprefix("layered:")
+    name, _, folder = address.partition(":")
+    return folder if name in _FOLDERS else address
 
 
 def _say(settings: Settings, line: str) -> None:
@@ -303,22 +312,27 @@ def forgotten(store: str, *, durable: bool) -> list[str]:
         durable: what it answers survives the loss of power.
     """
     kind, _, place = store.removeprefix("layered:").partition(":")
-    advice = "Keep it on a disk: --root /var/lib/mq, or another folder there"
+    advice = "Use a root on a disk, such as --root /var/lib/mq"
     if kind == "memory":
-        return [f"WARNING: {store} holds everything in memory, and forgets it when mq ends. {advice}"]
+        return [f"WARNING: {store} keeps all messages in memory; they are lost when mq stops. {advice}"]
     if not durable:
-        return [f"WARNING: {place} is in memory, or on a disk without flushes: the power takes it. {advice}"]
+        return [
+            (
+                f"WARNING: {place} is in memory, or on a disk that cannot be flushed: messages are lost on a power "
+                f"failure. {advice}"
+            )
+        ]
     if kind in _FOLDERS and Path(os.path.realpath(place)).is_relative_to(_EMPTIED):
-        return [f"WARNING: {place} is below {_EMPTIED}, which most systems empty when they start. {advice}"]
+        return [f"WARNING: {place} is below {_EMPTIED}, which most systems clear at boot. {advice}"]
     return []
 
 
 def _check_strict(settings: Settings) -> None:
     if settings.strict and settings.sqs_port:
-        raise InvalidSetting("--strict does not serve SQS: leave --sqs-port out")
+        raise InvalidSetting("--strict cannot be combined with --sqs-port")
     if settings.strict and settings.store.partition(":")[0] not in _FOLDERS:
         raise InvalidSetting(
-            f"--strict is for a store of folders ({' or '.join(_FOLDERS)}), not for {shorten(settings.store)}"
+            f"--strict needs a storage of folders ({' or '.join(_FOLDERS)}), not {shorten(settings.store)}"
         )
 
 
@@ -383,5 +397,9 @@ async def _open_amqp(
         )
     )
     if not urls:
-        _say(settings, f"mq: another program has port {port}: AMQP is not served. Choose a port with --amqp-port")
+        _say(
+            settings,
+            f"mq: port {port} is in use by another program, so AMQP is not served. Choose another port with "
+            "--amqp-port",
+        )
     return urls

@@ -30,11 +30,11 @@ from mq.message import shorten
 from mq.settings import load_settings
 
 _LONGEST_SECONDS: Final = 3660 * 86_400
-_TAKES_EFFECT: Final = "A daemon that runs takes it up on SIGHUP."
+_TAKES_EFFECT: Final = "A running daemon reads the change on SIGHUP."
 
 _WITHOUT_RIGHTS: Final = (
-    '{name} has no right, and can do nothing yet. Give some in the users file, below [users."{name}"], such as '
-    'consume = ["orders.*"]; or remove the user, and add it with --right RIGHT=PATTERN.'
+    '{name} has no rights yet. Add some in the users file below [users."{name}"], such as consume = '
+    '["orders.*"], or remove the user and add it again with --right RIGHT=PATTERN.'
 )
 
 
@@ -44,7 +44,7 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
         word, _, pattern = text.partition("=")
         if word not in list(Right) or not is_pattern(pattern):
             known = ", ".join(Right)
-            raise click.BadParameter(f"give one of {known}, with = and a pattern of queue names: publish=orders.*")
+            raise click.BadParameter(f"write RIGHT=PATTERN, such as publish=orders.*; RIGHT is one of {known}")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
 
@@ -54,13 +54,16 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option("--users", metavar="FILE", help="The file of users.  [MQ_USERS]")
     @click.option(
-        "--cluster", "is_cluster", is_flag=True, help="The users of the cluster of the node at --url, not of a file."
+        "--cluster",
+        "is_cluster",
+        is_flag=True,
+        help="Manage the users of the cluster at --url instead of a users file.",
     )
     @remote_flags
     @functools.wraps(command)
     def with_editor(*args: Any, users: str | None, is_cluster: bool, **rest: Any) -> Any:
         if is_cluster and users is not None:
-            raise click.UsageError("--users is a file's, --cluster a cluster's: give one of them")
+            raise click.UsageError("use either --users for a users file or --cluster for the users of a cluster")
         daemon = {name: rest.pop(name) for name in REMOTE_NAMES}  # what is wrong with them is no matter of a file
         with _refusing(), told():
             editor: UsersFile | ClusterUsers = ClusterUsers(remote_of(daemon)) if is_cluster else _file(users)
@@ -76,8 +79,8 @@ def _parse_limit(context: click.Context, parameter: click.Parameter, given: str 
     number = float(given) if re.fullmatch(r"[0-9]{1,10}(\.[0-9]{1,6})?", given, re.ASCII) else -1
     value = int(number) if number == int(number) else number
     if not is_limit(str(parameter.name), value):
-        what = "a number above 0" if parameter.name == "max_publish_rate" else "a whole number"
-        raise click.BadParameter(f"give {what}, or none for no limit")
+        what = "a number greater than 0" if parameter.name == "max_publish_rate" else "a whole number"
+        raise click.BadParameter(f"must be {what}, or none for no limit")
     return value
 
 
@@ -86,11 +89,22 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
     None for one that is to be no limit."""
 
     @click.option(
-        "--max-connections", metavar="N", callback=_parse_limit, help="Connections at a time; none for no limit."
+        "--max-connections",
+        metavar="N",
+        callback=_parse_limit,
+        help="Maximum number of open connections; none for no limit.",
     )
-    @click.option("--max-queues", metavar="N", callback=_parse_limit, help="Queues made; none for no limit.")
     @click.option(
-        "--max-publish-rate", metavar="N", callback=_parse_limit, help="Messages published a second; none for no limit."
+        "--max-queues",
+        metavar="N",
+        callback=_parse_limit,
+        help="Maximum number of queues the user may create; none for no limit.",
+    )
+    @click.option(
+        "--max-publish-rate",
+        metavar="N",
+        callback=_parse_limit,
+        help="Maximum publish rate, in messages per second; none for no limit.",
     )
     @functools.wraps(command)
     def with_limits(*args: Any, **rest: Any) -> Any:
@@ -132,7 +146,7 @@ class ClusterUsers(UsersEditor):
 
 @click.group("user")
 def user_command() -> None:
-    """Add, list, limit and remove users, and make tokens."""
+    """Manage users, their limits, tokens and keys."""
 
 
 @user_command.command("add")
@@ -143,15 +157,17 @@ def user_command() -> None:
     metavar="RIGHT=PATTERN",
     multiple=True,
     callback=_parse_rights,
-    help="What the user may do, and where. May be given more than once.",
+    help="Right to grant, and the queues it covers: publish=orders.*. Can be repeated.",
 )
-@click.option("--password", "asks", is_flag=True, help="Ask for a password instead of making a token.")
+@click.option("--password", "asks", is_flag=True, help="Ask for a password instead of creating a token.")
 @click.option(
     "--unix",
     metavar="LOGIN",
-    help="Know the user by this login name of the machine, over the daemon's Unix socket, instead of making a token.",
+    help="Authenticate the user by this login name over the daemon's Unix socket, instead of a token.",
 )
-@click.option("--aws-key", "has_key", is_flag=True, help="Make a key for Amazon's SDKs instead of a token.")
+@click.option(
+    "--aws-key", "has_key", is_flag=True, help="Create an AWS access key, for Amazon's SDKs, instead of a token."
+)
 @_limit_flags
 @_editing
 def add_command(
@@ -164,7 +180,7 @@ def add_command(
     has_key: bool,
     limits: dict[str, float | None],
 ) -> None:
-    """Add a user, with a token that is printed once."""
+    """Add a user, and print its token once."""
     if unix is not None or has_key:
         _with_keys(editor)
     most = limits_of({key: value for key, value in limits.items() if value is not None})
@@ -181,7 +197,7 @@ def add_command(
 @user_command.command("list")
 @_editing
 def list_command(editor: UsersFile | ClusterUsers, /) -> None:
-    """List the users, what they may do, and how they show who they are."""
+    """List users with their rights, limits and credentials."""
     accounts = editor.accounts()
     for user, password, tokens, certificate, unix in accounts:
         say(user.name)
@@ -199,9 +215,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
             say(f"  AWS keys: {' '.join(keys)}")
         for token in tokens:
             if token.expires is not None:
-                say(
-                    f"  a token {'until' if token.expires > time.time() else 'that expired'} {time_text(token.expires)}"
-                )
+                say(f"  token {'expires' if token.expires > time.time() else 'expired'} {time_text(token.expires)}")
 
 
 @user_command.command("limit")
@@ -209,7 +223,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
 @_limit_flags
 @_editing
 def limit_command(editor: UsersFile | ClusterUsers, /, name: str, limits: dict[str, float | None]) -> None:
-    """Change what a user may have at most, and show it."""
+    """Change the limits of a user, and show them."""
     if limits:
         now = editor.limit(name, limits)
         say(_takes_effect(editor), err=True)
@@ -234,27 +248,27 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 
 @user_command.command("token")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Take away the password and the tokens that there were.")
+@click.option("--only", is_flag=True, help="Revoke the user's password and other tokens.")
 @click.option(
     "--expires",
     "lasts",
     metavar="DURATION",
     type=Duration(1, _LONGEST_SECONDS),
-    help="How long the token is valid, such as 12h or 30d. Default: no limit.",
+    help="How long the token is valid, such as 12h or 30d. [default: no limit]",
 )
 @_editing
 def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: float | None) -> None:
-    """Give a user one more token, and print it once."""
+    """Create another token for a user, and print it once."""
     token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time() + lasts))
     _print_token(editor, token)
 
 
 @user_command.command("aws-key")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Take away the AWS keys that there were.")
+@click.option("--only", is_flag=True, help="Revoke the user's other AWS access keys.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Give a user one more key for Amazon's SDKs, and print it."""
+    """Create another AWS access key for a user, and print it once."""
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 
@@ -262,9 +276,9 @@ def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) 
 @click.argument("name")
 @_editing
 def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
-    """Take away all tokens of a user but the newest."""
+    """Revoke all tokens of a user except the newest."""
     count = editor.retire(name)
-    say(f"{count} tokens are gone, the newest one is left. {_takes_effect(editor)}", err=True)
+    say(f"Revoked {count} tokens; the newest is still valid. {_takes_effect(editor)}", err=True)
 
 
 def _file(users: str | None) -> UsersFile:
@@ -272,7 +286,7 @@ def _file(users: str | None) -> UsersFile:
     flags: Mapping[str, str | None] = click.get_current_context().find_root().obj or {}
     path = load_settings(flags if users is None else {**flags, "users": users}, os.environ).users
     if not path:
-        raise InvalidSetting("which file? Name it: --users FILE, or MQ_USERS")
+        raise InvalidSetting("no users file given: use --users FILE or set MQ_USERS")
     check_modes(path, "the users file")
     return UsersFile(path)
 
@@ -285,11 +299,11 @@ def _with_keys(editor: UsersFile | ClusterUsers) -> UsersFile:
     """
     if isinstance(editor, UsersFile):
         return editor
-    raise click.UsageError("AWS keys and login names are one machine's, in a file of its own: leave out --cluster")
+    raise click.UsageError("AWS access keys and login names belong to one machine's users file: omit --cluster")
 
 
 def _takes_effect(editor: UsersFile | ClusterUsers) -> str:
-    return _TAKES_EFFECT if isinstance(editor, UsersFile) else "It is in effect at every node that is a member."
+    return _TAKES_EFFECT if isinstance(editor, UsersFile) else "The change is in effect on all connected nodes."
 
 
 def _ask_password() -> str:
@@ -305,14 +319,14 @@ def _ask_password() -> str:
 def _print_token(editor: UsersFile | ClusterUsers, token: str | None) -> None:
     if token is not None:
         say(token)
-        say("This is the token. It cannot be shown again.", err=True)
+        say("Save this token: it cannot be shown again.", err=True)
     say(_takes_effect(editor), err=True)
 
 
 def _print_key(key: AwsKey) -> None:
     """Print a key as variables of a shell, and as a file of credentials has it."""
     say(f"AWS_ACCESS_KEY_ID={key.id}\nAWS_SECRET_ACCESS_KEY={key.secret}")
-    say(f"This is the key. {_TAKES_EFFECT}", err=True)
+    say(f"Save this key: it cannot be shown again. {_TAKES_EFFECT}", err=True)
 
 
 @contextmanager

@@ -25,15 +25,20 @@ def vsqs(flags: dict[str, str | None]) -> None:
     logging.getLogger("mq.vsqs.mount").addHandler(logging.NullHandler())  # the verbs say it themselves
     given = [name for name, value in flags.items() if value is not None]
     if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is for serving; vsqs has no use for it")
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is an option of mq serve, not of vsqs")
 
 
 @vsqs.command()
 @click.argument("folder", metavar="DIR")
-@click.option("--capacity", type=click.IntRange(min=1), metavar="N", help="Refuse when it holds so many messages.")
-@click.option("--create", is_flag=True, help="Make the folder when it is not there.")
+@click.option(
+    "--capacity",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Maximum number of messages in the queue; further ones are refused.",
+)
+@click.option("--create", is_flag=True, help="Create the folder if it does not exist.")
 def send(folder: str, capacity: int | None, create: bool) -> None:
-    """Publish standard input as one message; print its id."""
+    """Publish standard input as one message, and print its id."""
     with _open(folder, capacity, create) as queue:
         _warn(queue)
         say(queue.publish(sys.stdin.buffer.read()))
@@ -47,7 +52,7 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
     show_default=True,
     type=Duration(0.000001, math.inf),
     metavar="DURATION",
-    help="How long it is hidden; delete it until then.",
+    help="Visibility timeout: a message that is not deleted within it is received again.",
 )
 @click.option(
     "--timeout",
@@ -55,11 +60,12 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
     show_default=True,
     type=Duration(0, math.inf),
     metavar="DURATION",
-    help="How long to wait for a message; inf is for ever.",
+    help="How long to wait for a message; inf waits forever.",
 )
-@click.option("--delete", is_flag=True, help="Delete it once it is printed.")
+@click.option("--delete", is_flag=True, help="Delete the message after printing it.")
 def receive(folder: str, visibility: float, timeout: float, delete: bool) -> None:
-    """Print the first message; its id goes to standard error. Exits with 3 when there is none."""
+    """Receive the next message: print its body to standard output and its id to standard error. Exits with 3 if the
+    queue is empty."""
     with _open(folder) as queue:
         message = queue.receive(visibility, timeout)
         if message is None:
@@ -74,16 +80,16 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
 @click.argument("folder", metavar="DIR")
 @click.argument("id")
 def delete(folder: str, id: str) -> None:
-    """Delete a message; another program may have received it. Exits with 3 when it is not there."""
+    """Delete a message, even if another program has received it. Exits with 3 if it does not exist."""
     with _open(folder) as queue:
         if not queue.delete(id):
-            _end(f"no message {id} is there: it was deleted, or never published", EMPTY)
+            _end(f"message {id} does not exist: it was deleted or never published", EMPTY)
 
 
 @vsqs.command()
 @click.argument("folder", metavar="DIR")
 def size(folder: str) -> None:
-    """Print how many messages there are, those being processed included."""
+    """Print the number of messages, including received ones that are not deleted yet."""
     with _open(folder) as queue:
         _warn(queue)
         say(queue.size())

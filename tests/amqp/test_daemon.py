@@ -177,7 +177,10 @@ def test_where_amqps_own_port_is_busy_http_is_served_all_the_same(tmp_path: Path
         finally:
             process.kill()
     assert url.startswith(f"http://{address}:")
-    assert f"mq: another program has port {AMQP_PORT}: AMQP is not served. Choose a port with --amqp-port\n" in said
+    assert (
+        f"mq: port {AMQP_PORT} is in use by another program, so AMQP is not served. Choose another port with "
+        "--amqp-port\n"
+    ) in said
 
 
 def test_many_threads_publish_and_consume_each_message_once(daemon: Daemon, free_port: int) -> None:

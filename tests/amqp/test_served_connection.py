@@ -929,7 +929,7 @@ async def test_a_quorum_queue_needs_a_cluster(autojump_clock: MockClock, house: 
     arguments = {"x-queue-type": "quorum"}
     refused = await client.call(Queue.Declare(queue="q", durable=True, arguments=arguments))
     assert (refused.name, refused.reply_code) == ("Channel.Close", 406)
-    assert "in no cluster" in refused.reply_text
+    assert "is not part of a cluster" in refused.reply_text
     assert not await house.broker.has_queue("q")
 
 

@@ -48,7 +48,7 @@ def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: P
     done = mq("restore", backups, tmp_path / "restored")
     assert (done.status, done.error) == (0, "")
     assert done.out.startswith("backup 2 of 20")
-    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: all is well\n"
+    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: no problems found\n"
 
 
 def test_damaged_backup_is_named_and_the_one_before_it_restored(
@@ -112,7 +112,10 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
     body.write_bytes(b"0ne")
     done = mq("restore", backups, tmp_path / "restored")
     assert done.status == 1
-    assert done.error == f"mq: 1 of them are damaged or missing in the backup, and not restored: {body.name}\n"
+    assert (
+        done.error
+        == f"mq: 1 messages were not restored because they are damaged or missing in the backup: {body.name}\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_it_is_trusted_by_its_names_and_by_no_other(mq: Mq, tmp_path: Path) -> N
     folder = tmp_path / "tls"
     done = mq("certificate", folder, "--name", "queue.example", "--name", "192.0.2.7", "--days", 9)
     assert (done.status, done.lines) == (0, [str(folder / "cert.pem"), str(folder / "key.pem")])
-    assert f"mq --tls-cert {folder / 'cert.pem'} --tls-key {folder / 'key.pem'}" in done.error
+    assert f"mq serve --tls-cert {folder / 'cert.pem'} --tls-key {folder / 'key.pem'}" in done.error
     for name in ("queue.example", "192.0.2.7", "localhost", "127.0.0.1", "::1", socket.gethostname()):
         assert shakes_hands(folder, name), name
     assert not shakes_hands(folder, "other.example")
@@ -55,7 +55,7 @@ def test_it_overwrites_nothing(mq: Mq, tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("mine")
     done = mq("certificate", tmp_path)
     assert (done.status, done.out) == (1, "")
-    assert done.error == f"mq: {tmp_path / there}: is there already, and stays as it is\n"
+    assert done.error == f"mq: {tmp_path / there}: file exists, not overwritten\n"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "mine")]
 
 
@@ -63,7 +63,7 @@ def test_it_overwrites_nothing(mq: Mq, tmp_path: Path, there: str) -> None:
 def test_a_name_is_a_name(mq: Mq, tmp_path: Path, name: str) -> None:
     done = mq("certificate", tmp_path / "tls", "--name", name)
     assert done.status == 2
-    assert "is neither a host name nor an address" in done.error
+    assert "is neither a host name nor an IP address" in done.error
     assert not (tmp_path / "tls").exists()
 
 
@@ -76,7 +76,7 @@ def test_a_long_name_fits(mq: Mq, tmp_path: Path) -> None:
 def test_without_openssl_it_says_what_to_do(mq: Mq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = mq("certificate", tmp_path / "tls")
-    assert (done.status, done.error) == (1, "mq: it takes the program openssl: install that (apt install openssl)\n")
+    assert (done.status, done.error) == (1, "mq: the program openssl was not found: install it (apt install openssl)\n")
     assert list((tmp_path / "tls").iterdir()) == []
 
 

@@ -49,7 +49,7 @@ def answers(daemon: object, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, o
 def test_a_daemon_in_no_cluster_says_so(client: Client, mq: Mq) -> None:
     for verb in ("status", "check"):
         done = mq("cluster", verb)
-        assert (done.status, "in no cluster" in done.out + done.error) == (1, True)
+        assert (done.status, "is not part of a cluster" in done.out + done.error) == (1, True)
 
 
 def test_what_a_node_sees_is_shown(answers: list[dict[str, object]], mq: Mq) -> None:
@@ -60,8 +60,8 @@ def test_what_a_node_sees_is_shown(answers: list[dict[str, object]], mq: Mq) -> 
         ["a", "mirror", "90s", "-", "-", "-"],
         ["c", "mirror", "90s", "up", "up", "2ms"],
     ]
-    assert "4.2 of 5 s of its lease left" in summary
-    assert "term: 7; fail-overs since it was started: 1" in summary
+    assert "lease: 4.2 of 5 s left" in summary
+    assert "term: 7; failovers since start: 1" in summary
     assert mq("cluster", "status", "--json").json == [seen("a")]
 
 
@@ -69,7 +69,9 @@ def test_a_check_asks_all_and_tells_the_order(answers: list[dict[str, object]], 
     answers += map(seen, "abc")
     done = mq("cluster", "check", *URLS)
     assert (done.status, answers) == (0, [])
-    assert done.lines == ["safe now, one node at a time: a, then c, and the master, b, last. Check before each"]
+    assert done.lines == [
+        "safe to stop one node at a time: a, then c, and the master b last. Run this check before each of them"
+    ]
 
 
 def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], mq: Mq) -> None:
@@ -78,22 +80,22 @@ def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], m
     assert (done.status, done.lines) == (
         1,
         [
-            "node c knows of no node that serves the queues",
-            "the nodes do not agree on the term: another master is just beginning",
+            "node c sees no node that serves the queues",
+            "the nodes are not in the same term: a new master is being elected",
         ],
     )
     answers.append(seen("a"))
     done = mq("cluster", "check")
-    assert (done.status, "only 1 of 3 nodes were asked (a)" in done.out) == (1, True)
+    assert (done.status, "only 1 of 3 nodes were checked (a)" in done.out) == (1, True)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"is_up": False, "latency_seconds": None}, "node a does not reach b at b.test:5672"),
-        ({"is_inbound_up": False}, "node a is not reached by b at b.test:5672"),
-        ({"latency_seconds": 5.5}, "node a waits 5.5 s for an answer of b at b.test:5672"),
-        ({"node": "", "is_up": False, "latency_seconds": None}, "node a does not reach its neighbor at b.test:5672"),
+        ({"is_up": False, "latency_seconds": None}, "node a cannot reach b at b.test:5672"),
+        ({"is_inbound_up": False}, "b at b.test:5672 cannot reach node a"),
+        ({"latency_seconds": 5.5}, "node a waits 5.5 s for a response from b at b.test:5672"),
+        ({"node": "", "is_up": False, "latency_seconds": None}, "node a cannot reach its neighbor at b.test:5672"),
     ],
 )
 def test_each_end_of_a_link_counts(
@@ -111,10 +113,10 @@ def test_each_end_of_a_link_counts(
 def test_that_one_machine_has_all_of_it_is_said_loudly(answers: list[dict[str, object]], mq: Mq, verb: str) -> None:
     answers += [seen(each) | {"voters": 1} for each in "abc"]
     done = mq("cluster", verb, *(URLS if verb == "check" else ()))
-    assert (done.status, "WARNING: etcd has one member: when its disk is lost" in done.error) == (0, True)
+    assert (done.status, "WARNING: etcd has a single member: if its disk fails" in done.error) == (0, True)
     nodes = [{"name": "a", "uptime_seconds": 90.0, "is_master": True, "is_draining": False}]
     answers[:] = [seen("a") | {"nodes": nodes}]
-    assert "WARNING: one node is a member: when it is lost" in mq("cluster", verb).error
+    assert "WARNING: only one node is connected: if it fails" in mq("cluster", verb).error
     answers[:] = [seen(each) for each in "abc"]
     assert "WARNING" not in mq("cluster", verb, *(URLS if verb == "check" else ())).error
 
@@ -162,8 +164,8 @@ def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
     done = mq("cluster", "drain")
     assert (done.status, node.asked, node.closed) == (0, [False], [])
     assert done.lines == [
-        "node b is empty: stop it now",
-        "2 queues are this node's own, and away while it is stopped",
+        "node b is drained and can be stopped",
+        "2 queues belong to this node alone and are unavailable while it is stopped",
     ]
 
 
@@ -177,18 +179,18 @@ def test_a_node_that_is_not_empty_in_time_says_why(daemon: object, mq: Mq, monke
     Drained(monkeypatch, (True, ["one"]))
     done = mq("cluster", "drain", "--wait", "0")
     assert (done.status, done.lines) == (1, ["node b still serves the queues", "1 clients are connected over AMQP"])
-    assert "node b is not empty after 0 s" in done.error
+    assert "node b is not drained after 0 s" in done.error
 
 
 def test_a_node_takes_clients_again(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Drained(monkeypatch)
-    assert (mq("cluster", "drain", "--resume").lines, node.asked) == (["node b takes clients again"], [True])
+    assert (mq("cluster", "drain", "--resume").lines, node.asked) == (["node b accepts clients again"], [True])
 
 
 def test_a_daemon_in_no_cluster_is_neither_drained_nor_gets_another_neighbour(client: Client, mq: Mq) -> None:
     for verb in (["drain"], ["drain", "--resume"], ["replace", "c", "10.9.0.7:5671"]):
         done = mq("cluster", *verb)
-        assert (done.status, "this daemon is in no cluster" in done.error) == (1, True), verb
+        assert (done.status, "this daemon is not part of a cluster" in done.error) == (1, True), verb
 
 
 def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
@@ -204,8 +206,8 @@ def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
     monkeypatch.setattr(Client, "replace_node", replace)
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", *URLS[:2])
     assert (done.status, asked) == (0, [("c", "10.9.0.7:5671")] * 2)
-    assert done.lines[0] == "# Nodes a and b look for c at 10.9.0.7:5671 from now on."
+    assert done.lines[0] == "# Nodes a and b now connect to c at 10.9.0.7:5671."
     assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
     waiting.append(seen("a"))
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
-    assert (done.status, "Ask both others" in done.error) == (1, True)
+    assert (done.status, "give the URLs of both other nodes" in done.error) == (1, True)

@@ -20,7 +20,7 @@ from tests.cli.conftest import Mq
         (["queue", "craete"], "no such command 'craete': did you mean", "mq queue"),
         (["queue", "list"], "no such command 'list': there are create, delete, set, show.", "mq queue"),
         (["--prot", "1"], "no such option '--prot': did you mean --port?", "mq"),
-        (["send", "q", "--message", "x", "--lines"], "give --message, or files, or lines of these.", "mq send"),
+        (["send", "q", "--message", "x", "--lines"], "--message cannot be combined with files or --lines.", "mq send"),
         (["bench", "--seconds", "x"], "invalid value for '--seconds':", "mq bench"),
     ],
 )

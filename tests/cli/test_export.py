@@ -74,7 +74,8 @@ def test_a_queue_without_groups_refuses_them_until_they_are_left_out(client: Cli
     assert sorted((found.body, found.group) for found in client.browse("q")) == [(b"1", None), (b"2", None)]
     (tmp_path / "a").write_text('{"body": "1", "group": 7}')
     assert (
-        'line 1 is no message: its "content_type" or its "group" is no text' in mq("import", "q", tmp_path / "a").error
+        'line 1 is not a message: "content_type", "content_encoding" and "group" must be strings'
+        in mq("import", "q", tmp_path / "a").error
     )
 
 
@@ -127,7 +128,7 @@ def test_a_run_goes_on_where_it_stopped(client: Client, mq: Mq, tmp_path: Path) 
     done = mq("import", "q", tmp_path / "a", "--patience", 0)
     assert (done.status, done.out) == (1, "")
     stopped, reason = done.error.splitlines()
-    assert stopped.startswith("mq: 3 messages are stored. To go on: the same command with --run ")
+    assert stopped.startswith("mq: 3 messages were stored. To resume, run the same command with --run ")
     assert reason.startswith("mq: message 4 was refused: ")
     client.configure("q", max_messages=None)
     client.take("q")

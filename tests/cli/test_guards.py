@@ -174,7 +174,10 @@ def test_the_network_is_let_in_only_past_guards(users: str, issuer: Issuer) -> N
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (["--address=0.0.0.0"], "without TLS (--tls-cert, --tls-key) and without users (--users) is refused"),
+        (
+            ["--address=0.0.0.0"],
+            "needs TLS (--tls-cert, --tls-key) and users (--users). To serve without, use --insecure",
+        ),
         (["--users={folder}/missing.toml"], "cannot read the users file"),
         (["--users={folder}/wrong.toml"], 'users."alice"."fly" in the users file'),
         (["--tls-cert={folder}/missing.pem"], "belong together"),
@@ -206,12 +209,12 @@ def test_a_hangup_changes_the_users_of_connections_that_are_open(tmp_path: Path,
         assert ask(connection, "PUT", "/q", f"Bearer {TOKEN}")[0] == 201
         socket = connection.sock
         write_users(Path(users), USERS.replace("TOKEN", "OTHER_TOKEN").replace('publish = ["q"]', ""))
-        daemon.hang_up("users read anew: 1")
+        daemon.hang_up("reloaded the users file: 1 users")
         assert ask(connection, "PUT", "/q", f"Bearer {TOKEN}")[0] == 401
         assert ask(connection, "PUT", "/q", f"Bearer {OTHER_TOKEN}")[0] == 200
         assert ask(connection, "POST", "/q/messages", f"Bearer {OTHER_TOKEN}")[0] == 403
         Path(users).write_text("[users.alice]\nfly = true")
-        daemon.hang_up('the users stay as they were: users."alice"."fly"')
+        daemon.hang_up('cannot reload the users file, the previous users stay in effect: users."alice"."fly"')
         assert ask(connection, "PUT", "/q", f"Bearer {OTHER_TOKEN}")[0] == 200
         assert connection.sock is socket  # one connection, all the while
         connection.close()
@@ -227,12 +230,12 @@ def test_a_hangup_changes_the_certificate_of_new_connections(tmp_path: Path, iss
         old, new, kept = daemon.connect(), daemon.connect(), daemon.connect()
         assert ask(old, "GET", "/-/live", "")[0] == 200
         issuer.issue()
-        daemon.hang_up("certificates read anew")
+        daemon.hang_up("reloaded the TLS certificates for new connections")
         new.connect()
         assert serial(new) != serial(old)
         assert ask(old, "GET", "/-/live", "")[0] == 200
         Path(issuer.files.key).write_text("")
-        daemon.hang_up("the certificates stay as they were")
+        daemon.hang_up("cannot reload the TLS certificates, the previous ones stay in use")
         kept.connect()
         assert serial(kept) == serial(new)
         for connection in (old, new, kept):
@@ -251,7 +254,7 @@ def hangups() -> Iterator[None]:
 @pytest.mark.usefixtures("hangups")
 def test_a_hangup_that_finds_nothing_to_read_says_so_and_ends_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
-        daemon.hang_up("nothing to read anew on SIGHUP: there are neither users nor TLS nor an audit log")
+        daemon.hang_up("SIGHUP ignored: no users file, TLS certificate or audit log is configured")
         assert daemon.ask("GET", "/-/live")[0] == 200
 
 
@@ -330,7 +333,7 @@ def test_no_secret_is_in_the_log_the_errors_or_the_list_of_processes(
                 replies += connection.sock.recv(10_000)
                 connection.close()
         Path(users).write_text(f'[users.alice]\npassword = "{PASSWORD}"\ntokens = ["{TOKEN}"]')
-        daemon.hang_up("the users stay as they were")
+        daemon.hang_up("cannot reload the users file, the previous users stay in effect")
         process = Path(f"/proc/{daemon.process.pid}")
         read = [daemon.log.read_bytes(), process.joinpath("cmdline").read_bytes(), replies]
         read.append(process.joinpath("environ").read_bytes())
@@ -380,10 +383,10 @@ def test_a_reload_is_in_the_audit_log(tmp_path: Path) -> None:
     users = Path(write_users(tmp_path / "users.toml", '[users.anna]\ntokens = ["TOKEN"]\npublish = ["*"]\n'))
     audit = tmp_path / "audit"
     with running(tmp_path, f"--users={users}", f"--audit={audit}") as daemon:
-        daemon.hang_up("audit log opened anew")
+        daemon.hang_up("reopened the audit log")
         good = users.read_text()
         users.write_text("wrong")
-        daemon.hang_up("the users stay as they were")
+        daemon.hang_up("cannot reload the users file, the previous users stay in effect")
         users.write_text(good)
     events = [line.split(" ", 2)[2] for line in audit.read_text().splitlines()]
     assert events[:2] == ['event=reloaded what="users" users=1', 'event=reloaded what="audit"']

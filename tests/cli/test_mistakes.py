@@ -27,7 +27,7 @@ from tests.client.inside import Inside
 def test_a_command_of_another_queue_names_the_one_of_mq(mq: Mq, command: str, meant: str) -> None:
     done = mq(command, "q")
     assert done.status == 2
-    assert f"there is no command '{command}': did you mean {meant}?" in done.error
+    assert f"unknown command '{command}': did you mean {meant}?" in done.error
 
 
 def test_a_message_in_the_place_of_a_file_is_answered_with_its_option(client: Client, mq: Mq) -> None:

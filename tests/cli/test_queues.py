@@ -61,7 +61,7 @@ def test_pausing_and_resuming(client: Client, mq: Mq) -> None:
 
     for flags, both, shown in (
         ((), (True, False), "paused"),
-        (("--publishing",), (False, True), "no publishing"),
+        (("--publishing",), (False, True), "publishing paused"),
         (("--publishing", "--delivery"), (True, True), "all paused"),
     ):
         assert mq("pause", "q", *flags).status == 0
@@ -147,7 +147,7 @@ def test_bench_prints_what_it_has_when_a_step_fails(daemon: Inside, client: Clie
     assert done.json[1]["count"] == 1
     (left,) = [queue.name for queue in client.queues() if queue.name != "q"]
     kept, failed = done.error.splitlines()
-    assert kept == f"mq: the queue {left} was not deleted: mq queue delete {left} --yes"
+    assert kept == f"mq: queue {left} was not deleted; to delete it: mq queue delete {left} --yes"
     assert "too slow" in failed
     assert done.status == 4
 
@@ -198,4 +198,4 @@ def test_a_queue_is_made_where_one_says(client: Client, mq: Mq) -> None:
     assert client.queue("here").name == "here"
     refused = mq("queue", "create", "there", "--store=cluster")
     assert refused.status != 0
-    assert "this daemon is in no cluster" in refused.error
+    assert "this daemon is not part of a cluster" in refused.error

@@ -54,7 +54,7 @@ def test_empty_is_3(folder: Path) -> None:
 def test_deleting_what_is_not_there_is_3_and_says_so(folder: Path) -> None:
     gone = run("delete", str(folder), "5")
     assert (gone.exit_code, gone.stdout) == (3, "")
-    assert gone.stderr == "mq: no message 5 is there: it was deleted, or never published\n"
+    assert gone.stderr == "mq: message 5 does not exist: it was deleted or never published\n"
 
 
 def test_a_visibility_of_its_own(folder: Path) -> None:

@@ -78,7 +78,7 @@ async def test_one_member_of_etcd_is_told_once(
         async with find_coordinator(f"etcd:{cluster.endpoints[0]}?prefix=/told{times}", LEASE_SECONDS) as coordinator:
             for node in "ab":
                 await coordinator.join(node)
-        assert caplog.text.count("has one member: when its disk is lost") == times
+        assert caplog.text.count("has a single member: if its disk fails") == times
 
 
 async def test_changes_are_told(coordinator: Coordinator) -> None:
