@@ -618,7 +618,7 @@ async def test_when_a_node_can_be_stopped(autojump_clock: MockClock) -> None:
         await trio.sleep(5)
         found = await dangers_now(cluster)
         assert "node b sees no node that serves the queues" in found
-        assert "lease: node b has only 0.0 of 2 s left: etcd is slow" in found
+        assert "node b has only 0.0 of 2 s of its lease left: etcd is slow" in found
 
 
 async def test_a_node_tells_how_many_machines_keep_the_cluster(autojump_clock: MockClock) -> None:
