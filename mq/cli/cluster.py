@@ -239,7 +239,7 @@ def _dangers_at(each: Mapping[str, Any]) -> Iterator[str]:
         if not link["is_up"]:
             yield f"node {node} cannot reach {neighbor}"
         elif link["latency_seconds"] > whole:
-            yield f"node {node} waits {link['lag_seconds']:.1f} s for a response from {neighbor}"
+            yield f"node {node} waits {link['latency_seconds']:.1f} s for a response from {neighbor}"
         if not link["is_inbound_up"]:
             yield f"{neighbor} cannot reach node {node}"
 
