@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import trio
 
@@ -25,7 +25,7 @@ from mq.broker.leases import Leases
 from mq.broker.waiters import FetchRequest, Waiters
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
-from mq.message import Message, MessageId
+from mq.message import BytesBody, Message, MessageId, Properties
 from mq.storage.interface import Entry, Move, Sharing
 
 
@@ -41,6 +41,16 @@ class UnackedMessage(NamedTuple):
     message: Message
     redelivered: bool
     entry: Entry
+
+    def to_settle(self) -> UnackedMessage:
+        """The same without its message: a client may hold very many for very long, and bodies and attributes are
+        long."""
+        return UnackedMessage(_DELIVERED, self.redelivered, self.entry)
+
+
+_NO_ID: Final = MessageId("00000000-0000-1000-8000-000000000000")
+_DELIVERED: Final = Message("", _NO_ID, BytesBody(b""), Properties(0, None), 0, "")
+"""In place of a message that was delivered."""
 
 
 class Unacked:
@@ -97,7 +107,7 @@ class Unacked:
         if request.holds and held:
             self._catalog.tell_held(Kind.LEASE, index.name, [each.entry.id for each in held])
         elif held:
-            self._renewed |= {(each.entry.queue, each.entry.id): each for each in held}
+            self._renewed |= {(each.entry.queue, each.entry.id): each.to_settle() for each in held}
         return held
 
     def exclude(self, index: QueueIndex) -> Exclusion:

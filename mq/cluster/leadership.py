@@ -360,7 +360,7 @@ class Leadership:
         handed = []
         for each in held:
             number = holder.number()
-            holder.held[number] = each
+            holder.held[number] = each.to_settle()
             handed.append(Handed(number, each.message, each.redelivered))
         return handed
 

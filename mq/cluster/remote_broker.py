@@ -49,6 +49,12 @@ class RemoteUnacked(UnackedMessage):
         held.leader, held.number = leader, handed.number
         return held
 
+    def to_settle(self) -> RemoteUnacked:
+        """The same without its message."""
+        light = RemoteUnacked(*super().to_settle())
+        light.leader, light.number = self.leader, self.number
+        return light
+
 
 class RemoteExclusion(Exclusion):
     """One consumer alone has the messages of a highly available queue.

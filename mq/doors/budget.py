@@ -30,6 +30,8 @@ CLIENT_PART: Final = 4
 """One user, or one connection where there are no users, may have this fraction of the budget: a quarter."""
 STRANGER_PART: Final = 8
 """All clients that have not logged in may have this fraction of the budget together, where there are users."""
+UNSETTLED_PART: Final = 2
+"""All unsettled deliveries together may have this fraction of the budget: a half."""
 UNCOUNTED_BYTES: Final = 4096
 """What a connection or a request may keep in memory without a reservation, besides what each takes anyway."""
 PATIENCE_SECONDS: Final = 10
@@ -61,6 +63,8 @@ class Use(StrEnum):
     """Messages over AMQP that wait for the store."""
     ANSWER = "answer"
     """What a request is answered."""
+    UNSETTLED = "unsettled"
+    """Messages over AMQP that a client has not acknowledged."""
     DELIVERY = "delivery"
     """Messages on their way to a consumer over AMQP."""
     STAGED = "staged"
@@ -69,7 +73,7 @@ class Use(StrEnum):
     """Rows of a write job on disk that are no messages yet."""
 
 
-_OUTGOING: Final = (Use.ANSWER, Use.DELIVERY)
+_OUTGOING: Final = (Use.ANSWER, Use.DELIVERY, Use.UNSETTLED)
 ON_DISK: Final = (Use.STAGED, Use.ROWS)
 ADMINISTRATORS: Final = ""
 """In place of a user's name: the administrators together."""
@@ -170,6 +174,8 @@ class Budget:
         self._outgoing = Share("all that clients are sent", memory, None)
         # Rows wait for a day: arriving bodies keep a quarter of the disk.
         self._rows = Share("all write jobs", self.disk, None)
+        # Clients hold deliveries as long as they like: answers and deliveries of others keep the rest.
+        self._unsettled = Share("all unsettled deliveries", memory, UNSETTLED_PART)
         self._strangers = Share("clients that have not logged in", memory, STRANGER_PART)
         self._users: dict[str, Share] = {}
         self._slow: dict[Paced, None] = {}
@@ -334,6 +340,8 @@ class Budget:
             return (*shares, self._rows) if use is Use.ROWS else shares
         if share is None:
             return (self._all,)
+        if use is Use.UNSETTLED:
+            return (self._all, self._outgoing, self._unsettled, share)
         return (self._all, self._outgoing if use in _OUTGOING else self._incoming, share)
 
 

@@ -298,6 +298,9 @@ class Channel:
         queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
         if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
             raise Refusal(Code.PRECONDITION_FAILED, f"{self._session.unsettled} deliveries are not acknowledged")
+        if not method.no_ack and not self._session.may_hold(1):
+            text = f"{self._session.unsettled} deliveries are not acknowledged, and there is no memory for more"
+            raise Refusal(Code.RESOURCE_ERROR, f"{text}: acknowledge some first")
         self._ask(commands.Get(self.key, queue, method.no_ack), method)
 
     def _qos(self, method: methods.Basic.Qos) -> None:

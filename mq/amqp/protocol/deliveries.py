@@ -131,12 +131,12 @@ class Deliveries:
     def _credit(self, consumer: ConsumerCredit) -> int:
         if consumer.no_ack:
             return MOST_AT_ONCE
-        most = min(MOST_AT_ONCE, self._session.limits.unsettled_max - self._session.unsettled)
+        most = MOST_AT_ONCE
         if consumer.prefetch:
             most = min(most, consumer.prefetch - consumer.unsettled)
         if self._channel_prefetch:
             most = min(most, self._channel_prefetch - self._count)
-        return max(most, 0)
+        return self._session.may_hold(most)
 
     def feed(self) -> None:
         """Put out a Credit for every consumer that had no credit and has some now."""
@@ -150,8 +150,10 @@ class Deliveries:
     def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer, as far as its credit goes. Returns how many, from the first on."""
         most = min(self.credit(tag), len(arrivals))
-        if most:
-            consumer = self.consumers[tag]
+        consumer = self.consumers.get(tag)
+        if consumer is not None and not consumer.no_ack:
+            most = self._session.hold(most)
+        if most and consumer is not None:
             self._session.send(b"".join([self._delivery(consumer, arrival) for arrival in arrivals[:most]]))
             consumer.is_starved = self._credit(consumer) == 0
         return most
@@ -175,6 +177,8 @@ class Deliveries:
             self._session.send_method(self._key.number, methods.Basic.GetEmpty)
             return
         arrival = result.arrival
+        if not no_ack:
+            self._session.hold(1)
         tag = self._take_tag() if no_ack else self._hold(arrival, queue, None)
         self._session.send_method(
             self._key.number,
@@ -255,7 +259,7 @@ class Deliveries:
 
     def _freed(self, deliveries: Sequence[UnsettledDelivery]) -> None:
         self._count -= len(deliveries)
-        self._session.unsettled -= len(deliveries)
+        self._session.release(len(deliveries))
         for consumer, count in Counter(map(_HOLDER, deliveries)).items():
             if consumer is not None:
                 consumer.unsettled -= count

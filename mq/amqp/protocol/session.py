@@ -34,6 +34,12 @@ CHANNEL_BYTES: Final = 4096
 """What an open channel takes in memory."""
 CONSUMER_BYTES: Final = 12 * 1024
 """What a consumer takes in memory."""
+UNSETTLED_BYTES: Final = 512
+"""What an unsettled delivery takes in memory; its body and properties are not kept."""
+UNSETTLED_STEP: Final = 64
+"""For so many unsettled deliveries memory is reserved at once."""
+UNSETTLED_UNCOUNTED: Final = 16
+"""For so many unsettled deliveries a connection needs no reservation."""
 MESSAGE_OVERHEAD: Final = 1024
 """Bytes that a message without a body is counted as, where it waits in memory."""
 
@@ -179,6 +185,7 @@ class Session:
         memory: what the client may reserve.
         room: the reservation for the bytes in `buffered`.
         kept: the reservation for channels and consumers.
+        held: the reservation for unsettled deliveries.
         buffered: bytes that count for ``buffered_max``.
         unfinished: how many of them are of messages that have begun to come and are not all here.
         unsettled: deliveries that count for ``unsettled_max``.
@@ -207,6 +214,7 @@ class Session:
     memory: ClientMemory = field(default_factory=lambda: Budget().own())
     room: Room = field(init=False)
     kept: Room = field(init=False)
+    held: Room = field(init=False)
     buffered: int = 0
     unfinished: int = 0
     unsettled: int = 0
@@ -220,6 +228,7 @@ class Session:
         """Reserve memory there. Nothing is reserved yet."""
         self.memory = memory
         self.room, self.kept = memory.reserve(Use.PUBLISH), memory.reserve(Use.REQUEST)
+        self.held = memory.reserve(Use.UNSETTLED)
 
     def log_in(self, user: User | None) -> None:
         """Take the authenticated user.
@@ -254,6 +263,32 @@ class Session:
         except (BodyTooLarge, NoMemory) as error:
             raise Refusal(Code.RESOURCE_ERROR, str(error)) from error
         self.kept.shrink(size)
+
+    def may_hold(self, count: int) -> int:
+        """How many deliveries more may be unsettled now, up to `count`."""
+        count = min(count, self.limits.unsettled_max - self.unsettled)
+        then = self.unsettled + count
+        if then * UNSETTLED_BYTES > self.held.size and then > UNSETTLED_UNCOUNTED:
+            most = max((self.held.size + self.held.free) // UNSETTLED_BYTES, UNSETTLED_UNCOUNTED)
+            count = min(count, most - self.unsettled)
+        return max(0, count)
+
+    def hold(self, count: int) -> int:
+        """Reserve memory for deliveries that are about to be unsettled. Returns for how many, up to `count`."""
+        count = self.may_hold(count)
+        then = self.unsettled + count
+        if then > UNSETTLED_UNCOUNTED and then * UNSETTLED_BYTES > self.held.size:
+            step = UNSETTLED_STEP * UNSETTLED_BYTES
+            if not self.held.cover_if_free(-(-then * UNSETTLED_BYTES // step) * step):
+                self.held.cover_if_free(then * UNSETTLED_BYTES)
+        return count
+
+    def release(self, count: int) -> None:
+        """Note that so many deliveries are settled."""
+        self.unsettled -= count
+        spare = self.held.size - self.unsettled * UNSETTLED_BYTES
+        if spare >= 2 * UNSETTLED_STEP * UNSETTLED_BYTES or not self.unsettled:
+            self.held.shrink(self.unsettled * UNSETTLED_BYTES if self.unsettled > UNSETTLED_UNCOUNTED else 0)
 
     def send_method(self, channel: int, method: type[base.Frame], **values: Any) -> None:
         """Send a method. Fields that are not given are zero, empty or false."""

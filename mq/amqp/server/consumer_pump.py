@@ -279,7 +279,8 @@ async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False
         with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
             await message.body.aclose()
     attributes = message.properties.attributes
-    arrival = arrival_of(held, message.id, queue.name, attributes, body, redelivered=held.redelivered)
+    token = held.to_settle()
+    arrival = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
     returns = message.receives - 1
     if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):
         return arrival._replace(properties=with_delivery_count(arrival.properties, returns))

@@ -25,7 +25,7 @@ from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.message_codec import Publishable, arrival_of, hidden_keys_of
 from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Refusal
-from mq.amqp.wire.properties import BasicProperties
+from mq.amqp.wire.properties import BasicProperties, remembered
 from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
 from mq.message import Body, BytesBody, Message, QueueName
 
@@ -140,7 +140,8 @@ class DeadLetterRouter:
         except CorruptMessage as error:
             logger.error("dead letter %s of %s is lost: %s", message.id, queue.name, error)
             return []
-        properties, hidden = _parsed(came.properties), hidden_keys_of(attributes)
+        properties = remembered(_parsed, came.properties)(came.properties)
+        hidden = hidden_keys_of(attributes)
         publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
         return self._sent_on(queue, publication, reason)
 
@@ -167,7 +168,8 @@ class DeadLetterRouter:
         if DEAD_LETTER_ROUTING_KEY in queue.arguments:  # it stands for all of them
             key, shown, hidden = queue.arguments[DEAD_LETTER_ROUTING_KEY], (), ()
         seconds = self._date_ns() // 1_000_000_000
-        properties = _died(publication.properties, queue.name, reason, publication.exchange, tuple(keys), seconds)
+        die = remembered(_died, publication.properties.raw)
+        properties = die(publication.properties, queue.name, reason, publication.exchange, tuple(keys), seconds)
         if len(keys) > 1 and not shown:
             properties = properties.changed({"CC": None})
         try:
@@ -246,7 +248,8 @@ def died(
     except Refusal:
         return properties.changed({}, expires_no_more)
     if not any(name in known for name in (DEATHS, *_FIRST_DEATH)):
-        first = _first_death(queue, reason, exchange, tuple(routing_keys), time, properties.text("expiration"))
+        write = remembered(_first_death, properties.raw)
+        first = write(queue, reason, exchange, tuple(routing_keys), time, properties.text("expiration"))
         return properties.with_more(*first, expires_no_more)
     deaths = deaths_of(properties)
     same = next((death for death in deaths if (death["queue"], death["reason"]) == (queue, reason)), None)

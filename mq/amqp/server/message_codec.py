@@ -15,7 +15,7 @@ from pamqp import commands as methods
 
 from mq.amqp.protocol.commands import Arrival
 from mq.amqp.wire.errors import Refusal
-from mq.amqp.wire.properties import PERSISTENT, BasicProperties
+from mq.amqp.wire.properties import PERSISTENT, BasicProperties, remembered
 from mq.broker import Draft
 from mq.errors import CorruptMessage
 from mq.message import SharedAttributes, content_codings
@@ -56,13 +56,19 @@ class Publishable(Protocol):
         """More keys by which it was routed; its consumers do not hear of them."""
 
 
-@lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
 def attributes_of(
     properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
     """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
     headers that are texts, as far as headers of HTTP can carry them. The arguments are as :class:`Publishable` has
     them."""
+    return remembered(_attributes_of, properties.raw)(properties, exchange, routing_key, hidden_keys)
+
+
+@lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
+def _attributes_of(
+    properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...]
+) -> Mapping[str, Any]:
     raw = base64.b64encode(properties.raw).decode()
     kept: dict[str, Any] = {"properties": raw, "exchange": exchange, "routing_key": routing_key}
     if hidden_keys:
@@ -121,7 +127,8 @@ def arrival_of(
     if ours is None:
         return Arrival(token, "", queue, _from_http(id, attributes), body, redelivered)
     try:
-        raw, exchange, routing_key = _raw(ours["properties"]), str(ours["exchange"]), str(ours["routing_key"])
+        written = ours["properties"]
+        raw, exchange, routing_key = remembered(_raw, written)(written), str(ours["exchange"]), str(ours["routing_key"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptMessage("what is noted of it is nothing that mq wrote") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)

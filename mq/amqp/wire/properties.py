@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from functools import _lru_cache_wrapper
+from typing import Any, Final, TypeVar
 
 from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Code, Refusal
@@ -21,6 +22,9 @@ LONGEST_EXPIRATION_MS: Final = 315_576_000_000
 
 MOST_COPIES: Final = 256
 """Routing keys in ``CC`` and ``BCC`` together. Each costs as much as a publish, and is not confirmed for itself."""
+
+LONGEST_REMEMBERED: Final = 2048
+"""Bytes of properties for which :func:`remembered` results are kept."""
 
 _SHORT: Final = 0
 _TABLE: Final = -1
@@ -44,6 +48,20 @@ _LAYOUT: Final = (
 _UNKNOWN_FLAGS: Final = 0b11
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _EMPTY_TABLE: Final = b"\0\0\0\0"
+
+
+T = TypeVar("T")
+
+
+def remembered(function: _lru_cache_wrapper[T], raw: bytes | str) -> Callable[..., T]:
+    """Return the cached function for short properties, and for long ones the function without its cache: caches full
+    of properties of 128 KiB would take a hundred MiB, and never give them back.
+
+    Args:
+        function: depends on properties.
+        raw: those properties, encoded.
+    """
+    return function if len(raw) <= LONGEST_REMEMBERED else function.__wrapped__
 
 
 class BasicProperties:
