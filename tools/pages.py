@@ -123,6 +123,7 @@ LIMITS: Final = (
     ("parts of a committed write job", "mq.broker.write_jobs.MOST_PARTS", ""),
     ("messages of a claim", "mq.broker.batch_consumers.LARGEST_CLAIM", ""),
     ("schedules", "mq.schedules.scheduler.MOST_SCHEDULES", ""),
+    ("messages of all schedules together", "mq.schedules.scheduler.MOST_BYTES", "bytes"),
     ("schedules of a user", "mq.schedules.scheduler.SCHEDULES_PER_USER", "(`--schedules-per-user`)"),
     ("messages a second of a user's schedules", "mq.schedules.scheduler.MESSAGES_PER_SECOND", "(`--schedules-rate`)"),
     ("the body of a schedule's message", "mq.schedules.schedule.LARGEST_BODY", "bytes"),

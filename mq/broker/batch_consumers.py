@@ -875,6 +875,10 @@ class ClaimedMessages:
         return index is not None and index.find(entry.id) == entry
 
 
+_FEW_LEASES: Final = 1000
+"""Timers that are kept, whether they are needed or not."""
+
+
 class LeaseEnds:
     """Calls when the leases of claims end. Call :meth:`start` before the first is given.
 
@@ -887,6 +891,7 @@ class LeaseEnds:
         self._nursery: trio.Nursery | None = None
         self._heap: list[tuple[float, int, QueueIndex, BatchConsumer]] = []
         self._count = 0
+        self._most = _FEW_LEASES
         self._changed = trio.Event()
 
     def start(self, nursery: trio.Nursery) -> None:
@@ -900,8 +905,16 @@ class LeaseEnds:
             self._nursery.start_soon(self._run)
             self._nursery = None
         heapq.heappush(self._heap, (consumer.lease_ends, self._count, index, consumer))
+        if len(self._heap) > self._most:
+            self._forget_renewed()
         if self._heap[0][1] == self._count:
             self._changed.set()
+
+    def _forget_renewed(self) -> None:
+        """Leave only the leases that run. One may be renewed very often, and its queue deleted, before it ends."""
+        self._heap = [each for each in self._heap if each[3].lease_ends == each[0] and not each[2].deleted]
+        heapq.heapify(self._heap)
+        self._most = max(_FEW_LEASES, 2 * len(self._heap))
 
     async def _run(self) -> None:
         async with trio.open_nursery() as nursery:

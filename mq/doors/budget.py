@@ -30,6 +30,9 @@ CLIENT_PART: Final = 4
 """One user, or one connection where there are no users, may have this fraction of the budget: a quarter."""
 STRANGER_PART: Final = 8
 """All clients that have not logged in may have this fraction of the budget together, where there are users."""
+DECLARED_PART: Final = 2
+"""What is declared may take as much memory as this fraction of the budget, besides: a half. One client may have a half
+of that."""
 UNSETTLED_PART: Final = 2
 """All unsettled deliveries together may have this fraction of the budget: a half."""
 UNCOUNTED_BYTES: Final = 4096
@@ -67,6 +70,8 @@ class Use(StrEnum):
     """Messages over AMQP that a client has not acknowledged."""
     DELIVERY = "delivery"
     """Messages on their way to a consumer over AMQP."""
+    DECLARED = "declared"
+    """Exchanges, bindings and queues over AMQP that do not last. They have memory of their own."""
     STAGED = "staged"
     """A long body on disk that is not a message yet. This and the next use take disk, all others memory."""
     ROWS = "rows"
@@ -155,6 +160,7 @@ class Budget:
     Attributes:
         most: as given.
         disk: the disk.
+        declarations: the memory for what is declared over AMQP.
         has_users: as given.
         refused: reservations that were refused, by their use.
         ended: reservations that slow clients had to give up, by their use.
@@ -164,6 +170,7 @@ class Budget:
         memory = Resource("memory", most, "--memory", NoMemory)
         self.most = most
         self.disk = Resource("disk", disk, "--staging", NoDisk)
+        self.declarations = Resource("memory", most // DECLARED_PART, "--memory", NoMemory)
         self.has_users = has_users
         self.refused: Counter[Use] = Counter()
         self.ended: Counter[Use] = Counter()
@@ -172,6 +179,7 @@ class Budget:
         # What is sent to clients empties queues: publishers alone cannot take all the memory, nor readers alone.
         self._incoming = Share("all that clients send", memory, None)
         self._outgoing = Share("all that clients are sent", memory, None)
+        self._declared = Share("all that is declared", self.declarations, 1)
         # Rows wait for a day: arriving bodies keep a quarter of the disk.
         self._rows = Share("all write jobs", self.disk, None)
         # Clients hold deliveries as long as they like: answers and deliveries of others keep the rest.
@@ -233,6 +241,15 @@ class Budget:
             name = "administrators" if user == ADMINISTRATORS else f"user {user}"
             share = self._users[user] = Share(name, self._memory, CLIENT_PART)
         return share
+
+    def declarations_of(self, client: str) -> Room:
+        """The memory of what one client declares: it stays when the connection has gone.
+
+        Args:
+            client: the name of the user, or of the connection.
+        """
+        share = Share(client or "another node, or a start", self.declarations, DECLARED_PART)
+        return Room(ClientMemory(self, share.name, share), Use.DECLARED, (self._declared, share))
 
     def write_job(self, name: str, owner: str | None) -> Room:
         """The disk of a write job. It is its owner's, whatever becomes of the connection.

@@ -18,7 +18,7 @@ from cronsim import CronSim, CronSimError
 
 from mq.broker import Draft
 from mq.errors import BodyTooLarge, InvalidSetting
-from mq.message import QueueName, shorten
+from mq.message import QueueName, encode_json, shorten
 
 LONGEST_LINE: Final = 200
 """Characters of a cron line."""
@@ -196,6 +196,13 @@ class Schedule(NamedTuple):
     def rate(self) -> float:
         """Messages a second at most. A cron line fires once a minute at most."""
         return 1 / (MINUTE_SECONDS if self.every is None else self.every)
+
+    @property
+    def bytes(self) -> int:
+        """The length of its message, attributes included."""
+        body = self.draft.body
+        assert isinstance(body, bytes), "the body of a schedule is small"
+        return len(body) + len(encode_json(dict(self.draft.attributes)))
 
     def instants(self) -> Instants:
         """The instants at which it fires.

@@ -34,6 +34,8 @@ LONGEST_AHEAD: Final = 16
 """Instants that a schedule has fired for while the wall clock was ahead, and that it skips once they come again."""
 MOST_SCHEDULES: Final = 10_000
 """Of all users together."""
+MOST_BYTES: Final = 64 << 20
+"""Of the messages of all schedules together, which are in memory."""
 SCHEDULES_PER_USER: Final = 100
 MESSAGES_PER_SECOND: Final = 10.0
 """That the schedules of one user publish together."""
@@ -43,6 +45,8 @@ SCHEDULE: Final = "mq-schedule"
 INSTANT: Final = "mq-schedule-instant"
 """Attributes of a message that name its schedule and its instant."""
 
+_SPARE_DUE: Final = 1000
+"""Due times of schedules that were changed or deleted since may be so many, and as many as there are schedules."""
 _INSTANT: Final = turns.MESSAGE
 """Units of work to find a schedule's next instant."""
 _MISSED: Final = 4 * turns.MESSAGE
@@ -135,6 +139,7 @@ class _Plan:
         self.due_ms: int | None = None
         self.wake_ms: int | None = None
         self.is_steady = schedule.every is not None  # its instants are of steady time; of the wall clock otherwise
+        self.bytes = schedule.bytes
 
     @property
     def name(self) -> str:
@@ -174,6 +179,7 @@ class Scheduler:
         self._refusal = refusal
         self._progress = Progress(broker)
         self._plans: dict[str, _Plan] = {}
+        self._bytes = 0
         self._heaps: dict[bool, list[tuple[int, str]]] = {False: [], True: []}  # of cron lines, and of steady time
         self._was_set = False  # the wall clock, since the last look
         self._changing = trio.Lock()
@@ -202,6 +208,7 @@ class Scheduler:
                 plan = _Plan(schedule, Never(), str(error))
                 logger.error("schedule %s rests: %s", name, error)
             self._plans[name] = plan
+            self._bytes += plan.bytes
         self._clock.on_change(self._note_change)
         if self._plans and self._refusal:
             logger.warning("%d schedules rest: %s", len(self._plans), self._refusal)
@@ -231,6 +238,9 @@ class Scheduler:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
                 raise Conflict(f"there are {MOST_SCHEDULES} schedules, the most there may be: delete one first")
+            more = schedule.bytes - (0 if old is None else old.bytes)
+            if more > 0 and self._bytes + more > MOST_BYTES:
+                raise Conflict(f"messages of schedules have at most {MOST_BYTES} bytes together: delete one first")
             self._check_limits(schedule, None if old is None else old.schedule)
             now_ms = self._now_ms(is_steady=schedule.every is not None)
             is_same = old is not None and old.schedule.every == schedule.every
@@ -238,6 +248,7 @@ class Scheduler:
             kept = schedule._replace(start_ms=start_ms, changed_ms=now_ms)
             await self._broker.declarations.put(KIND, kept.name, kept.record())
             self._plans[kept.name] = plan = _Plan(kept, kept.instants())
+            self._bytes += more
             if old is not None and (old.schedule.every is None) is plan.is_steady:
                 self._progress.begin_anew(kept.name)  # its last firing is of the other kind of time
             self._set_due(plan)
@@ -252,9 +263,10 @@ class Scheduler:
             StorageError: it cannot be deleted now.
         """
         async with self._changing:
-            self._plan(name)
+            plan = self._plan(name)
             await self._broker.declarations.drop(KIND, name)
             del self._plans[name]
+            self._bytes -= plan.bytes
             self._progress.forget(name)
 
     async def look(self) -> None:
@@ -340,7 +352,16 @@ class Scheduler:
             now_ms = self._now_ms(is_steady=plan.is_steady)
             rest_ms = now_ms + round(RETRY_SECONDS * 1000) if rests else plan.due_ms
             plan.wake_ms = max(plan.due_ms, rest_ms)
-            heapq.heappush(self._heaps[plan.is_steady], (plan.wake_ms, plan.name))
+            heap = self._heaps[plan.is_steady]
+            heapq.heappush(heap, (plan.wake_ms, plan.name))
+            if len(heap) > _SPARE_DUE + 2 * len(self._plans):
+                self._forget_due(heap, is_steady=plan.is_steady)
+
+    def _forget_due(self, heap: list[tuple[int, str]], *, is_steady: bool) -> None:
+        """Leave only the due times of schedules as they are now: a client may change one very often."""
+        plans = [plan for plan in self._plans.values() if plan.is_steady is is_steady and plan.wake_ms is not None]
+        heap[:] = [(plan.wake_ms, plan.name) for plan in plans if plan.wake_ms is not None]
+        heapq.heapify(heap)
 
     def _seconds_left(self) -> float:
         """Seconds until a schedule is due, unless the clock is set meanwhile."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from mq.broker import Broker, Draft, open_broker
+from mq.broker import Broker, Draft, batch_consumers, open_broker
 from mq.broker.batch_consumers import KIND
 from mq.broker.config import GRACE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.index import QueueIndex
@@ -250,6 +250,21 @@ async def test_a_lease_that_is_renewed_ends_later(broker: Broker) -> None:
     await trio.sleep(50)
     assert len(await read(broker, 1, epoch)) == 2
     await trio.sleep(11)
+    assert await receives(broker) == [2, 2]
+
+
+async def test_lease_that_is_renewed_very_often_leaves_few_timers(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = broker.claims._ends
+    monkeypatch.setattr(batch_consumers, "_FEW_LEASES", 10)
+    ends._most = 10
+    await fill(broker, 2)
+    epoch = await claim(broker, lease=60)
+    for _ in range(100):
+        await broker.claims.claim("q", "c", 1, epoch, lease=60)
+    assert len(ends._heap) <= 11
+    await trio.sleep(61)
     assert await receives(broker) == [2, 2]
 
 

@@ -442,6 +442,40 @@ async def test_what_makes_no_sense_is_refused(served: Served, monkeypatch: pytes
         assert len(scheduler) == 1
 
 
+async def test_messages_of_all_schedules_are_limited_in_bytes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    async with served() as (_, scheduler):
+        await scheduler.put(every(60, "a", body=bytes(600)))
+        await scheduler.put(every(60, "b", body=bytes(300)))
+        with pytest.raises(Conflict, match="at most 1000 bytes together"):
+            await scheduler.put(every(60, "c", body=bytes(300)))
+        with pytest.raises(Conflict, match="at most 1000 bytes together"):
+            await scheduler.put(every(60, "b", body=bytes(500)))
+        await scheduler.put(every(60, "a", body=bytes(10)))
+        await scheduler.put(every(60, "c", body=bytes(300)))
+        await scheduler.drop("b")
+    async with served() as (_, scheduler):  # those of the store count
+        await scheduler.put(every(60, "d", body=bytes(600)))
+        with pytest.raises(Conflict, match="at most 1000 bytes together"):
+            await scheduler.put(every(60, "e", body=bytes(300)))
+
+
+async def test_schedule_that_is_changed_very_often_leaves_few_due_times(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SPARE_DUE", 10)
+    async with served() as (broker, scheduler):
+        for _ in range(100):
+            await scheduler.put(every(60))
+        assert max(map(len, scheduler._heaps.values())) <= 12
+        await scheduler.put(daily())
+        await trio.sleep(61)
+        assert (await broker.status("q")).ready == 0  # it fires by its cron line now
+        await scheduler.put(every(60))
+        await trio.sleep(61)
+        assert (await broker.status("q")).ready == 1
+
+
 async def test_where_others_change_the_store_there_are_none(
     opened: Opener, disk_address: str, served: Served, wall_clock: WallClock, caplog: pytest.LogCaptureFixture
 ) -> None:

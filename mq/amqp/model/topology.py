@@ -363,6 +363,20 @@ class Topology:
         place = self._vhosts.get(binding.vhost)
         return Cascade(place).plan(bindings=[binding]) if place and binding in place.bindings else NOTHING
 
+    def everything(self) -> TopologyChange:
+        """All that is declared, as if it were added, apart from the exchanges that each vhost has."""
+        places = self._vhosts.values()
+        return TopologyChange(
+            tuple(
+                exchange
+                for place in places
+                for exchange in place.exchanges.values()
+                if exchange.name and not exchange.name.startswith(RESERVED)
+            ),
+            tuple(queue for place in places for queue in place.queues.values()),
+            tuple(binding for place in places for binding in place.bindings),
+        )
+
     # Changing
 
     def apply(self, change: TopologyChange) -> None:

@@ -4,6 +4,7 @@
 * ``copies``: a routed message and its queues: one copy for each, stored under one barrier.
 * ``dead_letters``: dead letters on their way through an exchange, and the ``x-death`` header they carry.
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
+* ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
 * ``publish_pump``: what a connection publishes, stored in order; the alarm of a store that has no room.
 * ``consumer_pump``: one consumer: messages from its queue to its client.

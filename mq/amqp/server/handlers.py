@@ -171,7 +171,7 @@ class Handlers:
     async def _change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
         """Change the topology, and write down what changed. Bindings that go with a queue or an exchange are not."""
         with made_for(owner_of(self._connection.session.user)):
-            change = await self._state.topology_store.change(plan)
+            change = await self._state.topology_store.change(plan, self._memory)
         for exchange in change.exchanges:
             self._note("exchange-created", **_about(exchange))
         for queue in change.queues:

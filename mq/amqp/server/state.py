@@ -79,7 +79,7 @@ class AmqpState:
         self.quotas = quotas or Quotas(self.seen)
         store = broker.declarations
         self.topology = Topology(vhosts, store.knows, store.may_have, lambda: store.is_caught_up)
-        self.topology_store = TopologyStore(broker, self.topology, self._lost)
+        self.topology_store = TopologyStore(broker, self.topology, self._lost, self.memory)
         self.seen.count_consumers_by(self.topology.consumers.count)
         self.copies = Copies(broker, self.topology, self.topology_store.queue_of)
         self.dead_letters = DeadLetterRouter(

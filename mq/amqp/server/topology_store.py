@@ -17,9 +17,11 @@ from mq.amqp.model.names import decode
 from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.server.copies import AT_ONCE_SECONDS
+from mq.amqp.server.declared_memory import DeclaredMemory
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import DROP_HEAD
+from mq.doors.budget import Budget, ClientMemory
 from mq.errors import BrokerClosed, NoSuchQueue, OverLimit, StorageError, StorageFull, StorageUnusable
 from mq.message import QueueName
 
@@ -33,11 +35,15 @@ class TopologyStore:
         broker: has the store, and the queues.
         topology: plans changes.
         lost: called with each queue that is gone.
+        budget: has the memory for what is declared.
     """
 
-    def __init__(self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], Awaitable[None]]) -> None:
+    def __init__(
+        self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], Awaitable[None]], budget: Budget
+    ) -> None:
         self._broker = broker
         self._topology = topology
+        self._memory = DeclaredMemory(budget, topology)
         self._lost = lost
         self._lock = trio.Lock()
         self._is_loaded = trio.Event()
@@ -80,6 +86,7 @@ class TopologyStore:
         except (StorageError, ValueError, KeyError, TypeError) as error:
             raise StorageUnusable(f"cannot take up what was declared over AMQP: {error!r}") from error
         self._by_key = {queue.key: queue for queue in self._topology.queues()}
+        self._memory.take(self._topology.everything())
         self._is_loaded.set()
         await self._catch_up()  # with what has gone since the records were written
 
@@ -91,8 +98,12 @@ class TopologyStore:
         """All that were declared over AMQP."""
         return list(self._by_key.values())
 
-    async def change(self, plan: Callable[[], TopologyChange]) -> TopologyChange:
+    async def change(self, plan: Callable[[], TopologyChange], client: ClientMemory | None = None) -> TopologyChange:
         """Plan a change, store it, and apply it. What the nodes of a cluster share is in effect at all of them then.
+
+        Args:
+            plan: returns the change.
+            client: memory is reserved for the additions of this one; None where they are not a client's choice.
 
         Raises:
             Refusal: the plan is refused, or the store cannot keep it now.
@@ -102,12 +113,16 @@ class TopologyStore:
             async with self._lock:
                 await self._follow()
                 change = plan()
+                if client is not None:
+                    self._memory.reserve(change, client)
                 puts = [record async for record in turns.in_turns(change.puts(), turns.LIGHT)]
                 drops = [record async for record in turns.in_turns(change.drops(), turns.LIGHT)]
                 shared_puts, shared_drops = self._shared_in(change, puts, drops)
                 if not shared_puts and not shared_drops:
-                    await self._keep(change, puts, drops)
+                    await self._keep_or_cancel(change, puts, drops)
                     await self._apply(change)
+                else:
+                    self._memory.cancel(change)  # it counts as what another node has declared
             if shared_puts or shared_drops:  # without the lock: this node is told of it, as the others are
                 await self._broker.declarations.share(shared_puts, shared_drops)
         return change
@@ -192,6 +207,8 @@ class TopologyStore:
                 self._heard.popleft()
 
     async def _apply(self, change: TopologyChange) -> None:
+        self._memory.take(change)
+        self._memory.give_back(change)
         async for _ in turns.in_turns(self._topology.applying(change), turns.LIGHT):
             pass
         for queue in change.queues:
@@ -199,6 +216,15 @@ class TopologyStore:
         for queue in change.lost_queues:
             self._by_key.pop(queue.key, None)
             await self._lost(queue)
+
+    async def _keep_or_cancel(
+        self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
+    ) -> None:
+        try:
+            await self._keep(change, puts, drops)
+        except BaseException:
+            self._memory.cancel(change)
+            raise
 
     async def _keep(
         self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
