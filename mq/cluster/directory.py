@@ -91,8 +91,8 @@ class Directory:
                 await self._changed.wait()
             if patience.cancelled_caught:
                 raise NotServed(
-                    "no node serves the highly available queues just now: two of three nodes must be up,"
-                    " and so must a majority of the members of etcd"
+                    "no node serves the highly available queues now. Check that the nodes are up and reach each other, "
+                    "and that a majority of the members of etcd does (GET /-/cluster)"
                 )
         return self.leader
 

@@ -217,7 +217,7 @@ class ConsumerPump:
         except MQError:
             self._lacking = size
             return 0
-        return True
+        return size
 
     async def _wait_for_memory(self) -> None:
         """Wait until there is as much as the next messages take. Meanwhile other consumers may get them."""
