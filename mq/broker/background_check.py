@@ -18,6 +18,7 @@ from mq.broker.core import Core
 from mq.broker.index import QueueIndex
 from mq.errors import StorageError
 from mq.storage.interface import Entry, Health, Sharing, VerifyingStorage, verifies
+from mq.storage.records import put_record
 
 logger = logging.getLogger("mq.broker")
 
@@ -133,7 +134,7 @@ class BackgroundCheck:
         self._next_keep, self._known_damaged = now + _KEPT_EVERY_SECONDS, damaged
         some = [[queue, str(id), why] for id, (queue, why) in list(health.damaged.items())[:_MOST_KEPT]]
         try:
-            await self._core.storage.put_record(KIND, KEY, self.progress._asdict() | {"damaged": some})
+            await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
             logger.warning("cannot keep the progress of the background check now: %s", error)
 

@@ -29,7 +29,7 @@ import trio
 
 from mq import turns
 from mq.broker.bodies import close
-from mq.broker.commit import BatchTimes, Future, InFlight, error_of
+from mq.broker.commit import BatchTimes, Future, InFlight
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
@@ -53,6 +53,7 @@ from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
 from mq.storage.interface import QUEUE as QUEUE_RECORD
 from mq.storage.interface import Entry, Outcome, Put, Result, Stored, damages_of
+from mq.storage.records import drop_record, error_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -1147,7 +1148,7 @@ class ConsumerRecords:
                 logger.error("consumer %s waits for its queue, whose record is damaged", key)
             elif index is None or incarnation_of(record) != index.incarnation:
                 with suppress(StorageFull, StorageUnsure):  # dropped at a later start, then
-                    await self._storage.drop_record(KIND, key)
+                    await drop_record(self._storage, KIND, key)
             else:
                 self._known.setdefault(queue, {})[name] = BatchConsumer(name, index.incarnation, _state(record))
 
@@ -1222,7 +1223,7 @@ class ConsumerRecords:
             StorageError: the record may still be there.
         """
         with self._committer.noting_failure():
-            await self._storage.drop_record(KIND, f"{index.name}/{consumer.name}")
+            await drop_record(self._storage, KIND, f"{index.name}/{consumer.name}")
         self._known.get(index.name, {}).pop(consumer.name, None)
 
 

@@ -21,13 +21,8 @@ from mq import turns
 from mq.broker.fairness import SOURCE, FairLine, Pace
 from mq.errors import (
     BrokerClosed,
-    MQError,
-    NoSuchMessage,
-    NoSuchQueue,
-    StorageError,
     StorageFailed,
     StorageFenced,
-    StorageFull,
     StorageStopped,
     StorageUnsure,
 )
@@ -669,27 +664,6 @@ class Future(Generic[T]):
         for task in self._waiters:
             trio.lowlevel.reschedule(task)
         self._waiters.clear()
-
-
-def error_of(outcome: Outcome, what: str) -> MQError:
-    """The error for the caller that an outcome other than DONE means."""
-    if outcome.result is Result.FULL:
-        return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
-    if outcome.result is Result.NO_QUEUE:
-        return NoSuchQueue("the queue does not exist any more")
-    if outcome.result is Result.GONE:
-        return NoSuchMessage("the message is not in the queue any more")
-    if outcome.result is Result.FAILED:
-        return StorageFailed(
-            f"the store failed meanwhile: it may have been done, or not ({outcome.reason}); repair the disk, "
-            "remount it, and start mq again"
-        )
-    if outcome.result is Result.UNKNOWN:
-        return StorageUnsure(
-            f"cannot {what} for certain: it may have been done ({outcome.reason or 'no answer in time'}). "
-            "Try again only where twice does no harm, or with the same key"
-        )
-    return StorageError(f"cannot {what}: {outcome.result.value}. Try again")
 
 
 CLOSING: Final = "the broker is closing; connect to another one, or try again when it is back"

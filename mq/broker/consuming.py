@@ -18,7 +18,7 @@ import trio
 from mq import turns
 from mq.broker.bodies import close
 from mq.broker.catalog import Catalog
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, Together, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, Together
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
@@ -33,6 +33,7 @@ from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMisma
 from mq.lifecycle import PROTOCOL, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
+from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 

@@ -15,6 +15,7 @@ from typing import Final
 from mq.broker import batch_consumers, keys
 from mq.broker.core import Core
 from mq.storage.interface import QUEUE, Damage, Storage, damages_of
+from mq.storage.records import put_record
 
 logger = logging.getLogger("mq.broker")
 
@@ -41,7 +42,7 @@ async def pause_damaged(core: Core) -> None:
             settings = index.settings.changed(_PAUSED)
             if damage.kind == QUEUE:
                 index.incarnation = index.incarnation or await _incarnation_of(core.storage, name)
-                await core.storage.put_record(QUEUE, name, index.record(settings))
+                await put_record(core.storage, QUEUE, name, index.record(settings))
             index.settings = settings
             logger.error(
                 "queue %s is paused, because %s is damaged (%s). Look at it with mq doctor; then set what the queue "

@@ -20,7 +20,7 @@ from trio_util import AsyncBool
 
 from mq import turns
 from mq.broker.clock import Clock
-from mq.broker.commit import BatchChannel, Future, error_of
+from mq.broker.commit import BatchChannel, Future
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, order_of, priority_of, sequence_of
@@ -30,6 +30,7 @@ from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed,
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds
 from mq.storage.interface import Entry, Meta, Move, Outcome, Result, Sharing, Storage, Unlink
+from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 

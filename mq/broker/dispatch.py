@@ -24,7 +24,7 @@ import trio
 
 from mq import turns
 from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
-from mq.broker.commit import BatchChannel, BatchTimes, error_of
+from mq.broker.commit import BatchChannel, BatchTimes
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
@@ -51,6 +51,7 @@ from mq.storage.interface import (
     Stored,
     Write,
 )
+from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 

@@ -12,11 +12,12 @@ from typing import Protocol
 import trio
 
 from mq.broker.catalog import Catalog
-from mq.broker.commit import BatchTimes, Future, error_of
+from mq.broker.commit import BatchTimes, Future
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import StorageUnsure
 from mq.lifecycle import PROTOCOL, Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Storage, Unlink
+from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 

@@ -24,6 +24,7 @@ from mq.broker.commit import Committer
 from mq.errors import StorageFull, StorageUnsure
 from mq.message import SharedAttributes
 from mq.storage.interface import Put, Storage
+from mq.storage.records import drop_record, put_record
 
 LARGEST_SEGMENT = 512
 """Entries of a segment, which is one record. Not Final: the simulation makes it smaller."""
@@ -222,7 +223,7 @@ class Ledger(Generic[V]):
         with self._committer.noting_failure():
             try:
                 for put in write.puts:
-                    await self._storage.put_record(*put)
+                    await put_record(self._storage, *put)
             except BaseException:
                 self.end(write, is_done=False)
                 raise
@@ -238,7 +239,7 @@ class Ledger(Generic[V]):
     async def _drop(self, empty: Iterable[_Segment[V]]) -> None:
         for segment in empty:
             if self._is_own(segment.name) or not self._is_shared:
-                await self._storage.drop_record(self._kind, segment.name)
+                await drop_record(self._storage, self._kind, segment.name)
                 self._let_go(segment)
 
     def _let_go(self, segment: _Segment[V]) -> None:

@@ -22,12 +22,12 @@ from mq.broker.config import RETRY_SECONDS
 from mq.broker.fairness import FairLine
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
+from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink
 
 logger = logging.getLogger("mq.mover")
 reaper_logger = logging.getLogger("mq.reaper")
 
-Commit = Callable[[Sequence[Operation]], Awaitable[list[Outcome]]]
+Commit = Callable[[Sequence[MessageOperation]], Awaitable[list[Outcome]]]
 
 LARGEST_ROUND = 256
 """Moves in one batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""

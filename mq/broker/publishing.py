@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, error_of
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -59,6 +59,7 @@ from mq.storage.interface import (
     Unlink,
     Write,
 )
+from mq.storage.records import error_of
 
 LARGEST_GROUP: Final = 512
 """Messages with keys that are written in one group, and so are answered in one step of the event loop."""

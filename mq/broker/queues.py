@@ -15,7 +15,6 @@ import trio
 from mq import turns
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
-from mq.broker.commit import error_of
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
@@ -40,6 +39,7 @@ from mq.lifecycle import OWNER, Kind, QueueOwner, State
 from mq.message import MessageId, QueueName, no_such_queue, shorten
 from mq.storage import groups
 from mq.storage.interface import QUEUE, WRITE_JOBS, Drop, Entry, Move, Result, Sharing
+from mq.storage.records import drop_record, error_of, put_record
 
 logger = logging.getLogger("mq.broker")
 
@@ -228,7 +228,7 @@ class Queues:
                 owner=None if owner is None else owner.name,
             )
             with self._committer.noting_failure():
-                made = await self._storage.put_record(QUEUE, name, index.record(settings))
+                made = await put_record(self._storage, QUEUE, name, index.record(settings))
             if made and self._config.sharing is Sharing.PEERS:
                 await self._remove(leftovers)  # only now: if a peer has made the queue, they are its messages
             if self._others_move:
@@ -258,7 +258,7 @@ class Queues:
             index.is_going = True
             try:
                 with self._committer.noting_failure():
-                    dropped = await self._storage.drop_record(QUEUE, queue)
+                    dropped = await drop_record(self._storage, QUEUE, queue)
                 left = index.outside_folder()
                 if before is not None:  # a later one may belong to a queue that a peer has made anew
                     left = iter([entry for entry in left if entry in before])
@@ -283,7 +283,7 @@ class Queues:
             settings = index.settings.changed(patch)
             await self._check(index, settings)
             with self._committer.noting_failure():
-                await self._storage.put_record(QUEUE, queue, index.record(settings))
+                await put_record(self._storage, QUEUE, queue, index.record(settings))
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
                 index.bodies = None  # loaded anew when needed
             before, index.settings = index.settings, settings
@@ -380,7 +380,9 @@ class Queues:
                 raise no_such_queue(index.name)  # the record would make it again
             # First the keys: after a crash in between, a message may be stored twice, and none is lost.
             with self._committer.noting_failure():
-                await self._storage.put_record(QUEUE, index.name, index.record(index.settings, purges=index.purges + 1))
+                await put_record(
+                    self._storage, QUEUE, index.name, index.record(index.settings, purges=index.purges + 1)
+                )
             index.purges += 1
             # From here to the end of the block nothing awaits: what is published later has a later key.
             seen, late = index.seen(), {*index.new, *self._catalog.on_their_way(index)}
@@ -495,7 +497,7 @@ class Queues:
             record = (await self._storage.records(QUEUE)).get(name)
             if record is not None:
                 with self._committer.noting_failure():
-                    await self._storage.put_record(QUEUE, name, {"created": 0, **record})
+                    await put_record(self._storage, QUEUE, name, {"created": 0, **record})
 
     def _target(self, entry: Entry, to: str | None) -> QueueIndex | None:
         deaths = self._dead_letters.history(entry)
@@ -774,7 +776,7 @@ class Declarations:
             StorageError: the store cannot keep it now.
         """
         with self._committer.noting_failure():
-            await self._storage.put_record(kind, key, value)
+            await put_record(self._storage, kind, key, value)
 
     async def drop(self, kind: str, key: str) -> None:
         """Drop a record; durable on return.
@@ -783,7 +785,7 @@ class Declarations:
             StorageError: the store cannot drop it now.
         """
         with self._committer.noting_failure():
-            await self._storage.drop_record(kind, key)
+            await drop_record(self._storage, kind, key)
 
     async def drop_many(self, records: Sequence[tuple[str, str]]) -> None:
         """Drop records, by their kinds and keys, in one batch; durable on return.

@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from mq import turns
-from mq.broker.commit import Future, InFlight, error_of
+from mq.broker.commit import Future, InFlight
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
@@ -60,6 +60,7 @@ from mq.errors import (
 from mq.lifecycle import State
 from mq.message import shorten
 from mq.storage.interface import WRITE_JOBS, Entry, Outcome, Result, Write, damages_of
+from mq.storage.records import drop_record, error_of, put_record
 
 logger = logging.getLogger("mq.broker")
 
@@ -660,7 +661,7 @@ class WriteJobs:
         if job.owner is not None:
             record["owner"] = job.owner
         with trio.CancelScope(shield=True), self._core.committer.noting_failure():
-            await self._core.storage.put_record(KIND, job.name, record)
+            await put_record(self._core.storage, KIND, job.name, record)
             job.take(record)
         job.since = trio.current_time()
         self._changed.set()
@@ -669,7 +670,7 @@ class WriteJobs:
         if self._jobs.get(job.name) is not job:
             return
         with trio.CancelScope(shield=True), self._core.committer.noting_failure():
-            await self._core.storage.drop_record(KIND, job.name)
+            await drop_record(self._core.storage, KIND, job.name)
             del self._jobs[job.name]
 
     async def _unlink(self, chunks: Sequence[_Chunk], *, durable: bool = False) -> None:

@@ -157,16 +157,6 @@ class GraceStorage:
 
     # As they are
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """As below."""
-        with self._watching():
-            return await self._below.put_record(kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """As below."""
-        with self._watching():
-            return await self._below.drop_record(kind, key)
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """As below."""
         return await self._below.records(kind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
+from itertools import groupby
 from typing import Any, Final
 
 from mq.cluster.record_keeper import SHARED_KINDS
@@ -20,13 +21,18 @@ from mq.storage.interface import (
     Change,
     ClusterStorage,
     Description,
+    Drop,
     Entry,
     Operation,
     Outcome,
+    Put,
+    Result,
     Staged,
     Storage,
     Stored,
+    changes_queue,
 )
+from mq.storage.records import drop_record, put_record
 
 CONFIRMED: Final = "confirmed"
 """The kind of records in the coordinator's store that say how far a store of messages has come."""
@@ -61,7 +67,7 @@ class ConfirmedRecord:
         for store, number in list(self._noted.items()):
             if self._kept.get(store) != number:
                 with suppress(StorageError):  # a master of before keeps nothing
-                    await self._names.put_record(CONFIRMED, store, {"number": number})
+                    await put_record(self._names, CONFIRMED, store, {"number": number})
                     self._kept[store] = number
 
     def forgetting(self, store: str) -> str:
@@ -93,7 +99,7 @@ class SplitStorage:
         queues = await self._names.records(QUEUE)
         known = await self._messages.records(QUEUE)
         for queue in known.keys() - queues.keys():
-            await self._messages.drop_record(QUEUE, queue)
+            await drop_record(self._messages, QUEUE, queue)
         for queue, value in queues.items():
             await self._let_live(queue, value, known.get(queue))
 
@@ -101,21 +107,6 @@ class SplitStorage:
         """Close both."""
         await self._messages.aclose()
         await self._names.aclose()
-
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record where its kind belongs; a queue's in both, in that of the names first."""
-        made = await self._of(kind).put_record(kind, key, value)
-        if kind == QUEUE:
-            await self._let_live(key, value, (await self._messages.records(QUEUE)).get(key))
-        return made
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; a queue's in the store of the names first: after that the other one has leftovers at
-        most."""
-        dropped = await self._of(kind).drop_record(kind, key)
-        if kind == QUEUE:
-            dropped |= await self._messages.drop_record(kind, key)
-        return dropped
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind."""
@@ -126,8 +117,23 @@ class SplitStorage:
         return await self._messages.stage(chunks)
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
-        """As the messages' store."""
-        return await self._messages.commit(operations)
+        """Do each operation where it belongs: a record where its kind does, all else in the messages' store."""
+        if changes_queue(operations):
+            return await self._change_queue(operations)
+        outcomes: list[Outcome] = []
+        for store, some in groupby(operations, key=self._store_of):
+            outcomes += await store.commit(list(some))
+        return outcomes
+
+    async def _change_queue(self, operations: Sequence[Operation]) -> list[Outcome]:
+        """Change a queue in both, in the store of the names first: after that the other one has leftovers at most."""
+        [change], [outcome] = operations, await self._names.commit(operations)
+        if isinstance(change, Put) and outcome.result is Result.DONE:
+            await self._let_live(change.key, change.value, (await self._messages.records(QUEUE)).get(change.key))
+        elif isinstance(change, Drop) and outcome.result in (Result.DONE, Result.GONE):
+            [dropped] = await self._messages.commit(operations)
+            return [outcome if dropped.result is Result.GONE else dropped]
+        return [outcome]
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """As the messages' store."""
@@ -153,6 +159,9 @@ class SplitStorage:
         """As the messages' store."""
         return self._messages.changes()
 
+    def _store_of(self, operation: Operation) -> Storage:
+        return self._of(operation.kind) if isinstance(operation, Put | Drop) else self._messages
+
     def _of(self, kind: str) -> Storage:
         return self._names if kind == QUEUE or kind.startswith(SHARED_KINDS) else self._messages
 
@@ -162,5 +171,5 @@ class SplitStorage:
         if known == life:
             return
         if known is not None:
-            await self._messages.drop_record(QUEUE, queue)
-        await self._messages.put_record(QUEUE, queue, life)
+            await drop_record(self._messages, QUEUE, queue)
+        await put_record(self._messages, QUEUE, queue, life)

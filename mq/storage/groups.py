@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import trio
 
-from mq.errors import StorageError, StorageFailed, StorageFenced, StorageFull, StorageUnsure
+from mq.errors import StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, SharedAttributes
 from mq.storage.interface import (
@@ -35,30 +35,29 @@ from mq.storage.interface import (
     Unlink,
     Write,
 )
+from mq.storage.records import drop_record
 
 INTENT: Final = "intent"
 """The kind of an intent's record. Its key is that of one thing in the group."""
 _REFUSED: Final = frozenset({Result.GONE, Result.EXISTS, Result.NO_QUEUE, Result.FULL})
 """Outcomes after which nothing was changed."""
 _DONE: Final = Outcome(Result.DONE)
-BEYOND: Final = (Put, Drop, Group)
-"""Operations that :func:`commit` does in every store, and a store by itself only as its description says."""
 
 
 async def commit(storage: Storage, operations: Sequence[AnyOperation]) -> list[Outcome]:
-    """As :meth:`~mq.storage.interface.Storage.commit`, with Puts, Drops and Groups in every store."""
+    """As :meth:`~mq.storage.interface.Storage.commit`, with Groups in every store."""
     outcomes: list[Outcome] = []
     together: list[Any] = []
     description = storage.description
     for operation in operations:
-        if _can(description, operation):
+        if not isinstance(operation, Group) or _can(description, operation):
             together.append(operation)
             continue
         if together:
             outcomes += await storage.commit(together)
             together = []
         with trio.CancelScope(shield=True):  # what was begun is ended
-            outcomes.append(await _do(storage, operation))
+            outcomes.append(await _do(storage, operation.operations))
     if not together:
         return outcomes
     last = await storage.commit(together)
@@ -82,7 +81,7 @@ async def redo(storage: Storage) -> None:
             await _all_done(storage, list(undoing(moves)))
         else:
             await _all_done(storage, [each for each in group.operations if not isinstance(each, Write)])
-        await storage.drop_record(INTENT, name)
+        await drop_record(storage, INTENT, name)
 
 
 def undoing(operations: Iterable[Write | Move]) -> Iterator[Move | Unlink]:
@@ -98,15 +97,11 @@ def _removal(entry: Entry) -> tuple[Move, Unlink]:
     return Move(entry, State.REMOVED), Unlink(entry._replace(state=State.REMOVED, meta=Meta()))
 
 
-def _can(description: Description, operation: AnyOperation) -> bool:
-    """Whether a store does an operation by itself."""
-    if not isinstance(operation, Group):
-        return description.groups > 0 or not isinstance(operation, BEYOND)
-    if len(operation.operations) > description.groups:
+def _can(description: Description, group: Group) -> bool:
+    """Whether a store does a group by itself."""
+    if len(group.operations) > description.groups:
         return False
-    if description.group_bytes is None:
-        return True
-    return sum(map(_bytes, operation.operations)) <= description.group_bytes
+    return description.group_bytes is None or sum(map(_bytes, group.operations)) <= description.group_bytes
 
 
 def _bytes(operation: AnyOperation) -> int:
@@ -128,14 +123,12 @@ def _bytes_of_json(value: Mapping[str, Any]) -> int:
     return len(value.encoded() if isinstance(value, SharedAttributes) else json.dumps(dict(value)))
 
 
-async def _do(storage: Storage, operation: AnyOperation) -> Outcome:
-    if isinstance(operation, Put | Drop):
-        return await _keep(storage, operation)
-    assert isinstance(operation, Group), "every store does the others"
-    if len(operation.operations) == 1:
-        [outcome] = await commit(storage, operation.operations)
-        return _DONE if isinstance(operation.operations[0], Drop) and outcome.result is Result.GONE else outcome
-    return await by_intent(storage, operation)
+async def _do(storage: Storage, operations: Sequence[Write | Move | Put | Drop]) -> Outcome:
+    """Do the operations of a group."""
+    if len(operations) != 1:
+        return await by_intent(storage, Group(tuple(operations)))
+    [outcome] = await storage.commit(operations)
+    return _DONE if isinstance(operations[0], Drop) and outcome.result is Result.GONE else outcome
 
 
 async def by_intent(storage: Storage, group: Group) -> Outcome:
@@ -170,24 +163,8 @@ async def by_intent(storage: Storage, group: Group) -> Outcome:
 
 
 async def _keep(storage: Storage, operation: Put | Drop) -> Outcome:
-    try:
-        if isinstance(operation, Put):
-            await storage.put_record(*operation)
-        elif not await storage.drop_record(*operation):
-            return Outcome(Result.GONE)
-    except StorageUnsure as error:
-        return Outcome(Result.UNKNOWN, reason=_reason(error))
-    except StorageFenced as error:
-        return Outcome(Result.FENCED, reason=_reason(error))
-    except StorageFailed as error:
-        return Outcome(Result.FAILED, reason=_reason(error))
-    except StorageError as error:
-        return Outcome(Result.FULL, reason=_reason(error))
-    return _DONE
-
-
-def _reason(error: StorageError) -> str:
-    return str(error).removesuffix(". Try again later").removeprefix("cannot store now: ")
+    [outcome] = await storage.commit([operation])
+    return outcome
 
 
 async def _restoring(storage: Storage, operation: Put | Drop) -> Put | Drop:

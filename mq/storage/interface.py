@@ -182,7 +182,12 @@ class Unlink(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Keep a record, as :meth:`Storage.put_record` does; not of kind QUEUE.
+    """Keep a record, replacing the one of its kind and key. Always durable.
+
+    The Put of a QUEUE makes the queue, and is alone in its batch. Its value carries ``created``, an instant in UUID
+    ticks, to be shown, and ``incarnation``, a number that no other queue of that name has or had. Where two brokers
+    make a queue at once, a shared store keeps the first one's; the outcome of the other one has ``existed``. EXISTS,
+    with a reason, when the name is taken by something that is not this store's queue.
 
     Attributes:
         kind: of the record.
@@ -196,7 +201,15 @@ class Put(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Forget a record, as :meth:`Storage.drop_record` does; not of kind QUEUE. GONE when it was not there."""
+    """Forget a record. Always durable. GONE when it was not there.
+
+    The Drop of a QUEUE is alone in its batch. It takes the queue's messages in READY with it. Those in NEW or DELAYED
+    stay where they are, and are the broker's to remove, before it makes a queue of that name again.
+
+    Attributes:
+        kind: of the record.
+        key: under which it is kept.
+    """
 
     kind: str
     key: str
@@ -208,16 +221,23 @@ class Group(NamedTuple):
     :func:`mq.storage.groups.commit` does them in every store.
 
     Attributes:
-        operations: Writes, Moves, Puts and Drops, each of a message or a record of its own. What they move no other
-            operation of the batch writes or moves before. A Drop of what is not there refuses nothing.
+        operations: Writes, Moves, Puts and Drops, each of a message or a record of its own, and none of a QUEUE. What
+            they move no other operation of the batch writes or moves before. A Drop of what is not there refuses
+            nothing.
     """
 
     operations: tuple[Write | Move | Put | Drop, ...]
 
 
-Operation = Write | Move | Unlink
-AnyOperation = Operation | Put | Drop | Group
+MessageOperation = Write | Move | Unlink
+Operation = MessageOperation | Put | Drop
+AnyOperation = Operation | Group
 """What :func:`mq.storage.groups.commit` does in every store, and a store by itself as its description says."""
+
+
+def changes_queue(operations: Sequence[AnyOperation]) -> bool:
+    """Return whether a batch is the Put or the Drop of a QUEUE."""
+    return len(operations) == 1 and isinstance(operations[0], Put | Drop) and operations[0].kind == QUEUE
 
 
 class Result(enum.Enum):
@@ -249,12 +269,14 @@ class Outcome(NamedTuple):
     Attributes:
         result: how it ended.
         entry: where the message is now, for a Write or Move that is DONE.
-        reason: one line for FULL and FAILED.
+        reason: one line for FULL and FAILED, and for EXISTS of a Put.
+        existed: the queue was there already, for a Put of a QUEUE that is DONE: its record was replaced.
     """
 
     result: Result
     entry: Entry | None = None
     reason: str = ""
+    existed: bool = False
 
 
 class Damage(NamedTuple):
@@ -367,9 +389,9 @@ class Description(NamedTuple):
             brings it there.
         removes: an Unlink takes a message out of any place. Where False it takes it out of REMOVED, where a Move has
             brought it.
-        groups: operations that a Group may have at the most; 0 where it takes no Group, no Put and no Drop. Where it
-            takes them, nothing is durable before what an earlier batch did, and of one message or record nothing before
-            what was done before it.
+        groups: operations that a Group may have at the most; 0 where it takes no Group. Where it takes them, nothing is
+            durable before what an earlier batch did, and of one message or record nothing before what was done before
+            it.
         group_bytes: of the bodies, attributes and values in a Group at the most; None for no limit.
     """
 
@@ -401,20 +423,6 @@ class Storage(Protocol):
     async def aclose(self) -> None:
         """Let go of it. Safe to call twice."""
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep `value` (JSON) under (kind, key), durably, replacing what was there. True when it is new.
-
-        The value of a QUEUE carries ``created``, an instant in UUID ticks, to be shown, and ``incarnation``, a number
-        that no other queue of that name has or had. Where two make it at once, a shared store keeps the first ones'.
-        """
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget (kind, key), durably. False when it was not there.
-
-        Dropping a QUEUE takes its messages in READY with it. Those in NEW or DELAYED stay where they are, and are the
-        broker's to remove, before it makes a queue of that name again.
-        """
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind, by key."""
 
@@ -432,8 +440,8 @@ class Storage(Protocol):
         has its own outcome, in the same order; only a Group is done as a whole. The list is the caller's. It is
         an :class:`~mq.storage.outcomes.Outcomes` where the batch was done in a thread.
 
-        With ``durable=False`` an operation may ride on the next barrier instead. Puts, Drops and Groups only as the
-        description says: :func:`mq.storage.groups.commit` knows another way.
+        With ``durable=False`` an operation may ride on the next barrier instead. Groups only as the description says:
+        :func:`mq.storage.groups.commit` knows another way.
         """
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:

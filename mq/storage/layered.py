@@ -40,6 +40,7 @@ from mq.storage.interface import (
     TellingStorage,
     Unlink,
     Write,
+    changes_queue,
     health_of,
     reads_columns,
     tells,
@@ -105,8 +106,7 @@ class LayeredStorage:
         await self._below.open()
         self._telling = self._below if tells(self._below) else None
         await self._above.open()
-        for name, value in (await self._below.records(QUEUE)).items():
-            await self._above.put_record(QUEUE, name, value)
+        await self._above.commit([Put(QUEUE, *each) for each in (await self._below.records(QUEUE)).items()])
 
     async def aclose(self) -> None:
         """Close the store below, and forget what is in memory."""
@@ -116,35 +116,15 @@ class LayeredStorage:
             with trio.CancelScope(shield=True):
                 await self._above.aclose()
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record; a transient one in memory only. A queue does not change its layer."""
-        if kind != QUEUE:
-            above = self._above if value.get(TRANSIENT) else self._below
-            return await above.put_record(kind, key, value)
-        if value.get(TRANSIENT):
-            self._transient.add(key)
-            return await self._above.put_record(kind, key, value)
-        new = await self._below.put_record(kind, key, value)
-        with trio.CancelScope(shield=True):  # a queue is in both layers or in none
-            await self._above.put_record(kind, key, value)
-        return new
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record, wherever it is. A queue that the store below cannot drop now is as it was."""
-        if kind == QUEUE and key in self._transient:
-            dropped = await self._above.drop_record(kind, key)
-            self._transient.discard(key)
-            return dropped
-        dropped = await self._below.drop_record(kind, key)
-        with trio.CancelScope(shield=True):
-            dropped |= await self._above.drop_record(kind, key)
-        return dropped
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        """All records of a kind, of both layers."""
+        """All records of a kind, those of transient queues included."""
         below = await self._below.records(kind)
-        above = await self._above.records(kind)
-        return {**below, **{key: value for key, value in above.items() if value.get(TRANSIENT)}}
+        if kind != QUEUE:
+            return below
+        return {
+            **below,
+            **{key: value for key, value in (await self._above.records(QUEUE)).items() if value.get(TRANSIENT)},
+        }
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
         """Bring a large body to the store below. It stays there, also when its message is called transient."""
@@ -152,6 +132,8 @@ class LayeredStorage:
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do each operation in its layer. Those in memory wait for no barrier."""
+        if changes_queue(operations):
+            return await self._change_queue(operations)
         if self._is_below(operations):
             return await self._commit_below(operations)
         self._is_used = True
@@ -179,12 +161,29 @@ class LayeredStorage:
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
-        if self._telling is not None and self._is_below(operations):
+        if self._telling is not None and not changes_queue(operations) and self._is_below(operations):
             return await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # as below
         return await self.commit(operations)
 
+    async def _change_queue(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        """Put or drop a queue: a transient one in memory only, any other one in both layers. It keeps its layer."""
+        [change] = operations
+        assert isinstance(change, Put | Drop)
+        if isinstance(change, Put) and change.value.get(TRANSIENT):
+            self._transient.add(change.key)
+        if change.key in self._transient:
+            outcomes = await self._above.commit(operations)
+            if isinstance(change, Drop):
+                self._transient.discard(change.key)
+            return outcomes
+        outcomes = await self._commit_below(operations)
+        if outcomes[0].result in (Result.DONE, Result.GONE):
+            with trio.CancelScope(shield=True):  # a queue is in both layers or in none
+                await self._above.commit(operations)
+        return outcomes
+
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        # This store is described as the one below: no Put, Drop or Group comes that the one below cannot do by itself.
+        # This store is described as the one below: no Group comes that the one below cannot do by itself.
         return await self._below.commit(operations)  # type: ignore[arg-type]
 
     async def _commit_group(self, group: Group) -> Outcome:

@@ -127,25 +127,6 @@ class MemoryStorage:
         self._records.clear()
         await trio.lowlevel.checkpoint()
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record until the store is closed."""
-        await trio.lowlevel.checkpoint()
-        return self._set_record(kind, key, json.dumps(value)) is None
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; with a queue's, its READY messages."""
-        await trio.lowlevel.checkpoint()
-        if self._set_record(kind, key, None) is None:
-            return False
-        if kind == QUEUE:
-            left = list(self._places.pop((State.READY, key), {}).values())
-            while left:  # they are freed in turns
-                self._bytes -= sum(len(kept.data) for kept in left[-_FREED_TOGETHER:])
-                self._beside -= sum(map(_bytes_beside, left[-_FREED_TOGETHER:]))
-                del left[-_FREED_TOGETHER:]
-                await turns.spend(frames=_FREED_TOGETHER // 16)
-        return True
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind, by key."""
         await trio.lowlevel.checkpoint()
@@ -160,12 +141,13 @@ class MemoryStorage:
         """Do all of them, in order. A checkpoint only for many: a few have nothing to wait for."""
         if len(operations) <= _FEW:  # which their caller has counted
             return [
-                await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in operations
+                await self._do_long(each) if isinstance(each, Group | Put | Drop) else self._do(each)
+                for each in operations
             ]
         outcomes: list[Outcome] = []
         async for some in turns.slices(operations, turns.LIGHT // 4):
             outcomes += [
-                await self._do_long(each) if isinstance(each, Group | Put) else self._do(each) for each in some
+                await self._do_long(each) if isinstance(each, Group | Put | Drop) else self._do(each) for each in some
             ]
         return outcomes
 
@@ -229,11 +211,25 @@ class MemoryStorage:
             records[key] = text
         return before
 
-    async def _do_long(self, operation: Group | Put) -> Outcome:
+    async def _do_long(self, operation: Group | Put | Drop) -> Outcome:
         if isinstance(operation, Group):
             return await self._do_group(operation)
-        self._set_record(operation.kind, operation.key, await _text(operation.value))
+        if isinstance(operation, Put):
+            before = self._set_record(operation.kind, operation.key, await _text(operation.value))
+            return Outcome(Result.DONE, existed=before is not None)
+        if self._set_record(operation.kind, operation.key, None) is None:
+            return Outcome(Result.GONE)
+        if operation.kind == QUEUE:
+            await self._free(list(self._places.pop((State.READY, operation.key), {}).values()))
         return Outcome(Result.DONE)
+
+    async def _free(self, left: list[_KeptMessage]) -> None:
+        """Free the messages of a dropped queue, some in each turn."""
+        while left:
+            self._bytes -= sum(len(kept.data) for kept in left[-_FREED_TOGETHER:])
+            self._beside -= sum(map(_bytes_beside, left[-_FREED_TOGETHER:]))
+            del left[-_FREED_TOGETHER:]
+            await turns.spend(frames=_FREED_TOGETHER // 16)
 
     async def _do_group(self, group: Group) -> Outcome:
         """Do all of it, or take back what was done."""
@@ -254,10 +250,8 @@ class MemoryStorage:
 
     def _do(self, operation: AnyOperation) -> Outcome:
         match operation:
-            case Group() | Put():
+            case Group() | Put() | Drop():
                 raise AssertionError("it may take several turns")
-            case Drop(kind, key):
-                return Outcome(Result.GONE if self._set_record(kind, key, None) is None else Result.DONE)
             case Write():
                 return self._write(operation)
             case Move():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
 import pytest
 import trio
@@ -17,7 +17,7 @@ from mq.amqp.server.listener import LONGEST_STOP_SECONDS
 from mq.amqp.server.publish_pump import OWN_RESERVE
 from mq.broker.commit import PATIENCE_SECONDS
 from mq.doors.budget import CLIENT_PART, Budget
-from mq.storage.interface import AnyOperation, Description, Outcome
+from mq.storage.interface import AnyOperation, Description, Drop, Outcome, Put
 from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
 from tests.amqp.dialling import Client, House, open_house
@@ -52,18 +52,13 @@ class SlowStore(MemoryStorage):
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         async with self._gate:
             with trio.CancelScope(shield=True):
-                await trio.sleep(self.seconds * sum(getattr(each, "durable", True) for each in operations))
+                await trio.sleep(sum(map(self._seconds_of, operations)))
             return await super().commit(operations)
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        async with self._gate:
-            await trio.sleep(RECORD_SECONDS)
-            return await super().put_record(kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        async with self._gate:
-            await trio.sleep(RECORD_SECONDS)
-            return await super().drop_record(kind, key)
+    def _seconds_of(self, operation: AnyOperation) -> float:
+        return (
+            RECORD_SECONDS if isinstance(operation, Put | Drop) else self.seconds * getattr(operation, "durable", True)
+        )
 
 
 @asynccontextmanager

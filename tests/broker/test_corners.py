@@ -22,10 +22,11 @@ from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
 
 
-class Hasty(MemoryStorage):
+class Hasty(RecordHooks, MemoryStorage):
     """A store in which somebody else is always faster to delete a queue."""
 
     async def drop_record(self, kind: str, key: str) -> bool:

@@ -18,6 +18,7 @@ from mq.message import Message
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import START_NS, Legal, Opener, WallClock
 from tests.broker.test_broker import take
+from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
 
 
@@ -111,7 +112,7 @@ async def _nack(broker: Broker, id: str) -> None:
         await broker.requeue("q", id)
 
 
-class SlowToNote(MemoryStorage):
+class SlowToNote(RecordHooks, MemoryStorage):
     """A store that takes its time to keep a history."""
 
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:

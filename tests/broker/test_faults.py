@@ -15,8 +15,10 @@ from mq.broker import BrokerConfig, open_broker
 from mq.broker.config import RETRY_SECONDS
 from mq.errors import StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
 from mq.storage.interface import Operation, Outcome, Result, Sharing
+from mq.storage.records import put_record
 from tests.broker.conftest import WallClock
 from tests.broker.test_broker import take
+from tests.record_hooks import Unhooked, hook_records
 from tests.storage.disks import MOUNTS, open_disk
 
 
@@ -162,20 +164,20 @@ async def test_a_publisher_hears_whether_it_may_have_been_stored(
 
 
 async def test_a_dead_letter_of_which_nobody_knows_whether_it_was_noted_is_tried_again(
-    wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
+    wall_clock: WallClock,
 ) -> None:
     async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
         await broker.create_queue("dead")
         await broker.change_settings("q", {"dead_letter_queue": "dead", "max_receives": 1})
-        put, refused = disk.storage.put_record, [1, 1]
+        before, refused = Unhooked(disk.storage), [1, 1]
 
-        async def put_record(kind: str, key: str, value: Mapping[str, Any]) -> bool:
+        async def put(kind: str, key: str, value: Mapping[str, Any]) -> bool:
             if refused:
                 refused.pop()
                 raise StorageUnsure("it may have been done")
-            return await put(kind, key, value)
+            return await put_record(before, kind, key, value)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(disk.storage, "put_record", put_record)
+        hook_records(disk.storage, put=put)
         await broker.publish("q", b"x")
         assert await take(broker) == b"x"
         await trio.sleep(40)

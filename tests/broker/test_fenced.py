@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -26,12 +26,6 @@ class Fenced(MemoryStorage):
             await trio.lowlevel.checkpoint()
             return [Outcome(Result.FENCED, reason=REASON)] * len(operations)
         return await super().commit(operations)
-
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        if self.is_over:
-            await trio.lowlevel.checkpoint()
-            raise StorageFenced(REASON)
-        return await super().put_record(kind, key, value)
 
 
 async def publish(broker: Broker) -> None:

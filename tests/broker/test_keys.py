@@ -21,6 +21,7 @@ from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
 
 DAY_SECONDS: Final = 86_400
@@ -310,7 +311,7 @@ async def test_keys_that_are_over_take_no_room_though_others_are_not(wall_clock:
 async def test_a_ledger_whose_keys_were_all_given_up_goes_on(wall_clock: WallClock) -> None:
     """A segment that had been filled and emptied while another was written was looked for in vain."""
 
-    class Slow(MemoryStorage):
+    class Slow(RecordHooks, MemoryStorage):
         @property
         def description(self) -> Description:
             return super().description._replace(groups=0)
@@ -362,7 +363,7 @@ async def test_a_key_whose_message_has_gone_takes_little_memory() -> None:
 async def test_a_segment_that_cannot_be_dropped_fails_no_publish(wall_clock: WallClock) -> None:
     """The store takes no more changes from then on; the broker says so, and is not ended."""
 
-    class Broken(MemoryStorage):
+    class Broken(RecordHooks, MemoryStorage):
         dropped = 0
 
         async def drop_record(self, kind: str, key: str) -> bool:

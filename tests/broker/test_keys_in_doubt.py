@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
@@ -60,14 +60,6 @@ class Doubtful(MemoryStorage):
             return outcomes
         result = Result.FULL if fate == FULL else Result.UNKNOWN
         return [Outcome(result, reason="no answer")] * len(operations)
-
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        self._settle()
-        return await super().put_record(kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        self._settle()
-        return await super().drop_record(kind, key)
 
     def end(self, *, is_undone: bool) -> None:
         """Nothing of this process lands, or is undone, any more."""

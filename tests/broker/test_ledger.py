@@ -14,9 +14,10 @@ from mq.broker.ledger import LARGEST_SEGMENT, Ledger
 from mq.errors import StorageFull
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import WallClock
+from tests.record_hooks import RecordHooks
 
 
-class Records(MemoryStorage):
+class Records(RecordHooks, MemoryStorage):
     """A store whose records can be refused, and take their time."""
 
     def __init__(self) -> None:

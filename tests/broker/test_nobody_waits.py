@@ -18,6 +18,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Operation, Outcome, Sharing, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
@@ -37,7 +38,7 @@ async def test_a_start_with_any_backlog_ends(wall_clock: WallClock, count: int) 
     """It waited for one round of moves too many when the backlog filled the last one."""
     ids = MessageIds(wall_clock)
     async with open_storage("memory:") as storage:
-        await storage.put_record(QUEUE, "q", {"created": 1})
+        await put_record(storage, QUEUE, "q", {"created": 1})
         await storage.commit([Write("q", ids.new(), b"") for _ in range(count)])
         with trio.fail_after(1):
             async with open_broker(storage, clock_ns=wall_clock):
@@ -136,7 +137,7 @@ async def test_what_a_dead_peer_left_of_a_deleted_queue_is_unlinked_by_another(w
         dying = disk.another()
         await dying.open()
         async with open_broker(disk.storage, BrokerConfig(peers=1), clock_ns=real_clock):
-            await dying.drop_record(QUEUE, "q")
+            await drop_record(dying, QUEUE, "q")
             assert disk.inner.names(f"{disk.root}/remove")
             await trio.sleep(60)
             assert disk.inner.names(f"{disk.root}/remove") == []

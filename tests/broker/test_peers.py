@@ -36,9 +36,11 @@ from mq.storage.interface import (
     Write,
 )
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock, leave
 from tests.broker.test_broker import take
+from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, Disk, open_disk
 
 
@@ -242,7 +244,7 @@ class SlowToList(MemoryStorage):
 async def test_who_waits_hears_within_a_second_where_looks_are_slow(autojump_clock: trio.testing.MockClock) -> None:
     store, others = SlowToList(), [f"q{number}" for number in range(5)]
     for queue in ("q", *others):
-        await store.put_record(QUEUE, queue, {"created": 0})
+        await put_record(store, QUEUE, queue, {"created": 0})
     heard: list[float] = []
 
     async def wait(broker: Broker, queue: str) -> None:
@@ -437,7 +439,7 @@ async def test_a_removal_that_a_killed_peer_began_is_finished_before_its_message
         assert disk.files("new", "queues", "delay", "remove", "state/properties") == set()
 
 
-class Slow(MemoryStorage):
+class Slow(RecordHooks, MemoryStorage):
     """Several brokers share it; whoever reads its records next hears what was there, but late."""
 
     def __init__(self) -> None:

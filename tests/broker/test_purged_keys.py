@@ -13,6 +13,7 @@ from mq.errors import NoSuchQueue, StorageFull
 from mq.testing.disk import Medium
 from tests.broker.conftest import Opener
 from tests.broker.test_write_jobs import KINDS, STEPS, Client, Power, browsed, cuts
+from tests.record_hooks import hook_records
 
 GROUPED = {"groups": True}
 
@@ -78,17 +79,17 @@ async def test_a_publish_during_a_purge_is_purged_with_its_key_or_neither(broker
     assert sorted(await browsed(broker, "q")) == sorted(bodies)
 
 
-async def test_a_purge_that_finds_no_room_ends_no_key(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_purge_that_finds_no_room_ends_no_key(broker: Broker) -> None:
     await broker.change_settings("q", GROUPED)
     first = await publish(broker, b"x", "k")
 
     async def refuse(kind: str, key: str, value: object) -> bool:
         raise StorageFull("no room")
 
-    monkeypatch.setattr(broker._storage, "put_record", refuse)
+    end = hook_records(broker._storage, put=refuse)
     with pytest.raises(StorageFull):
         await broker.purge("q")
-    monkeypatch.undo()
+    end()
     assert await publish(broker, b"x", "k") == first._replace(is_new=False)
 
 

@@ -17,6 +17,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import put_record
 from tests.broker.conftest import WallClock
 from tests.broker.test_broker import take
 
@@ -78,7 +79,7 @@ def store(wall_clock: WallClock) -> Telling:
 @asynccontextmanager
 async def following(store: Telling, clock: WallClock, config: BrokerConfig) -> AsyncIterator[Broker]:
     """A broker on the store, which has a queue; it has taken its first look."""
-    await store.put_record(QUEUE, "q", {"created": 0})
+    await put_record(store, QUEUE, "q", {"created": 0})
     async with open_broker(store, config, clock_ns=clock) as broker:
         await wait_all_tasks_blocked()
         yield broker

@@ -18,6 +18,7 @@ from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
 from tests.broker.test_broker import take
+from tests.record_hooks import RecordHooks
 
 READ = b"1" * (LARGEST_BODY + 1)
 """A body that is read from the store, however recently it was published."""
@@ -422,7 +423,7 @@ async def test_whoever_is_cancelled_holds_nothing(autojump_clock: object, is_slo
         assert [each.redelivered for each in await hold(broker)] == [False]
 
 
-class SlowToDrop(MemoryStorage):
+class SlowToDrop(RecordHooks, MemoryStorage):
     """A queue is gone a while before that is known."""
 
     async def drop_record(self, kind: str, key: str) -> bool:

@@ -19,10 +19,10 @@ from mq.cluster.coordinator import (
     Snapshot,
 )
 from mq.cluster.record_keeper import CHANGES, SHARED_KINDS, USER
-from mq.errors import Conflict, StorageFailed
+from mq.errors import StorageFailed
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import QUEUE, Description, Entry, Operation, Outcome, Result, Stored
+from mq.storage.interface import QUEUE, Description, Drop, Entry, Operation, Outcome, Put, Result, Stored
 from mq.storage.memory import MemoryStorage
 
 
@@ -119,7 +119,10 @@ class Ground:
     async def found(self) -> dict[str, FoundQueue]:
         """The store's queues."""
         records = await self.store.records(QUEUE)
-        return {queue: FoundQueue(self._lives[queue], record) for queue, record in records.items()}
+        # one that has just come has no life before its change is in the history
+        return {
+            queue: FoundQueue(self._lives[queue], record) for queue, record in records.items() if queue in self._lives
+        }
 
     async def changed(self, queue: str) -> None:
         """Something was done to a queue's record."""
@@ -289,28 +292,6 @@ class FencedStorage:
     async def aclose(self) -> None:
         pass
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        await self._reach()
-        self._check()
-        is_new = kind == QUEUE and key not in await self._store.records(QUEUE)
-        nodes = [node for node, queue in self._ground.reserved if queue == key]
-        if is_new and nodes:
-            raise Conflict(f"queue {key} is there already, on node {nodes[0]} alone: delete it there first")
-        made = await self._store.put_record(kind, key, value)
-        self._note(SharedRecord(kind, key, value))
-        if kind == QUEUE:
-            await self._ground.changed(key)
-        return made
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        await self._reach()
-        self._check()
-        dropped = await self._store.drop_record(kind, key)
-        self._note(SharedRecord(kind, key, None))
-        if kind == QUEUE:
-            await self._ground.changed(key)
-        return dropped
-
     def _note(self, change: SharedRecord) -> None:
         if change.kind.startswith(SHARED_KINDS):
             self._ground.shared_history.append(change)
@@ -326,7 +307,22 @@ class FencedStorage:
         await self._reach()
         if self._is_out():
             return [Outcome(Result.FENCED)] * len(operations)
+        records = [each for each in operations if isinstance(each, Put | Drop)]
+        for each in records:
+            nodes = [node for node, queue in self._ground.reserved if queue == each.key]
+            if (
+                nodes
+                and isinstance(each, Put)
+                and each.kind == QUEUE
+                and each.key not in await self._store.records(QUEUE)
+            ):
+                reason = f"queue {each.key} is there already, on node {nodes[0]} alone: delete it there first"
+                return [Outcome(Result.EXISTS, reason=reason)]
         outcomes = await self._store.commit(operations)
+        for each in records:
+            self._note(SharedRecord(each.kind, each.key, each.value if isinstance(each, Put) else None))
+            if each.kind == QUEUE:
+                await self._ground.changed(each.key)
         if self._ground.swallows:
             await trio.sleep_forever()
         return outcomes
@@ -358,7 +354,3 @@ class FencedStorage:
 
     def _is_out(self) -> bool:
         return self._ground.has_fence and not self._ground.has(self._member)
-
-    def _check(self) -> None:
-        if self._is_out():
-            raise StorageFailed("fenced")

@@ -16,6 +16,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, AnyOperation, Entry, Meta, Move, Outcome, Result, Unlink, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import put_record
 
 IDS = MessageIds()
 
@@ -56,7 +57,7 @@ class AnswersLate(MemoryStorage):
 @pytest.fixture
 async def store() -> MemoryStorage:
     store = MemoryStorage()
-    await store.put_record(QUEUE, "q", {"created": 0})
+    await put_record(store, QUEUE, "q", {"created": 0})
     return store
 
 
@@ -116,7 +117,7 @@ async def test_take_over_lists_no_removed_message_and_unlinks_all_of_them_later(
 ) -> None:
     monkeypatch.setattr(grace_storage, "_LISTED_AT_ONCE", 7)
     store = CountsListings()
-    await store.put_record(QUEUE, "q", {"created": 0})
+    await put_record(store, QUEUE, "q", {"created": 0})
     inherited = [await written(store, State.REMOVED) for _ in range(40)]
     kept = GraceStorage(store, pytest.fail)
     await kept.open()
@@ -132,7 +133,7 @@ async def test_take_over_lists_no_removed_message_and_unlinks_all_of_them_later(
 
 async def test_removal_under_way_is_not_unlinked_as_if_it_were_inherited(autojump_clock: MockClock) -> None:
     store = AnswersLate()
-    await store.put_record(QUEUE, "q", {"created": 0})
+    await put_record(store, QUEUE, "q", {"created": 0})
     await written(store, State.REMOVED)  # so that the next one is not the only one that is listed
     new = await written(store, State.NEW)
     kept = GraceStorage(store, pytest.fail)

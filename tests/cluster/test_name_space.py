@@ -16,6 +16,7 @@ from mq.client.errors import NotFound
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE
+from mq.storage.records import drop_record, put_record
 from tests.amqp.dialling import Client, open_house
 from tests.cluster.nodes import Cluster, Host, three_nodes
 from tests.cluster.test_nodes import left_in
@@ -458,7 +459,7 @@ async def test_a_node_that_has_a_queue_of_the_clusters_name_for_itself_does_not_
         a, c = cluster.hosts["a"], cluster.hosts["c"]
         await a.http("PUT", "/q?store=cluster")
         await c.kill()
-        await cluster.roots["c"].put_record(QUEUE, "q", {"created": 1})
+        await put_record(cluster.roots["c"], QUEUE, "q", {"created": 1})
         with pytest.raises((StorageUnusable, ExceptionGroup)) as refusal:
             await cluster.start("c")
         error: BaseException = refusal.value
@@ -474,8 +475,8 @@ async def test_what_a_node_brings_along_is_reserved_before_its_doors_open(autoju
         a, c = cluster.hosts["a"], cluster.hosts["c"]
         await c.http("PUT", "/gone")
         await c.kill()
-        await cluster.roots["c"].put_record(QUEUE, "brought", {"created": 1})
-        await cluster.roots["c"].drop_record(QUEUE, "gone")
+        await put_record(cluster.roots["c"], QUEUE, "brought", {"created": 1})
+        await drop_record(cluster.roots["c"], QUEUE, "gone")
         await cluster.start("c")
         assert "on node c alone" in (await reply_of(a, "PUT", "/brought?store=cluster"))[1]
         await trio.sleep(1)

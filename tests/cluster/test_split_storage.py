@@ -14,7 +14,9 @@ from mq.message import MessageIds
 from mq.storage.conformance import CHECKS, Check, run_check
 from mq.storage.interface import QUEUE, Result, Storage, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import drop_record, put_record
 from tests.cases import for_each
+from tests.record_hooks import hook_records
 
 IDS = MessageIds()
 
@@ -43,7 +45,7 @@ def life(number: int) -> dict[str, int]:
 async def filled(names: Storage, messages: Storage) -> SplitStorage:
     store = SplitStorage(names, messages)
     await store.open()
-    await store.put_record(QUEUE, "q", life(1) | {"settings": {}})
+    await put_record(store, QUEUE, "q", life(1) | {"settings": {}})
     [outcome] = await store.commit([Write("q", IDS.new(), b"x", state=State.READY)])
     assert outcome.result is Result.DONE
     return store
@@ -52,33 +54,31 @@ async def filled(names: Storage, messages: Storage) -> SplitStorage:
 async def test_what_is_named_in_one_is_made_and_deleted_in_both() -> None:
     names, messages = MemoryStorage(), MemoryStorage()
     store = await filled(names, messages)
-    await store.put_record(QUEUE, "q", life(1) | {"settings": {"ttl": 5}})
+    await put_record(store, QUEUE, "q", life(1) | {"settings": {"ttl": 5}})
     assert await ready(store) == 1, "its settings are another, its life is not"
-    await store.put_record("amqp-exchange", "x", {})
-    await store.put_record("key", "k", {})
+    await put_record(store, "amqp-exchange", "x", {})
+    await put_record(store, "key", "k", {})
     assert ("x" in await names.records("amqp-exchange"), "k" in await messages.records("key")) == (True, True)
     assert not await messages.records("amqp-exchange")
     assert not await names.records("key")
-    assert await store.drop_record(QUEUE, "q")
-    assert not await store.drop_record(QUEUE, "q")
+    assert await drop_record(store, QUEUE, "q")
+    assert not await drop_record(store, QUEUE, "q")
     assert not await messages.records(QUEUE)
 
 
-async def test_a_deletion_that_was_cut_short_leaves_nothing_to_the_next_queue_of_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_deletion_that_was_cut_short_leaves_nothing_to_the_next_queue_of_its_name() -> None:
     names, messages = MemoryStorage(), MemoryStorage()
     store = await filled(names, messages)
 
     async def fail(kind: str, key: str) -> bool:
         raise StorageFull("no answer")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(messages, "drop_record", fail)
-        with pytest.raises(StorageFull):
-            await store.drop_record(QUEUE, "q")
+    end = hook_records(messages, drop=fail)
+    with pytest.raises(StorageFull):
+        await drop_record(store, QUEUE, "q")
+    end()
     assert await ready(store) == 1
-    await store.put_record(QUEUE, "q", life(2))
+    await put_record(store, QUEUE, "q", life(2))
     assert await ready(store) == 0
 
 
@@ -86,10 +86,10 @@ async def test_a_deletion_that_was_cut_short_leaves_nothing_to_the_next_queue_of
 async def test_the_next_leader_makes_them_agree(now: int | None) -> None:
     names, messages = MemoryStorage(), MemoryStorage()
     await filled(names, messages)
-    await names.drop_record(QUEUE, "q")
+    await drop_record(names, QUEUE, "q")
     if now is not None:
-        await names.put_record(QUEUE, "q", life(now))
-    await names.put_record(QUEUE, "only named", life(3))
+        await put_record(names, QUEUE, "q", life(now))
+    await put_record(names, QUEUE, "only named", life(3))
     store = SplitStorage(names, messages)
     await store.open()
     assert set(await messages.records(QUEUE)) == set(await names.records(QUEUE))

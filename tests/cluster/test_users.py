@@ -18,6 +18,7 @@ from mq.errors import StorageFailed
 from mq.storage.memory import MemoryStorage
 from tests.access.files import OTHER_TOKEN, TOKEN, write_users
 from tests.cluster.nodes import Host, three_nodes
+from tests.record_hooks import hook_records
 
 ROOT = '[users.root]\ntokens = ["TOKEN"]\nadminister = ["*"]\n'
 
@@ -120,20 +121,19 @@ async def test_a_cold_start_without_the_coordinator_knows_the_users(autojump_clo
 
 
 async def test_a_removal_that_the_root_does_not_take_is_in_effect_all_the_same(
-    autojump_clock: MockClock, users_of: Made, monkeypatch: pytest.MonkeyPatch
+    autojump_clock: MockClock, users_of: Made
 ) -> None:
     async with three_nodes(users_of) as cluster:
         a, c = (cluster.hosts[name] for name in "ac")
         await put(a, "shop", table())
-        drop = cluster.roots["c"].drop_record
 
         async def fail(kind: str, key: str) -> bool:
             raise StorageFailed("broken")
 
-        monkeypatch.setattr(cluster.roots["c"], "drop_record", fail)
+        end = hook_records(cluster.roots["c"], drop=fail)
         assert (await a.http("DELETE", "/-/users/shop")).status == 503, "c may have it again after a start"
         assert [may(host) for host in (a, c)] == [False] * 2
-        monkeypatch.setattr(cluster.roots["c"], "drop_record", drop)
+        end()
         assert (await a.http("DELETE", "/-/users/shop")).status == 200
         assert await cluster.roots["c"].records(KNOWN_USER) == {}
 

@@ -54,10 +54,10 @@ BUGS: Final = {
         "Batch._unlink_removed", "if self._folders.dirty_folders: ...", "pass"
     ),
     "a queue's folder is made, and that not synced": Bug(
-        "FolderStorage._put_record", "with synced_after(folder_calls, folders.layout.queues): ...", "..."
+        "RecordChanges._make_queue", "with synced_after(folder_calls, folders.layout.queues): ...", "..."
     ),
     "a queue's deletion is not synced": Bug(
-        "FolderStorage._drop_record", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
+        "RecordChanges._delete_queue", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
     ),
     "recovery keeps torn messages": Bug("_drop_torn", "if flaw: ...", "if False: ..."),
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
@@ -163,13 +163,13 @@ BUGS: Final = {
         "Consumption.reschedule", "job = self._begin(move, Kind.DELAY, ...)", "return"
     ),
     "a settings change is not durable": Bug(
-        "FolderStorage._put_record",
+        "RecordChanges._make_queue",
         """
-        self._root_open.records.put(kind, key, value)
+        self._records.put(QUEUE, name, value)
         if made: ...
         """,
         """
-        made and self._root_open.records.put(kind, key, value)
+        made and self._records.put(QUEUE, name, value)
         if made: ...
         """,
     ),

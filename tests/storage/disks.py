@@ -20,6 +20,7 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from mq.testing import disk as simulated
 from mq.testing.calls import FaultyCalls
 from mq.testing.faults import Faults
@@ -204,7 +205,7 @@ class Disk:
 
     async def make_queue(self, name: str = "q") -> str:
         """A queue of that name."""
-        await self.storage.put_record(QUEUE, name, {"created": new_id().time})
+        await put_record(self.storage, QUEUE, name, {"created": new_id().time})
         return name
 
     async def commit(self, *operations: Operation) -> list[Outcome]:

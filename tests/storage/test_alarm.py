@@ -8,7 +8,8 @@ import pytest
 
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
+from mq.storage.interface import QUEUE, Drop, Move, Put, Result, Sharing, Write
+from mq.storage.records import put_record
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 
 CARELESS_KERNELS = ["unordered", "link"]
@@ -32,18 +33,19 @@ async def test_nobody_believes_a_sync_after_another_one_failed(mount: str) -> No
         assert outcome.result is Result.FAILED
         assert "another mq on this root" in outcome.reason
         with pytest.raises(StorageFailed, match="another mq on this root"):
-            await peer.put_record(QUEUE, "new", {"created": 1})
+            await put_record(peer, QUEUE, "new", {"created": 1})
         await peer.aclose()
 
 
-@pytest.mark.parametrize("verb", ["put_record", "drop_record"])
-async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(verb: str) -> None:
+@pytest.mark.parametrize("operation", [Put(QUEUE, "q", {"created": 1}), Drop(QUEUE, "q")])
+async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(operation: Put | Drop) -> None:
     async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         peer = disk.another()
         await peer.open()
         await fail(disk)
-        with pytest.raises(StorageFailed, match="another mq on this root"):
-            await getattr(peer, verb)(QUEUE, "q", *([{"created": 1}] if verb == "put_record" else []))
+        [outcome] = await peer.commit([operation])
+        assert outcome.result is Result.FAILED
+        assert "another mq on this root" in outcome.reason
         await peer.aclose()
 
 

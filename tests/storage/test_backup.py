@@ -30,6 +30,7 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.restore import RestoreReport, bring_back, restore
 from mq.storage.interface import WRITE_JOBS, Entry, Meta, Move, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from mq.testing.calls import FaultyCalls
 from mq.testing.disk import Disk as CutDisk
 from mq.testing.disk import Medium
@@ -131,7 +132,7 @@ async def test_what_is_restored_is_what_was_there(disk: Disk) -> None:
 async def test_what_write_jobs_hold_back_is_there_too(disk: Disk) -> None:
     """It belongs to no queue that there is."""
     held = await disk.done(Write(WRITE_JOBS, new_id(), b"rows", {"job": "j"}))
-    await disk.storage.put_record("write_job", "j", {"state": "open"})
+    await put_record(disk.storage, "write_job", "j", {"state": "open"})
     target, elsewhere = make_calls(), make_calls()
     backed_up(disk, target)
     restored(target, elsewhere)

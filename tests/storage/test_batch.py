@@ -19,6 +19,7 @@ from mq.storage.files.calls import TRANSIENT, LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.mount import Mount, mount_of
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Unlink, Write
+from mq.storage.records import drop_record
 from tests.cases import for_each
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -664,7 +665,7 @@ async def test_side_files_vanish_with_their_queue() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         for _ in range(3):
             await disk.bring(State.READY, **LARGE)
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         assert [await disk.one(Unlink(entry)) for entry in await disk.storage.scan(State.REMOVED)] == [Result.DONE]
         assert disk.files("state/properties") == set()
 
@@ -714,7 +715,7 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
     async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         for _ in range(3):
             await disk.bring(State.READY)
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         removed = (await disk.storage.scan(State.REMOVED))[0]
         folder = f"/root/{disk.path(removed)}"
 
@@ -756,7 +757,7 @@ async def test_a_deleted_queue_is_unlinked_a_part_at_a_time() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         await disk.commit(*(Write("q", new_id(), b"") for _ in range(FILES_PER_UNLINK + 1)))
         await disk.commit(*(Move(entry, State.READY) for entry in await disk.everything()))
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         removed = (await disk.storage.scan(State.REMOVED))[0]
         assert [await disk.one(Unlink(removed)) for _ in range(3)] == [Result.MORE, Result.DONE, Result.GONE]
         assert disk.files() == set()
@@ -767,7 +768,7 @@ async def test_what_is_foreign_in_a_deleted_queue_stays() -> None:
         await disk.bring(State.READY)
         disk.put("queues/q/README", b"kept")
         disk.inner.mkdir("/root/queues/q/folder")
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         removed = (await disk.storage.scan(State.REMOVED))[0]
         assert await disk.one(Unlink(removed)) is Result.EXISTS
         assert await disk.one(Unlink(removed)) is Result.EXISTS
@@ -792,7 +793,7 @@ async def test_what_lies_where_a_queue_should_be_is_no_queue(mount: str) -> None
 @pytest.mark.parametrize(("number", "result"), [(errno.EACCES, Result.FULL), (errno.EIO, Result.FAILED)])
 async def test_a_deleted_queue_that_cannot_be_taken_away(number: int, result: Result) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         removed = (await disk.storage.scan(State.REMOVED))[0]
         disk.calls.fail("rmdir", number)
         assert await disk.one(Unlink(removed)) is result

@@ -12,6 +12,7 @@ from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.log import PAGE
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from mq.testing.faults import DiskFault, PowerCut
 from tests.cases import for_each
 from tests.storage.disks import new_id
@@ -60,7 +61,7 @@ async def test_a_message_whose_removal_was_refused_is_written_out_though_the_ref
         disk.log.empty()
         entry = await disk.bring(State.READY, b"stays")
         while disk.log._offset < disk.log._current.size - PAGE:
-            await disk.storage.put_record("kind", "key", {})
+            await put_record(disk.storage, "kind", "key", {})
         with pytest.MonkeyPatch.context() as patch:
 
             def refuse(*_: object, **__: object) -> None:
@@ -114,7 +115,7 @@ async def test_a_file_that_cannot_be_opened_is_brought_by_a_syncfs(
     async with begun() as disk:
         disk.log.empty()
         await disk.bring(State.READY)
-        await disk.storage.put_record("kind", "key", {})
+        await put_record(disk.storage, "kind", "key", {})
 
         def refuse(*_: object, **__: object) -> int:
             raise OSError(number, os.strerror(number))
@@ -136,9 +137,9 @@ async def test_a_cut_after_it_takes_nothing(seed: int) -> None:
         gone = await disk.bring(State.READY, b"gone")
         assert await disk.one(Unlink(gone)) is Result.DONE
         for number in range(3):
-            await disk.storage.put_record("kind", "key", {"number": number})
-        await disk.storage.put_record("kind", "dropped", {})
-        await disk.storage.drop_record("kind", "dropped")
+            await put_record(disk.storage, "kind", "key", {"number": number})
+        await put_record(disk.storage, "kind", "dropped", {})
+        await drop_record(disk.storage, "kind", "dropped")
         id = new_id()
         [grouped] = await disk.storage.commit(
             [Group((Put("kind", "of a group", {"a": 1}), Write("q", id, b"grouped")))]
@@ -169,7 +170,7 @@ async def test_a_cut_at_any_of_its_calls_takes_nothing() -> None:
         async with begun(after) as disk:
             disk.log.empty()
             entries = {await disk.bring(State.READY, b"body") for _ in range(3)}
-            await disk.storage.put_record("kind", "key", {"a": 1})
+            await put_record(disk.storage, "kind", "key", {"a": 1})
             disk.odds.cut_at = disk.odds.calls + after
             try:
                 disk.log.empty()

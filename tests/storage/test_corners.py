@@ -20,6 +20,7 @@ from mq.storage.files.records import Records
 from mq.storage.files.source import SourceFolder
 from mq.storage.interface import FRESH, QUEUE, Meta, Move, Result, Sharing
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from tests.storage.disks import MOUNTS, open_disk
 
 
@@ -77,7 +78,7 @@ async def test_a_store_whose_mount_cannot_be_told_is_refused_in_one_line() -> No
 
 async def test_a_queues_settings_may_leave_out_when_it_was_made() -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
-        assert not await disk.storage.put_record(QUEUE, "q", {"limit": 5})
+        assert not await put_record(disk.storage, QUEUE, "q", {"limit": 5})
         assert await disk.storage.records(QUEUE) == {"q": {"limit": 5}}
 
 

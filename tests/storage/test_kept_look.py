@@ -12,6 +12,7 @@ from mq.storage.files.records import encode_record
 from mq.storage.files.watch import GRANULARITY_NS, KeptLook
 from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record, put_record
 from mq.testing.calls import RecordingCalls
 from tests.storage.disks import MOUNTS
 
@@ -73,14 +74,14 @@ async def test_the_records_of_queues_are_read_again_when_one_of_them_changes(tem
     assert kept is not None
     kept._clock_ns = lambda: time.time_ns() + 2 * GRANULARITY_NS
     one._root_open.records._calls = calls
-    await one.put_record(QUEUE, "q", {"created": 1})
+    await put_record(one, QUEUE, "q", {"created": 1})
     seen = await one.records(QUEUE)
     calls.log.clear()
     assert await one.records(QUEUE) is seen
     assert calls.log == [], "nothing was read"
-    await other.put_record(QUEUE, "q", {"created": 1, "settings": {"ttl": 5}})
+    await put_record(other, QUEUE, "q", {"created": 1, "settings": {"ttl": 5}})
     assert (await one.records(QUEUE))["q"]["settings"] == {"ttl": 5}
-    await other.drop_record(QUEUE, "q")
+    await drop_record(other, QUEUE, "q")
     assert await one.records(QUEUE) == {}
     (temp_root / "queues" / "by-hand").mkdir()
     torn = temp_root / "state" / "records" / QUEUE / "kby-hand.1"

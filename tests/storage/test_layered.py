@@ -14,6 +14,8 @@ from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Shar
 from mq.storage.layered import LayeredStorage, make_layered
 from mq.storage.memory import MESSAGE_BYTES
 from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record, put_record
+from tests.record_hooks import hook_records
 from tests.storage.disks import LARGE, MOUNTS, Disk, make_calls, new_id
 
 LIMIT = 1000
@@ -31,8 +33,8 @@ async def disk() -> AsyncIterator[Disk]:
 async def store(disk: Disk) -> AsyncIterator[LayeredStorage]:
     store = LayeredStorage(disk.another(), LIMIT)
     await store.open()
-    await store.put_record(QUEUE, "lasting", {"created": 1})
-    await store.put_record(QUEUE, "passing", {"created": 1, "transient": True})
+    await put_record(store, QUEUE, "lasting", {"created": 1})
+    await put_record(store, QUEUE, "passing", {"created": 1, "transient": True})
     yield store
     await store.aclose()
 
@@ -81,8 +83,8 @@ async def test_only_what_lasts_is_there_after_a_restart(disk: Disk, store: Layer
 
 async def test_a_transient_queue_makes_no_folder(disk: Disk, store: LayeredStorage) -> None:
     assert disk.inner.names(f"{disk.root}/queues") == [("lasting", disk.inner.kind(f"{disk.root}/queues/lasting"))]
-    assert await store.drop_record(QUEUE, "passing")
-    assert not await store.drop_record(QUEUE, "passing")
+    assert await drop_record(store, QUEUE, "passing")
+    assert not await drop_record(store, QUEUE, "passing")
     assert (await store.records(QUEUE)).keys() == {"lasting"}
 
 
@@ -159,7 +161,7 @@ async def test_memory_counts_attributes_and_messages_without_a_body(
     writes = [Write("passing", new_id(), b"", attributes) for _ in range(fitting + 1)]
     outcomes = await store.commit(writes)
     assert [outcome.result for outcome in outcomes] == [Result.DONE] * fitting + [Result.FULL]
-    await store.drop_record(QUEUE, "passing")
+    await drop_record(store, QUEUE, "passing")
     for outcome in outcomes[:-1]:
         assert outcome.entry is not None
         await one(store, Unlink(outcome.entry))
@@ -168,7 +170,7 @@ async def test_memory_counts_attributes_and_messages_without_a_body(
 
 async def test_a_queue_that_goes_gives_its_memory_back(store: LayeredStorage) -> None:
     await bring(store, "passing", bytes(LIMIT))
-    await store.drop_record(QUEUE, "passing")
+    await drop_record(store, QUEUE, "passing")
     await bring(store, "lasting", bytes(LIMIT), transient=True)
 
 
@@ -177,9 +179,9 @@ async def test_a_queue_that_goes_while_messages_come_into_it_gives_its_memory_ba
         written = await one(store, Write("passing", new_id(), bytes(LIMIT)))
         assert written.entry is not None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(store.drop_record, QUEUE, "passing")
+            nursery.start_soon(drop_record, store, QUEUE, "passing")
             nursery.start_soon(store.commit, [Move(written.entry, State.READY)])
-        await store.put_record(QUEUE, "passing", {"created": 1, "transient": True})
+        await put_record(store, QUEUE, "passing", {"created": 1, "transient": True})
         left = written.entry
         if (moved := await one(store, Move(left, State.REMOVED))).entry is not None:
             assert (await one(store, Unlink(moved.entry))).result is Result.DONE
@@ -192,7 +194,7 @@ async def test_a_queue_that_goes_while_the_store_below_is_read(
     below = store._below.read
 
     async def read(entries: Sequence[Entry]) -> list[Stored | None]:
-        await store.drop_record(QUEUE, "passing")
+        await drop_record(store, QUEUE, "passing")
         return await below(entries)
 
     monkeypatch.setattr(store._below, "read", read)
@@ -211,10 +213,10 @@ async def test_of_messages_in_memory_some_vanish_while_others_are_read(store: La
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
-            nursery.start_soon(store.drop_record, QUEUE, "passing")
+            nursery.start_soon(drop_record, store, QUEUE, "passing")
         assert len(found) == 4
         assert len({each is None for each in found}) == 1, "all of them are there, or none"
-        await store.put_record(QUEUE, "passing", {"created": 1, "transient": True})
+        await put_record(store, QUEUE, "passing", {"created": 1, "transient": True})
 
 
 async def test_a_message_that_was_to_come_up_into_a_queue_that_goes_stays_where_it_is(
@@ -224,7 +226,7 @@ async def test_a_message_that_was_to_come_up_into_a_queue_that_goes_stays_where_
     below = store._below.read
 
     async def read(entries: Sequence[Entry]) -> list[Stored | None]:
-        await store.drop_record(QUEUE, "passing")
+        await drop_record(store, QUEUE, "passing")
         return await below(entries)
 
     monkeypatch.setattr(store._below, "read", read)
@@ -245,9 +247,10 @@ async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memo
         raise StorageFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._below, "drop_record", refuse)
+        patch.setattr(store._below, "commit", store._below.commit)
+        hook_records(store._below, drop=refuse)
         with pytest.raises(StorageFull):
-            await store.drop_record(QUEUE, "lasting")
+            await drop_record(store, QUEUE, "lasting")
     assert await body(store, passing) == b"body"
     await bring(store, "lasting", transient=True)
 

@@ -67,6 +67,7 @@ from mq.storage.interface import (
     Write,
 )
 from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record, put_record
 from mq.testing import disk as simulated
 from mq.testing.calls import FaultyCalls, StepByStep
 from mq.testing.faults import DiskFault, Faults, PowerCut
@@ -344,9 +345,9 @@ async def test_what_a_reaper_takes_away_comes_in_the_same_batch(
     async with begun(told_together=2) as disk:
         told = Told()
         removed = [await disk.bring(State.REMOVED) for _ in range(2)]
-        await disk.storage.put_record("queue", "other", {})
+        await put_record(disk.storage, "queue", "other", {})
         await disk.bring(State.READY, queue="other")
-        await disk.storage.drop_record("queue", "other")
+        await drop_record(disk.storage, "queue", "other")
         [folder] = [entry for entry in await disk.storage.scan(State.REMOVED) if entry not in removed]
         gone = removed[0]._replace(id=new_id())
         writes = [Write("q", new_id(), b"body", state=State.READY) for _ in range(4)]
@@ -459,7 +460,7 @@ async def test_a_queue_that_was_deleted_and_made_again_is_another_one(seed: int,
     """Its folder is emptied while the log still speaks of the first one, and has no large body of the second."""
     async with begun(seed) as disk:
         await disk.bring(State.READY, b"of the first")
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         [grave] = await disk.storage.scan(State.REMOVED)
         while await disk.one(Unlink(grave)) is not Result.GONE:
             pass
@@ -477,7 +478,7 @@ async def test_the_end_of_a_deleted_queue_empties_no_log() -> None:
     async with begun() as disk:
         await disk.bring(State.READY)
         checkpoints = disk.log.checkpoints
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         [grave] = await disk.storage.scan(State.REMOVED)
         disk.calls.log.clear()
         assert [await disk.one(Unlink(grave)) for _ in range(2)] == [Result.DONE, Result.GONE]
@@ -493,7 +494,7 @@ async def test_the_end_of_a_deleted_queue_empties_no_log() -> None:
 async def test_foreign_things_in_a_deleted_queue_are_said_and_stay() -> None:
     async with begun() as disk:
         disk.put("queues/q/notes.txt", b"mine")
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         [grave] = await disk.storage.scan(State.REMOVED)
         assert await disk.one(Unlink(grave)) is Result.EXISTS
         disk.log.empty()
@@ -530,7 +531,7 @@ async def test_a_queue_whose_folder_could_not_be_made_is_not_there_after_a_cut(s
 async def test_a_deleted_queue_whose_record_could_not_go_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
     async with begun(seed, ordered=ordered) as disk:
         disk.calls.fail("unlink", errno.ENOMEM, path="state/records/queue/*", times=None)
-        assert await disk.storage.drop_record(QUEUE, "q")
+        assert await drop_record(disk.storage, QUEUE, "q")
         disk.heal()
         disk.log.empty()
         await disk.cut()
@@ -561,7 +562,7 @@ async def test_a_group_is_whole_or_not_there_after_a_cut_at_any_call(ordered: bo
     for number in range(1, 100):
         async with begun(number, ordered=ordered) as disk:
             entry = await disk.bring(State.READY)
-            await disk.storage.put_record("ledger", "old", {})
+            await put_record(disk.storage, "ledger", "old", {})
             group = Group((Write("q", new_id(), b"new"), Move(entry, State.DELAYED, LEASE), Put("ledger", "new", {})))
             disk.odds.cut_at = disk.odds.calls + number
             try:
@@ -589,7 +590,7 @@ async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
 ) -> None:
     async with begun(seed, ordered=ordered) as disk:
         entry = await disk.bring(State.READY)
-        await disk.storage.put_record("ledger", "old", {"n": 1})
+        await put_record(disk.storage, "ledger", "old", {"n": 1})
         write = Write("q", new_id(), b"new", state=State.READY)
         records = (Put("ledger", "old", {"n": 2}), Put("ledger", "new", {}))
         disk.calls.fail(verb, errno.ENOSPC, path=path, times=None)
@@ -609,7 +610,7 @@ async def test_a_group_is_whole_or_not_there_beside_the_end_of_a_deleted_queue(s
     for number in range(1, 200):
         async with begun(seed) as disk:
             await disk.make_queue("gone")
-            await disk.storage.drop_record(QUEUE, "gone")
+            await drop_record(disk.storage, QUEUE, "gone")
             [grave] = await disk.storage.scan(State.REMOVED)
             ids = {"refused": new_id(), "done": new_id()}
             groups = [
@@ -713,7 +714,7 @@ async def test_a_group_is_over_where_a_full_disk_lets_nothing_be_renamed() -> No
 
 async def test_a_group_of_many_reads_no_record_but_its_own() -> None:
     async with begun() as disk:
-        await disk.storage.put_record("ledger", "another", {})
+        await put_record(disk.storage, "ledger", "another", {})
         disk.calls.fail("open", errno.EMFILE, path="state/records/ledger/kanother*", times=None)
         group = Group((*(Write("q", new_id(), b"new") for _ in range(3)), Put("ledger", "new", {})))
         [outcome] = await disk.storage.commit([group])
@@ -742,7 +743,7 @@ async def test_what_a_failed_sync_left_in_memory_is_on_the_medium_after_the_next
     monkeypatch.setattr(Log, "survived", property(lambda log: survived))
     async with begun() as disk:
         kept = {await disk.bring(state, b"body of some length") for state in (State.READY, State.DELAYED)}
-        await disk.storage.put_record("kind", "key", {"value": 1})
+        await put_record(disk.storage, "kind", "key", {"value": 1})
         disk.odds.active["failed"] = DiskFault(errno.EIO, frozenset({"syncfs"}), 1.0, passes=False)
         with pytest.raises(OSError, match="Input"):
             disk.power.syncfs(disk.folders.syncs.root_fd)  # as at a checkpoint; the process is killed then
@@ -850,11 +851,11 @@ async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: 
     """What the log has said needs no sync, and so no handle: the old file is gone when one would be missing."""
     disk = CutDisk(seed, ordered=ordered)
     await disk.open()
-    await disk.storage.put_record("key", "k", {"n": 1})
+    await put_record(disk.storage, "key", "k", {"n": 1})
     await disk.open()  # from now on it is in the files alone
     disk.calls.fail("open", errno.EMFILE, path="state/records/key", times=None)
-    await disk.storage.put_record("key", "k", {"n": 2})
-    await disk.storage.drop_record("key", "none")
+    await put_record(disk.storage, "key", "k", {"n": 2})
+    await drop_record(disk.storage, "key", "none")
     disk.calls.faults.clear()
     await disk.cut()
     assert await disk.storage.records("key") == {"k": {"n": 2}}
@@ -1016,10 +1017,10 @@ def _use(disk: CutDisk) -> RootUse | None:
 async def test_a_queue_that_was_not_made_for_want_of_a_handle_is_not_made_by_a_start() -> None:
     async with begun(ordered=False) as disk:
         await disk.make_queue("gone")
-        assert await disk.storage.drop_record(QUEUE, "gone")
+        assert await drop_record(disk.storage, QUEUE, "gone")
         disk.calls.fail("open", errno.EMFILE, path="queues", times=None)
         with pytest.raises(StorageFull):
-            await disk.storage.put_record(QUEUE, "gone", {"created": 1 << 62})
+            await put_record(disk.storage, QUEUE, "gone", {"created": 1 << 62})
         disk.heal()
         await disk.open()  # after a kill
         assert "gone" not in await disk.storage.records(QUEUE)

@@ -8,6 +8,7 @@ from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Description, Move, Sharing, Storage, Write
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 
 pytestmark = pytest.mark.parametrize("backend", ["memory"], indirect=True)
@@ -23,13 +24,13 @@ async def test_hears_nothing_from_other_processes(storage: Storage) -> None:
 
 
 async def test_two_stores_share_nothing(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {"created": 0})
+    await put_record(storage, QUEUE, "orders", {"created": 0})
     async with open_storage("memory:") as other:
         assert await other.records(QUEUE) == {}
 
 
 async def test_forgets_everything_when_closed(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {"created": 0})
+    await put_record(storage, QUEUE, "orders", {"created": 0})
     await storage.commit([Write("orders", MessageIds().new(), b"body")])
     await storage.aclose()
     assert await storage.records(QUEUE) == {}
@@ -37,11 +38,11 @@ async def test_forgets_everything_when_closed(storage: Storage) -> None:
 
 
 async def test_keeps_no_trace_of_empty_places(storage: Storage) -> None:
-    await storage.put_record(QUEUE, "orders", {"created": 0})
+    await put_record(storage, QUEUE, "orders", {"created": 0})
     [outcome] = await storage.commit([Write("orders", MessageIds().new(), b"body")])
     assert outcome.entry is not None
     await storage.commit([Move(outcome.entry, State.READY)])
-    await storage.drop_record(QUEUE, "orders")
+    await drop_record(storage, QUEUE, "orders")
     assert storage._places == {}  # type: ignore[attr-defined]
 
 

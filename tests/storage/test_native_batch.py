@@ -20,6 +20,7 @@ from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.posix import FolderStorage, load_native
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Storage, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 from mq.testing.calls import StepByStep
 from tests.cases import for_each
@@ -62,7 +63,7 @@ async def test_the_conformance_suite_holds_without_it(temp_root: Path) -> None:
 @pytest.mark.parametrize("native", [True, False])
 async def test_messages_are_their_owners_only(temp_root: Path, native: bool) -> None:
     async with open_storage(f"posix:{temp_root}/mq", native=native) as storage:
-        await storage.put_record(QUEUE, "q", {})
+        await put_record(storage, QUEUE, "q", {})
         staged = await storage.stage(chunks(b"large"))
         await storage.commit([Write("q", new_id(), b"small"), Write("q", new_id(), staged)])
         everything = list((temp_root / "mq").rglob("*"))
@@ -100,7 +101,7 @@ async def _after_ten_batches(storage: Storage, root: Path, seed: int, *, each_on
     """Outcomes, what can be read, and files; with `each_once`, of a message a batch has one operation at the most."""
     random, ids = Random(seed), MessageIds(lambda: 10**18, 1)
     for queue in ("a", "b"):
-        await storage.put_record(QUEUE, queue, {"created": 0})
+        await put_record(storage, QUEUE, queue, {"created": 0})
     told, known = [], [Entry("a", ids.new(), State.READY)]
     for _ in range(10):
         batch = list(_batch(random, ids, known))
@@ -128,7 +129,7 @@ async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole(
             return native.do_steps(asked, keep)
 
         monkeypatch.setattr(folders, "native", SimpleNamespace(do_steps=do_steps))
-        await storage.put_record(QUEUE, "q", {})
+        await put_record(storage, QUEUE, "q", {})
         [outcome] = await storage.commit([Write("q", id := new_id(), b"body")])
         staged = f"{folders.stage}/{id}"
         assert [step[0] for step in steps] == [staged, staged]
@@ -137,7 +138,7 @@ async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole(
         [refused] = await storage.commit([Write("q", taken, b"body")])
         assert (outcome.result, refused.result) == (Result.DONE, Result.EXISTS)
         assert os.listdir(folders.stage) == []
-        await storage.drop_record(QUEUE, "q")
+        await drop_record(storage, QUEUE, "q")
         assert [each.result for each in await storage.commit([Write("q", new_id(), b"body")] * 2)] == [
             Result.NO_QUEUE
         ] * 2
@@ -161,7 +162,7 @@ async def test_what_another_process_wrote_is_synced_when_it_is_delivered(is_mine
 
 async def test_side_files_go_with_their_messages_and_no_others(temp_root: Path) -> None:
     async with open_root(temp_root, Sharing.PEERS) as storage:
-        await storage.put_record(QUEUE, "q", {})
+        await put_record(storage, QUEUE, "q", {})
         large = {"long": "x" * LARGEST_ATTRIBUTES}
         written = [each.entry for each in await storage.commit([Write("q", new_id(), b"", large) for _ in range(3)])]
         kept, gone, moved = [entry for entry in written if entry is not None]

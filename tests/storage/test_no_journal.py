@@ -14,6 +14,7 @@ from mq.lifecycle import State
 from mq.storage.files.mount import mount_of
 from mq.storage.files.records import Records, encode_record
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 from tests.storage.test_batch import chunks, shown, syncing
 
@@ -129,7 +130,7 @@ async def test_names_of_files_that_are_gone_are_forgotten_before_a_folder_can_ge
 
 async def test_names_in_a_deleted_queue_are_forgotten_before_the_folder_goes(disk: Disk) -> None:
     await disk.bring(State.READY)
-    await disk.storage.drop_record(QUEUE, "q")
+    await drop_record(disk.storage, QUEUE, "q")
     (deleted,) = await disk.storage.scan(State.REMOVED)
     shown(disk)
     assert await disk.one(Unlink(deleted)) is Result.DONE
@@ -137,9 +138,9 @@ async def test_names_in_a_deleted_queue_are_forgotten_before_the_folder_goes(dis
 
 
 async def test_the_name_of_an_old_record_is_forgotten(disk: Disk) -> None:
-    await disk.storage.put_record("settings", "a", {"n": 1})
+    await put_record(disk.storage, "settings", "a", {"n": 1})
     disk.calls.log.clear()
-    await disk.storage.put_record("settings", "a", {"n": 2})
+    await put_record(disk.storage, "settings", "a", {"n": 2})
     assert disk.calls.said("unlink", "fsync")[-2:] == [
         "unlink state/records/settings/ka.1",
         "fsync state/records/settings",
@@ -148,7 +149,7 @@ async def test_the_name_of_an_old_record_is_forgotten(disk: Disk) -> None:
 
 async def test_a_record_under_anothers_name_is_none(disk: Disk) -> None:
     """A name whose inode still holds what another record said before the cut."""
-    await disk.storage.put_record("settings", "a", {"n": 1})
+    await put_record(disk.storage, "settings", "a", {"n": 1})
     disk.put("state/records/settings/kb.1", encode_record("a", {"n": 0}))
     assert Records(disk.inner, f"{disk.root}/state/records").all("settings") == {"a": {"n": 1}}
 

@@ -19,6 +19,7 @@ from mq.storage.files.peers import EXPIRY_SECONDS, PeerLease
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Result, Sharing, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from tests.storage.disks import new_id
 
 LOCAL = Mount("local", atomic_rename=True, ordered=True)
@@ -195,7 +196,7 @@ async def test_a_store_clears_a_dead_peer_s_bodies_and_no_other_s(temp_root: Pat
     living, dead, later = store(temp_root), store(temp_root), store(temp_root)
     await living.open()
     await dead.open()
-    await living.put_record(QUEUE, "q", {"created": 1})
+    await put_record(living, QUEUE, "q", {"created": 1})
     mine = await living.stage(a_few_bytes())
     await dead.stage(a_few_bytes())
     await kill(dead)
@@ -245,7 +246,7 @@ async def test_a_root_on_which_a_peer_may_be_alive_is_nobody_s_alone(
 async def test_a_message_whose_peer_was_taken_for_dead_is_refused_and_the_store_goes_on(temp_root: Path) -> None:
     storage = store(temp_root)
     await storage.open()
-    await storage.put_record(QUEUE, "q", {"created": 1})
+    await put_record(storage, QUEUE, "q", {"created": 1})
     heart = storage._root_open.heartbeat
     assert heart is not None
     staged = await storage.stage(a_few_bytes())

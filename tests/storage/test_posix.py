@@ -23,6 +23,7 @@ from mq.storage.files.layout import ATTRIBUTES, SUM, Sum
 from mq.storage.files.mount import Mount
 from mq.storage.files.staging import FileBody
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Stored, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from mq.testing.calls import StepByStep
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -268,7 +269,7 @@ async def test_discarding_twice_and_after_the_write_does_nothing(disk: Disk) -> 
 
 async def test_a_queue_is_durable_record_first(disk: Disk) -> None:
     disk.calls.log.clear()
-    await disk.storage.put_record(QUEUE, "new", {"created": 1})
+    await put_record(disk.storage, QUEUE, "new", {"created": 1})
     said = disk.calls.said("mkdir", "fsync")
     assert said.index("fsync state/records/queue") < said.index("mkdir queues/new") < said.index("fsync queues")
 
@@ -276,7 +277,7 @@ async def test_a_queue_is_durable_record_first(disk: Disk) -> None:
 async def test_deleting_a_queue_is_one_rename_and_both_folders_are_synced(disk: Disk) -> None:
     await disk.bring(State.READY)
     disk.calls.log.clear()
-    assert await disk.storage.drop_record(QUEUE, "q")
+    assert await drop_record(disk.storage, QUEUE, "q")
     said = disk.calls.said("rename", "fsync", "unlink")
     assert said[0].startswith("rename queues/q remove/q:")
     assert set(said[1:3]) == {"fsync remove", "fsync queues"}
@@ -287,9 +288,9 @@ async def test_deleting_a_queue_is_one_rename_and_both_folders_are_synced(disk: 
 async def test_a_deletion_that_fails_is_not_answered(disk: Disk, verb: str, path: str) -> None:
     disk.calls.fail(verb, errno.EIO, path=path)
     with pytest.raises(StorageFailed):
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
     with pytest.raises(StorageFailed):
-        await disk.storage.put_record(QUEUE, "other", {"created": 1})
+        await put_record(disk.storage, QUEUE, "other", {"created": 1})
 
 
 @pytest.mark.parametrize("verb", ["mkdir", "open", "write"])
@@ -298,13 +299,13 @@ async def test_a_queue_that_cannot_be_made_now_can_be_made_later(disk: Disk, ver
     disk.calls.most_written = 5
     fault = disk.calls.fail(verb, errno.ENOSPC, nth=nth)
     try:
-        await disk.storage.put_record(QUEUE, "new", {"created": 1})
+        await put_record(disk.storage, QUEUE, "new", {"created": 1})
     except StorageFull:
         assert "new" not in await disk.storage.records(QUEUE)
     else:
         assert fault.met < nth, "the fault was not noticed"
     disk.heal()
-    await disk.storage.put_record(QUEUE, "new", {"created": 2})
+    await put_record(disk.storage, QUEUE, "new", {"created": 2})
     assert (await disk.storage.records(QUEUE))["new"]["created"] in (1, 2)
     await disk.bring(State.READY, queue="new")
 
@@ -317,45 +318,45 @@ async def test_what_lies_in_the_place_of_a_queue_refuses_it_and_fails_nothing(te
         else:
             os.symlink("q", temp_root / "queues" / "taken")
         with pytest.raises(StorageError, match=r"queues/taken.*move it away"):
-            await disk.storage.put_record(QUEUE, "taken", {"created": 1})
+            await put_record(disk.storage, QUEUE, "taken", {"created": 1})
         assert set(await disk.storage.records(QUEUE)) == {"q"}
-        assert not await disk.storage.drop_record(QUEUE, "taken")
+        assert not await drop_record(disk.storage, QUEUE, "taken")
         assert "taken" in os.listdir(temp_root / "queues")
         await disk.bring(State.READY)
 
 
 async def test_a_queue_that_two_brokers_make_at_once_was_made_by_the_first(disk: Disk) -> None:
     """Else what was published to it in between would count as a deleted queue's."""
-    assert await disk.storage.put_record(QUEUE, "new", {"created": 100})
-    assert not await disk.storage.put_record(QUEUE, "new", {"created": 200, "limit": 5})
+    assert await put_record(disk.storage, QUEUE, "new", {"created": 100})
+    assert not await put_record(disk.storage, QUEUE, "new", {"created": 200, "limit": 5})
     assert (await disk.storage.records(QUEUE))["new"] == {"created": 100, "limit": 5}
 
 
 async def test_a_queue_that_another_broker_makes_just_now_is_there(disk: Disk) -> None:
     disk.calls.just_before("mkdir", "queues/new", lambda: disk.inner.mkdir("/root/queues/new"))
-    assert not await disk.storage.put_record(QUEUE, "new", {"created": 100})
+    assert not await put_record(disk.storage, QUEUE, "new", {"created": 100})
     await disk.bring(State.READY, queue="new")
 
 
 async def test_a_queue_that_another_broker_deletes_just_now_is_gone(disk: Disk) -> None:
     removed = f"/root/remove/q:{new_id()}"
     disk.calls.just_before("rename", "queues/q", lambda: disk.inner.rename("/root/queues/q", removed))
-    assert not await disk.storage.drop_record(QUEUE, "q")
+    assert not await drop_record(disk.storage, QUEUE, "q")
     assert await disk.storage.records(QUEUE) == {}
     await disk.make_queue()
 
 
 async def test_a_queue_made_again_was_made_anew(disk: Disk) -> None:
-    await disk.storage.put_record(QUEUE, "new", {"created": 100})
-    await disk.storage.drop_record(QUEUE, "new")
-    assert await disk.storage.put_record(QUEUE, "new", {"created": 200})
+    await put_record(disk.storage, QUEUE, "new", {"created": 100})
+    await drop_record(disk.storage, QUEUE, "new")
+    assert await put_record(disk.storage, QUEUE, "new", {"created": 200})
     assert (await disk.storage.records(QUEUE))["new"] == {"created": 200}
 
 
 async def test_a_queue_made_by_hand_is_one_and_gets_its_settings(disk: Disk) -> None:
     disk.inner.mkdir("/root/queues/by-hand")
     assert (await disk.storage.records(QUEUE))["by-hand"] == {}
-    assert not await disk.storage.put_record(QUEUE, "by-hand", {"created": 100, "limit": 5})
+    assert not await put_record(disk.storage, QUEUE, "by-hand", {"created": 100, "limit": 5})
     assert (await disk.storage.records(QUEUE))["by-hand"] == {"created": 0, "limit": 5}, "what was in it before stays"
 
 
@@ -451,7 +452,7 @@ async def test_what_is_foreign_in_a_deleted_queue_is_told(temp_root: Path, caplo
     async with open_disk(Mount("real", atomic_rename=True), LinuxCalls(), str(temp_root)) as disk:
         await disk.bring(State.READY)
         (temp_root / "queues" / "q" / "notes.txt").touch()
-        assert await disk.storage.drop_record(QUEUE, "q")
+        assert await drop_record(disk.storage, QUEUE, "q")
         [queue] = await disk.storage.scan(State.REMOVED)
         assert await disk.one(Unlink(queue)) is Result.EXISTS
         assert "notes.txt" in caplog.text

@@ -16,6 +16,7 @@ from mq.storage.files.calls import FileKind
 from mq.storage.files.folders import READ_AT_ONCE
 from mq.storage.files.layout import SUM, Sum
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 ORDER: Final = (State.NEW, State.DELAYED, State.READY, State.REMOVED)
@@ -300,7 +301,7 @@ async def test_what_a_deleted_queue_left_goes(state: State, caplog: pytest.LogCa
     async with open_disk(MOUNTS["rename"]) as disk:
         await disk.make_queue("gone")
         await disk.bring(state, queue="gone")
-        await disk.storage.drop_record(QUEUE, "gone")
+        await drop_record(disk.storage, QUEUE, "gone")
         own = {await disk.bring(State.NEW), await disk.bring(State.DELAYED), await disk.bring(State.READY)}
         assert "1 orphaned" in await repaired(disk, caplog)
         assert {entry for entry in await disk.everything() if entry.state is not State.REMOVED} == own
@@ -312,7 +313,7 @@ async def test_what_is_older_than_its_queue_stays(state: State, caplog: pytest.L
     """The clock was wrong when the one was made, or the other. A queue is not made before the leftovers of those of its
     name are gone (:meth:`mq.broker.queues.Queues.create`), also while one of them waits for the reaper."""
     async with open_disk(MOUNTS["rename"]) as disk:
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         await disk.make_queue()
         old = MessageIds(lambda: 1_000_000_000).new()
         written = await disk.done(Write("q", old, b"x"))
@@ -373,7 +374,7 @@ async def test_a_folder_without_a_record_is_a_queue(caplog: pytest.LogCaptureFix
 async def test_a_deleted_queue_is_reaped_after_a_restart(caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         await disk.bring(State.READY)
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         assert not await repaired(disk, caplog)
         assert [await disk.one(Unlink(entry)) for entry in await disk.storage.scan(State.REMOVED)] == [Result.DONE]
 
@@ -443,7 +444,7 @@ async def _a_bit_of_everything(disk: Disk) -> None:
     await disk.make_queue("gone")
     await disk.bring(State.NEW, queue="gone")
     await disk.bring(State.DELAYED, queue="gone")
-    await disk.storage.drop_record(QUEUE, "gone")
+    await drop_record(disk.storage, QUEUE, "gone")
     doubled = await disk.bring(State.DELAYED)
     also(disk, doubled, Entry("q", doubled.id, State.READY))
     also(disk, doubled, Entry("q", doubled.id, State.DELAYED, LEASE._replace(receipt="f" * 16)))
@@ -453,7 +454,7 @@ async def _a_bit_of_everything(disk: Disk) -> None:
     disk.put(f"state/stage/{new_id()}", b"a part")
     disk.put(f"state/properties/{new_id()}", b"{}")
     disk.inner.mkdir("/root/queues/other")
-    await disk.storage.put_record(QUEUE, "other", {"created": 1})
+    await put_record(disk.storage, QUEUE, "other", {"created": 1})
     disk.inner.rmdir("/root/queues/other")
 
 
@@ -504,7 +505,7 @@ async def test_what_a_killed_process_left_is_durable_before_anything_is_taken_aw
 async def test_what_a_killed_process_left_of_records_is_durable_before_they_are_read(syncfs: bool) -> None:
     """A key that is read as sure, and is not so on the medium, stands for nothing after a power cut."""
     async with open_disk(MOUNTS["rename"], syncfs=syncfs) as disk:
-        await disk.storage.put_record("key", "ledger", {"sure": True})
+        await put_record(disk.storage, "key", "ledger", {"sure": True})
         disk.calls.log.clear()
         await disk.open()
         await disk.storage.records("key")

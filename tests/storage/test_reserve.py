@@ -15,6 +15,7 @@ from mq.lifecycle import State
 from mq.storage.files.mount import Mount, mount_of
 from mq.storage.files.reserve import LARGEST, SHARE
 from mq.storage.interface import QUEUE, Move, Operation, Result, Sharing, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 RESERVE = "state/ballast"
@@ -107,7 +108,7 @@ async def _reaping(disk: Disk) -> Operation:
 
 async def _reaping_of_a_queue(disk: Disk) -> Operation:
     await disk.bring(State.READY)
-    await disk.storage.drop_record(QUEUE, "q")
+    await drop_record(disk.storage, QUEUE, "q")
     return Unlink((await disk.storage.scan(State.REMOVED))[0])
 
 
@@ -142,7 +143,7 @@ async def test_what_needs_no_room_for_itself_goes_on_at_its_cost(
 async def test_a_queue_is_deleted_at_its_cost(number: int) -> None:
     async with open_disk(SIZED["rename"]) as disk:
         disk.calls.fail("rename", number)
-        assert await disk.storage.drop_record(QUEUE, "q")
+        assert await drop_record(disk.storage, QUEUE, "q")
         assert size(disk) is None
 
 
@@ -207,7 +208,7 @@ async def test_what_is_new_waits_until_it_is_back(caplog: pytest.LogCaptureFixtu
         assert disk.calls.said("open") == [f"open {RESERVE} new"]
         for kind in (QUEUE, "settings"):
             with pytest.raises(StorageFull):
-                await disk.storage.put_record(kind, "new", {})
+                await put_record(disk.storage, kind, "new", {})
         assert disk.tree() == {**before, RESERVE: b""}
         disk.heal()
         assert await disk.body(await disk.done(Write("q", new_id(), staged))) == b"body"
@@ -255,9 +256,9 @@ async def test_what_room_there_is_it_takes_and_keeps() -> None:
 @pytest.mark.parametrize("kind", [QUEUE, "settings"])
 async def test_what_goes_away_does_not_wait_for_it(kind: str) -> None:
     async with open_disk(SIZED["rename"]) as disk:
-        await disk.storage.put_record("settings", "q", {})
+        await put_record(disk.storage, "settings", "q", {})
         await full(disk)
-        assert await disk.storage.drop_record(kind, "q")
+        assert await drop_record(disk.storage, kind, "q")
 
 
 async def test_with_peers_one_takes_back_what_another_gave_up() -> None:

@@ -13,6 +13,7 @@ from mq.storage.files.barrier import MOST_MOVED
 from mq.storage.files.calls import OPEN_NEW, RETRY_SECONDS, RetryingCalls
 from mq.storage.files.mount import Mount
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
+from mq.storage.records import put_record
 from mq.testing.calls import FaultyCalls
 from tests.storage.disks import LEASE, Disk, make_calls, new_id, open_disk
 
@@ -168,13 +169,13 @@ async def test_records_and_reading_wait_for_better_times() -> None:
         entry = await disk.bring(State.READY)
         disk.calls.fail("fsync", errno.ENOTCONN)
         with pytest.raises(StorageUnsure, match=r"may have been done, or not \(.*not connected"):
-            await disk.storage.put_record(QUEUE, "p", {"created": 1})
+            await put_record(disk.storage, QUEUE, "p", {"created": 1})
         fault = disk.calls.fail("open", errno.ENOTCONN, path="queues/*", times=None)
         with pytest.raises(StorageFull, match="not connected"):
             await disk.storage.read([entry])
         disk.calls.faults.remove(fault)
         assert await disk.body(entry) == b"body"
-        assert await disk.storage.put_record(QUEUE, "p", {"created": 1})
+        assert await put_record(disk.storage, QUEUE, "p", {"created": 1})
 
 
 async def test_where_the_sync_of_a_folder_does_nothing_the_moved_file_is_synced_instead() -> None:

@@ -9,6 +9,7 @@ import pytest
 from mq.errors import StorageFailed, StorageFull
 from mq.lifecycle import State
 from mq.storage.interface import QUEUE, Entry, Move, Result, Write
+from mq.storage.records import drop_record
 from tests.storage.disks import LARGE, LEASE, MOUNTS, new_id, open_disk
 
 
@@ -52,7 +53,7 @@ async def test_a_failed_sync_does_not_pass_whatever_it_says(nth: int) -> None:
 async def test_a_queue_whose_record_cannot_go_now_is_deleted_all_the_same(path: str) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         disk.calls.fail("unlink" if path.endswith(".1") else "names", errno.ENOMEM, path=path, times=None)
-        assert await disk.storage.drop_record(QUEUE, "q")
+        assert await drop_record(disk.storage, QUEUE, "q")
         disk.heal()
         assert await disk.storage.records(QUEUE) == {}
         await disk.open()
@@ -65,7 +66,7 @@ async def test_a_queue_that_cannot_be_deleted_now_is_there_as_before() -> None:
         for path in ("remove", "queues"):
             disk.calls.fail("open", errno.EMFILE, path=path)
             with pytest.raises(StorageFull):
-                await disk.storage.drop_record(QUEUE, "q")
+                await drop_record(disk.storage, QUEUE, "q")
         assert await disk.body(ready) == b"body"
 
 
@@ -84,7 +85,7 @@ async def test_messages_of_a_queue_on_its_way_out_go_with_it() -> None:
         kept = await disk.bring(State.DELAYED, queue="moved_away")
         for state in (State.NEW, State.READY, State.DELAYED):
             await disk.bring(state)
-        await disk.storage.drop_record(QUEUE, "q")
+        await drop_record(disk.storage, QUEUE, "q")
         disk.inner.rename(f"{disk.root}/queues/moved_away", f"{disk.root}/elsewhere")
         await disk.open()
         assert disk.files("new", "delay") == {disk.path(kept)}

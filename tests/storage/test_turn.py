@@ -15,6 +15,7 @@ from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount
 from mq.storage.files.opening import open_turn
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 OPTIONS = StorageOptions()
@@ -63,7 +64,7 @@ async def test_the_root_is_served_meanwhile_and_what_is_there_disturbs_nothing(t
     assert (root / "state/turn").is_socket()
     for _ in range(2):
         async with open_storage(f"posix:{root}") as storage:
-            await storage.put_record("queue", "q", {"created": 1})
+            await put_record(storage, "queue", "q", {"created": 1})
     turn.close()
 
 

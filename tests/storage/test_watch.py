@@ -22,6 +22,7 @@ from mq.storage.files.posix import FolderStorage
 from mq.storage.files.watch import watch_folders
 from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Sharing, Unlink, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import drop_record
 from mq.testing.calls import StepByStep
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id, open_disk
 
@@ -218,7 +219,7 @@ async def test_a_deleted_queue_is_looked_at_and_watched_no_more(temp_root: Path)
     async with watching(temp_root) as watched:
         ready = await watched.disk.bring(State.READY)
         await watched.told()
-        await watched.disk.storage.drop_record(QUEUE, "q")
+        await drop_record(watched.disk.storage, QUEUE, "q")
         removed = (await watched.disk.storage.scan(State.REMOVED))[0]
         assert set(await watched.told()) == {AGAIN, Change(removed)}
         assert await watched.disk.one(Unlink(removed)) is Result.DONE
@@ -233,7 +234,7 @@ async def test_a_queue_made_again_is_watched_again(temp_root: Path, reaped: bool
         disk = watched.disk
         for _ in range(3):
             await disk.bring(State.READY)
-            await disk.storage.drop_record(QUEUE, "q")
+            await drop_record(disk.storage, QUEUE, "q")
             if reaped:
                 for entry in await disk.storage.scan(State.REMOVED):
                     await disk.one(Unlink(entry))
@@ -292,7 +293,7 @@ async def test_queues_that_came_and_went_in_dropped_events_are_watched(temp_root
     async with watching(temp_root) as watched:
         overflow.append(True)
         await watched.disk.make_queue("new")
-        await watched.disk.storage.drop_record(QUEUE, "q")
+        await drop_record(watched.disk.storage, QUEUE, "q")
         await watched.disk.make_queue("q")
         assert (await watched.told())[0] == AGAIN
         for queue in ("new", "q"):
@@ -325,7 +326,7 @@ async def test_a_deleted_queue_in_remove_is_told_for_a_reaper(temp_root: Path) -
     async with watching(temp_root) as watched:
         await watched.disk.make_queue("other")
         await watched.told()
-        await watched.disk.storage.drop_record(QUEUE, "other")
+        await drop_record(watched.disk.storage, QUEUE, "other")
         told = await watched.told()
         assert [change.entry.state for change in told if change.entry is not None] == [State.REMOVED]
 

@@ -12,6 +12,7 @@ from mq.message import BytesBody, MessageIds
 from mq.storage.conformance import check_whole, run_check
 from mq.storage.interface import QUEUE, Entry, Move, Storage, Stored, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.records import put_record
 
 ID = MessageIds().new()
 
@@ -64,7 +65,7 @@ class ClosesOnce(MemoryStorage):
 async def filled(store: type[MemoryStorage]) -> MemoryStorage:
     """A store with one message in READY."""
     storage = store()
-    await storage.put_record(QUEUE, "orders", {"created": 0})
+    await put_record(storage, QUEUE, "orders", {"created": 0})
     await storage.commit([Write("orders", ID, b"body"), Move(Entry("orders", ID, State.NEW), State.READY)])
     return storage
 

@@ -24,6 +24,7 @@ from mq.storage.files.calls import LinuxCalls, Native
 from mq.storage.files.posix import FolderStorage, load_native
 from mq.storage.interface import QUEUE, Entry, MessageColumns, Write
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 from mq.testing.calls import StepByStep
 from mq.web.columns import COLUMNS
@@ -257,7 +258,7 @@ async def test_no_page_passes_over_one_of_two_with_one_sequence(
     ids = [MessageId.from_key(key) for key in keys]
     assert len({id.time for id in ids}) == 3
     async with open_storage(f"posix:{temp_root / 'mq'}") as storage:
-        await storage.put_record(QUEUE, "q", {"created": 0})
+        await put_record(storage, QUEUE, "q", {"created": 0})
         await storage.commit([Write("q", id, b"four", state=State.READY) for id in ids])
     async with serving(temp_root / "mq", native_of(way)) as (broker, _):
         endpoints, found, target = Endpoints(broker, longest), list[str](), f"/q/browse?max={most}"

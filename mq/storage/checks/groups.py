@@ -10,6 +10,7 @@ from mq.storage.checks.batches import MANY
 from mq.storage.checks.kit import Check, body_of, bring, is_at, is_not_at, leased, make_queue, new_id
 from mq.storage.groups import INTENT, commit
 from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Put, Result, Storage, Unlink, Write
+from mq.storage.records import put_record
 
 KIND: Final = "ledger"
 
@@ -17,7 +18,7 @@ KIND: Final = "ledger"
 async def a_batch_keeps_and_forgets_records(storage: Storage) -> None:
     """In order, beside what it does with messages."""
     queue = await make_queue(storage)
-    await storage.put_record(KIND, "old", {"old": 1})
+    await put_record(storage, KIND, "old", {"old": 1})
     id = new_id()
     batch: list[AnyOperation] = [
         Put(KIND, "new", {"n": 1}),
@@ -35,7 +36,7 @@ async def a_batch_keeps_and_forgets_records(storage: Storage) -> None:
 async def a_group_is_done_as_a_whole(storage: Storage) -> None:
     """A group has one outcome, in its place among the others."""
     queue = await make_queue(storage)
-    await storage.put_record(KIND, "old", {"old": 1})
+    await put_record(storage, KIND, "old", {"old": 1})
     ready, first, second = await bring(storage, queue, State.READY), new_id(), new_id()
     lease = Entry(queue, ready.id, State.DELAYED, leased())
     batch: list[AnyOperation] = [
@@ -57,8 +58,8 @@ async def a_group_is_refused_as_a_whole(storage: Storage) -> None:
     """Whatever was refused of it, nothing of it is there, and the rest of the batch is done."""
     queue = await make_queue(storage)
     for number, refused in enumerate((Result.GONE, Result.NO_QUEUE, Result.EXISTS)):
-        await storage.put_record(KIND, "old", {"old": 1})
-        await storage.put_record(KIND, "going", {})
+        await put_record(storage, KIND, "old", {"old": 1})
+        await put_record(storage, KIND, "going", {})
         ready, other = [await bring(storage, queue, State.READY) for _ in range(2)]
         refusals: dict[Result, Write | Move] = {
             Result.GONE: Move(ready._replace(id=new_id()), State.DELAYED, leased()),

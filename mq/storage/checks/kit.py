@@ -25,6 +25,7 @@ from mq.storage.interface import (
     Unlink,
     Write,
 )
+from mq.storage.records import put_record
 
 Opener = Callable[[], AbstractAsyncContextManager[Storage]]
 """Gives an open store for the length of a block."""
@@ -112,7 +113,7 @@ async def refused(storage: Storage, operation: Operation, *results: Result) -> N
 async def make_queue(storage: Storage, name: str = "orders") -> str:
     """A queue of that name, which must be new; whatever is published from now on belongs to it."""
     settings = {"created": new_id().time}
-    assert await storage.put_record(QUEUE, name, settings), f"put_record of the new queue {name} was not True"
+    assert await put_record(storage, QUEUE, name, settings), f"queue {name}, which is new, was there already"
     return name
 
 

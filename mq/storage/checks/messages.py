@@ -27,6 +27,7 @@ from mq.storage.checks.kit import (
     whole,
 )
 from mq.storage.interface import FRESH, QUEUE, Entry, Meta, Move, Result, Storage, Write
+from mq.storage.records import drop_record
 
 BODIES: Final = {
     "empty": b"",
@@ -137,7 +138,7 @@ async def a_write_to_ready_needs_its_queue(storage: Storage) -> None:
     if not storage.description.places:
         return
     queue, gone = await make_queue(storage), await make_queue(storage, "gone")
-    await storage.drop_record(QUEUE, gone)
+    await drop_record(storage, QUEUE, gone)
     for body in (b"small", large_body(storage)):
         lost, kept = (Write(name, new_id(), body, state=State.READY) for name in (gone, queue))
         outcomes = await storage.commit([lost, kept])

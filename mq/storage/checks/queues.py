@@ -19,6 +19,7 @@ from mq.storage.checks.kit import (
     refused,
 )
 from mq.storage.interface import QUEUE, Entry, Move, Result, Storage
+from mq.storage.records import drop_record, put_record
 
 
 async def new_settings_leave_messages_alone(storage: Storage) -> None:
@@ -26,7 +27,7 @@ async def new_settings_leave_messages_alone(storage: Storage) -> None:
     queue = await make_queue(storage)
     entries = [await bring(storage, queue, state) for state in State]
     settings = {**(await storage.records(QUEUE))[queue], "limit": 5}
-    assert not await storage.put_record(QUEUE, queue, settings), "put_record of a queue that is there was True"
+    assert not await put_record(storage, QUEUE, queue, settings), "a queue that is there was new again"
     for entry in entries:
         await is_at(storage, entry)
     await done(storage, Move(entries[0], State.READY))
@@ -37,7 +38,7 @@ async def dropping_a_queue_takes_what_is_ready(storage: Storage) -> None:
     queue, other = await make_queue(storage), await make_queue(storage, "other")
     ready = [await bring(storage, queue, State.READY) for _ in range(5)]
     kept = await bring(storage, other, State.READY)
-    await storage.drop_record(QUEUE, queue)
+    await drop_record(storage, QUEUE, queue)
     for entry in ready:
         await is_not_at(storage, entry)
         await refused(storage, Move(entry, State.DELAYED, leased()), Result.GONE, Result.NO_QUEUE)
@@ -56,7 +57,7 @@ async def nothing_is_delivered_to_a_dropped_queue(storage: Storage) -> None:
 async def messages_may_come_before_their_queue(storage: Storage) -> None:
     """A queue has them, whenever it was made: that a new queue is empty is the broker's business."""
     entries = [await publish(storage, "orders"), await bring(storage, "orders", State.DELAYED, leased())]
-    await storage.put_record(QUEUE, "orders", {"created": new_id().time, "incarnation": 1})
+    await put_record(storage, QUEUE, "orders", {"created": new_id().time, "incarnation": 1})
     for entry in entries:
         await is_at(storage, await done(storage, Move(entry, State.READY)))
 
@@ -77,7 +78,7 @@ async def a_queue_made_again_can_be_dropped_unreaped(storage: Storage) -> None:
     for _ in range(4):
         queue = await make_queue(storage)
         await bring(storage, queue, State.READY)
-        assert await storage.drop_record(QUEUE, queue), "drop_record of a queue that is there was not True"
+        assert await drop_record(storage, QUEUE, queue), "the Drop of a queue that is there was not DONE"
     assert await storage.records(QUEUE) == {}, "a dropped queue is still there"
     await reap_all(storage)
 
@@ -104,7 +105,7 @@ async def dropped(storage: Storage, queue: str) -> list[Entry]:
         await done(storage, Move(await bring(storage, queue, State.READY), State.DELAYED, leased())),
     ]
     await bring(storage, queue, State.READY)
-    assert await storage.drop_record(QUEUE, queue), "drop_record of a queue that is there was not True"
+    assert await drop_record(storage, QUEUE, queue), "the Drop of a queue that is there was not DONE"
     return leftovers
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from mq.storage.checks.kit import Check, together
-from mq.storage.interface import QUEUE, Storage
+from mq.storage.checks.kit import Check, one, together
+from mq.storage.interface import QUEUE, Put, Result, Storage
+from mq.storage.records import drop_record, put_record
 
 KINDS: Final = ("exchange", "binding", "claim")
 ODD_KEYS: Final = (
@@ -52,7 +53,7 @@ async def a_record_comes_back(storage: Storage) -> None:
 
 
 async def a_record_is_replaced(storage: Storage) -> None:
-    """True is said once; what the old value had is gone."""
+    """A queue is new once; what the old value had is gone."""
     for kind in (QUEUE, *KINDS):
         await _put(storage, kind, "key", {"old": 1, "both": 1}, new=True)
         await _put(storage, kind, "key", {"both": 2}, new=False)
@@ -60,13 +61,13 @@ async def a_record_is_replaced(storage: Storage) -> None:
 
 
 async def a_record_is_dropped(storage: Storage) -> None:
-    """True is said once; then it is as if it had never been."""
+    """DONE once; then it is as if it had never been."""
     for kind in (QUEUE, *KINDS):
-        assert not await storage.drop_record(kind, "key"), f"drop_record of an unknown {kind} was True"
+        assert not await drop_record(storage, kind, "key"), f"the Drop of an unknown {kind} was DONE"
         await _put(storage, kind, "key", {"a": 1}, new=True)
-        assert await storage.drop_record(kind, "key"), f"drop_record of a {kind} that is there was not True"
+        assert await drop_record(storage, kind, "key"), f"the Drop of a {kind} that is there was not DONE"
         assert await storage.records(kind) == {}, f"a dropped {kind} is still there"
-        assert not await storage.drop_record(kind, "key"), f"a second drop_record of a {kind} was True"
+        assert not await drop_record(storage, kind, "key"), f"a second Drop of a {kind} was DONE"
         await _put(storage, kind, "key", {"b": 1}, new=True)
         await _holds(storage, kind, "key", {"b": 1}, "put again")
 
@@ -86,7 +87,7 @@ async def kinds_do_not_mix(storage: Storage) -> None:
     assert await storage.records("unknown") == {}, "records of an unknown kind"
     for kind in (QUEUE, *KINDS):
         await _put(storage, kind, "key", {"kind": kind}, new=True)
-    await storage.drop_record(KINDS[0], "key")
+    await drop_record(storage, KINDS[0], "key")
     assert await storage.records(KINDS[0]) == {}, f"the dropped {KINDS[0]} is still there"
     for kind in (QUEUE, *KINDS[1:]):
         assert list(await storage.records(kind)) == ["key"], f"records of other kinds among those of {kind}"
@@ -96,7 +97,7 @@ async def kinds_do_not_mix(storage: Storage) -> None:
 async def a_record_is_a_snapshot(storage: Storage) -> None:
     """What the caller does to a value afterwards changes nothing, neither one put nor one got."""
     value: dict[str, Any] = {"list": [1]}
-    await storage.put_record(KINDS[0], "key", value)
+    await put_record(storage, KINDS[0], "key", value)
     value["list"].append(2)
     await _holds(storage, KINDS[0], "key", {"list": [1]}, "changed by the writer")
     (await storage.records(KINDS[0]))["key"]["list"].append(3)
@@ -107,8 +108,8 @@ async def records_are_put_side_by_side(storage: Storage) -> None:
     """None is lost, and a key that many put at once holds the whole of one value."""
 
     async def put(number: int) -> None:
-        await storage.put_record(KINDS[0], f"own {number}", {"number": number})
-        await storage.put_record(KINDS[0], "shared", {"number": number, "text": f"{number}" * 5000})
+        await put_record(storage, KINDS[0], f"own {number}", {"number": number})
+        await put_record(storage, KINDS[0], "shared", {"number": number, "text": f"{number}" * 5000})
 
     await together(partial(put, number) for number in range(10))
     found = await storage.records(KINDS[0])
@@ -124,8 +125,10 @@ def _as_kept(kind: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 async def _put(storage: Storage, kind: str, key: str, value: Mapping[str, Any], *, new: bool) -> None:
-    answer = await storage.put_record(kind, key, _as_kept(kind, value))
-    assert answer is new, f"put_record of {kind} {key[:40]!r} was {answer}, not {new}"
+    outcome = await one(storage, Put(kind, key, _as_kept(kind, value)))
+    assert outcome.result is Result.DONE, f"{outcome} of the Put of {kind} {key[:40]!r}, not DONE"
+    if kind == QUEUE:
+        assert outcome.existed is not new, f"{outcome} of the Put of {'a new' if new else 'an old'} queue {key[:40]!r}"
 
 
 async def _holds(storage: Storage, kind: str, key: str, value: Mapping[str, Any], when: str) -> None:
@@ -141,7 +144,7 @@ async def _each_is_its_own(storage: Storage, kind: str, keys: tuple[str, ...]) -
     found = await storage.records(kind)
     assert found == expected, f"records are {sorted(found)}, not {sorted(expected)}"
     for key in keys:
-        assert await storage.drop_record(kind, key), f"drop_record of {kind} {key[:40]!r} was not True"
+        assert await drop_record(storage, kind, key), f"the Drop of {kind} {key[:40]!r} was not DONE"
         del expected[key]
         assert await storage.records(kind) == expected, f"dropping {key[:40]!r} took something else along"
 

@@ -27,6 +27,7 @@ from mq.storage.checks.kit import (
 from mq.storage.checks.queues import dropped, stay_out
 from mq.storage.checks.records import CREATED, KINDS, ODD_KEYS
 from mq.storage.interface import QUEUE, Meta, Move, Storage, Write
+from mq.storage.records import drop_record, put_record
 
 SETTINGS: Final = {"created": CREATED, "limit": 5}
 
@@ -96,18 +97,18 @@ async def records_stay(make: Opener, reopen: Opener) -> None:
     """As they were put last; dropped ones do not come back."""
     async with make() as storage:
         for key in ODD_KEYS:
-            await storage.put_record(KINDS[0], key, {"old": key})
-            await storage.put_record(KINDS[0], key, {"new": key})
-        await storage.put_record(KINDS[0], "dropped", {})
-        await storage.drop_record(KINDS[0], "dropped")
-        await storage.put_record(QUEUE, "kept", SETTINGS)
-        await storage.put_record(QUEUE, "dropped", SETTINGS)
-        await storage.drop_record(QUEUE, "dropped")
+            await put_record(storage, KINDS[0], key, {"old": key})
+            await put_record(storage, KINDS[0], key, {"new": key})
+        await put_record(storage, KINDS[0], "dropped", {})
+        await drop_record(storage, KINDS[0], "dropped")
+        await put_record(storage, QUEUE, "kept", SETTINGS)
+        await put_record(storage, QUEUE, "dropped", SETTINGS)
+        await drop_record(storage, QUEUE, "dropped")
     async with reopen() as storage:
         assert await storage.records(QUEUE) == {"kept": SETTINGS}, "queues changed while the store was closed"
         found = await storage.records(KINDS[0])
         assert found == {key: {"new": key} for key in ODD_KEYS}, f"records changed while the store was closed: {found}"
-        assert not await storage.put_record(QUEUE, "kept", SETTINGS), "a queue from before is taken for a new one"
+        assert not await put_record(storage, QUEUE, "kept", SETTINGS), "a queue from before is taken for a new one"
 
 
 async def a_dropped_queue_stays_away(make: Opener, reopen: Opener) -> None:

@@ -41,7 +41,7 @@ from mq.storage.files.layout import (
 )
 from mq.storage.files.payload import Plain
 from mq.storage.files.staging import StagedBody
-from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.interface import AnyOperation, Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
 
 FILES_PER_UNLINK: Final = 256
 """Files of a deleted queue that one Unlink takes away."""
@@ -82,7 +82,7 @@ class _Hidden(NamedTuple):
     target: str
 
 
-def run_batch(folders: Folders, operations: Sequence[Operation]) -> list[Outcome]:
+def run_batch(folders: Folders, operations: Sequence[MessageOperation]) -> list[Outcome]:
     """Do a batch as :class:`Batch` does it. One outcome for each operation, in order."""
     return Batch(folders, [plan(folders.layout, each) for each in operations]).run()
 
@@ -320,7 +320,7 @@ class Batch:
             self._folders.note_written(entry.id)
         barrier.add_folders(self._layout.folder(entry.state, entry.queue))
 
-    def _refusal_of_shared(self, operation: Operation, error: OSError) -> Outcome | None:
+    def _refusal_of_shared(self, operation: MessageOperation, error: OSError) -> Outcome | None:
         """The answer where peers took this process for dead and cleared what was arriving: the caller begins anew."""
         if isinstance(operation, Write) and isinstance(error, FileNotFoundError) and self._folders.published_whole:
             return Outcome(Result.FULL, reason="what was arriving was cleared by a peer that took this one for dead")
@@ -330,7 +330,7 @@ class Batch:
         """What syncs changes; None where the log has made them durable before they are made."""
         return Barrier(self._folders.syncs, files) if self._folders.log is None else None
 
-    def _is_durable(self, operation: Operation) -> bool:
+    def _is_durable(self, operation: MessageOperation) -> bool:
         return operation.durable or self._folders.sync_every_move
 
     def _flush(self, barrier: Barrier | None) -> None:
@@ -638,7 +638,7 @@ def refusal(error: OSError) -> Outcome:
     raise error
 
 
-def _is_removal(operation: Operation) -> bool:
+def _is_removal(operation: MessageOperation) -> bool:
     """Whether it takes a message out of another place than REMOVED (:attr:`Description.removes`)."""
     return isinstance(operation, Unlink) and operation.entry.state is not State.REMOVED
 

@@ -46,7 +46,7 @@ from mq.message import (
     with_checksum,
     without_checksum,
 )
-from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta, Move, Operation, Write
+from mq.storage.interface import FRESH, GIVEN_MS, Entry, MessageOperation, Meta, Move, Write
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
@@ -210,7 +210,7 @@ class Planned(NamedTuple):
         size, checksum: of a Write's body.
     """
 
-    operation: Operation
+    operation: MessageOperation
     entry: Entry
     path: str
     source: str = ""
@@ -219,7 +219,7 @@ class Planned(NamedTuple):
     checksum: int = 0
 
 
-def plan(layout: Layout, operation: Operation) -> Planned:
+def plan(layout: Layout, operation: MessageOperation) -> Planned:
     """An operation, worked out."""
     if isinstance(operation, Write):
         queue, id, body, attributes, meta, _, _, state = operation

@@ -31,7 +31,7 @@ from urllib.parse import quote, unquote
 from mq.message import checksum, encode_attributes
 from mq.storage.files.calls import Step
 from mq.storage.files.layout import LARGEST_ATTRIBUTES, noted_of, place_of
-from mq.storage.interface import AnyOperation, Entry, Move, Operation, Outcome, Result, Unlink, Write
+from mq.storage.interface import AnyOperation, Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
@@ -228,7 +228,7 @@ class Plain(Payload):
 
     def __init__(self, prefix: str, room: int) -> None:
         super().__init__()
-        self.operations: list[Operation] = []
+        self.operations: list[MessageOperation] = []
         self.steps: list[Step] = []
         self.expected: list[Outcome] = []
         self.payload = b""

@@ -7,38 +7,33 @@ Address: ``posix:/var/lib/mq``.
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import groupby
 from typing import Any, Final, ParamSpec, TypeVar
 
 import trio
 
-from mq.errors import MQError, StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnsure, StorageUnusable
+from mq.errors import MQError, StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
-from mq.storage.files.barrier import make_folder, sync_folder, synced_after
 from mq.storage.files.batch import ReadAhead, run_batch
 from mq.storage.files.calls import (
     Calls,
-    FileKind,
     LinuxCalls,
     Native,
     RetryingCalls,
-    UnsyncedCalls,
     is_transient,
-    is_unsure,
 )
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
-from mq.storage.files.layout import flat_name
-from mq.storage.files.logged import commit, most_together, said
+from mq.storage.files.logged import commit, most_together
 from mq.storage.files.mount import Mount, mount_of_root, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
-from mq.storage.files.payload import Forgotten, Kept, QueueRemoved, Saying
+from mq.storage.files.record_changes import RecordChanges
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.watch import KeptLook, NotedCalls, OwnChanges, watch_folders
 from mq.storage.interface import (
@@ -46,15 +41,18 @@ from mq.storage.interface import (
     AnyOperation,
     Change,
     Description,
+    Drop,
     Entry,
     Health,
     Hear,
     MessageColumns,
     Outcome,
+    Put,
     Sharing,
     Stored,
     Unlink,
     Write,
+    changes_queue,
 )
 from mq.storage.options import StorageOptions
 from mq.storage.outcomes import Outcomes
@@ -260,18 +258,6 @@ class FolderStorage:
         elif opened is not None:
             opened.close()
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record; for a QUEUE, make its folder."""
-        async with self._gate:
-            new: bool = await self._change(self._then_check_alarm, self._put_record, kind, key, value)
-            return new
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; a QUEUE's folder goes to remove/ in one move."""
-        async with self._gate:
-            found: bool = await self._change(self._then_check_alarm, self._drop_record, kind, key)
-            return found
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind. A folder in queues/ is a queue, whether it has settings or not."""
         if kind == QUEUE and (kept := self._kept_queues()) is not None:
@@ -343,10 +329,19 @@ class FolderStorage:
         folders, log = opened.folders, opened.folders.log
         if folders.native_reads is not None:
             self._read_ahead.fill(folders, operations)
-        if log is not None:
+        if log is not None and not changes_queue(operations):
             return commit(folders, opened.records, log, operations, early)
-        # Without a log nothing else comes than plain operations.
-        return self._noting_cut(run_batch, folders, operations)
+        return self._noting_cut(self._run_in_order, RecordChanges(folders, opened.records, self._ids), operations)
+
+    def _run_in_order(self, changes: RecordChanges, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        """Do a batch without a log, or one that changes a queue: each record by itself."""
+        outcomes: list[Outcome] = []
+        for is_record, some in groupby(operations, key=_is_record):
+            if is_record:
+                outcomes += [changes.commit(each) for each in some]  # type: ignore[arg-type] # as the key says
+            else:
+                outcomes += run_batch(self._root_open.folders, list(some))  # type: ignore[arg-type] # no Group comes
+        return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
@@ -407,11 +402,13 @@ class FolderStorage:
 
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a hop would take longer than the batch does."""
-        # not with an Unlink: a deleted queue may be long, and a file large
+        # not with an Unlink: a deleted queue may be long, and a file large; nor with a record, which may be large
         if self._mount.persistent or len(operations) > _MOST_INLINE:
             return False
         sizes = (len(each.body) for each in operations if isinstance(each, Write) and isinstance(each.body, bytes))
-        return sum(sizes) <= _MOST_INLINE_BYTES and not any(isinstance(each, Unlink) for each in operations)
+        return sum(sizes) <= _MOST_INLINE_BYTES and not any(
+            isinstance(each, Unlink | Put | Drop) for each in operations
+        )
 
     async def _change(self, verb: Callable[..., _T], *args: object) -> _T:
         """A verb that changes the medium, with its errors translated."""
@@ -424,8 +421,6 @@ class FolderStorage:
             result: _T = await self._hop(self._noting_cut, verb, *args)
             return result
         except OSError as error:
-            if is_unsure(error) and verb == self._then_check_alarm:  # what is only staged is no message yet
-                raise StorageUnsure(f"cannot store now: it may have been done, or not ({error.strerror})") from error
             if is_transient(error):
                 raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
             folders.fail(error)
@@ -443,11 +438,6 @@ class FolderStorage:
         except BaseException:
             self._root_open.folders.is_cut_off = True
             raise
-
-    def _then_check_alarm(self, verb: Callable[..., _T], *args: object) -> _T:
-        result = verb(*args)
-        self._root_open.folders.check_alarm()
-        return result
 
     def _hop_to(self, thread: OwnThread | None) -> Hop:
         return thread.hop if thread is not None and thread.is_free else self._hop
@@ -493,89 +483,9 @@ class FolderStorage:
         queues = {name: found.get(name, {}) for name in opened.folders.queues()}
         return queues, opened.records.passed_over == before
 
-    def _put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        folders = self._root_open.folders
-        folders.reserve.ensure()
-        if kind != QUEUE:
-            with self._said(Kept(kind, key, value)):
-                return self._root_open.records.put(kind, key, value)
-        folder = f"{folders.layout.queues}/{key}"
-        there = self._calls.kind(folder)
-        if there not in (FileKind.FOLDER, None):
-            raise StorageError(f"cannot make queue {key}: {shorten(folder)} is not a folder; move it away")
-        made = there is None
-        value = value if made else self._made_before(key, value)
-        with self._said(Kept(kind, key, value)) as calls:
-            folder_calls = calls
-            if not self._mount.ordered:  # else a message that is moved there could be on the medium without its folder
-                folder_calls = self._calls
-            # The folder above is opened first: if no handle is left for that, nothing was changed.
-            with synced_after(folder_calls, folders.layout.queues):  # also when it is there: for an earlier try
-                self._root_open.records.put(kind, key, value)
-                if made:
-                    self._forget_names()
-                    try:
-                        make_folder(folder_calls, folder)
-                    except FileExistsError:
-                        made = False  # another broker was faster
-                    except OSError as error:
-                        if is_transient(error):
-                            self._root_open.synced_records.drop(kind, key)  # or else the next start makes the queue
-                        raise
-                if not made:
-                    sync_folder(folder_calls, folder)
-        return made
 
-    @contextmanager
-    def _said(self, saying: Saying) -> Iterator[Calls]:
-        """The calls for a block that does `saying`: without syncs where a log has recorded it before."""
-        folders = self._root_open.folders
-        if folders.log is None:
-            yield self._calls
-            return
-        with said(folders.log, saying):
-            yield UnsyncedCalls(self._calls)
-
-    def _made_before(self, key: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The new value of an existing queue: of two brokers that make one at once, the first has made it."""
-        # A queue without a record was made by hand, at an unknown time.
-        before = self._root_open.records.get(QUEUE, key)
-        if before is None and any((QUEUE, key) == damage[:2] for damage in self._root_open.folders.health.damages):
-            return value  # its record is lost
-        return {**value, **{what: (before or {}).get(what, 0) for what in {"created", "incarnation"} & value.keys()}}
-
-    def _forget_names(self) -> None:
-        """Make sure that no old name of a file can lead to a folder that is made next."""
-        # Without a journal such a name can outlive its file on the disk, and lead to the folder that gets its inode. Of
-        # two names of a folder a repair takes one away, perhaps the wrong one.
-        folders = self._root_open.folders
-        if folders.mount.persistent and not folders.mount.atomic_rename:
-            for folder in folders.layout.all():
-                sync_folder(self._calls, folder)
-
-    def _drop_record(self, kind: str, key: str) -> bool:
-        if kind != QUEUE:
-            with self._said(Forgotten(kind, key)):
-                return self._root_open.records.drop(kind, key)
-        folders = self._root_open.folders
-        layout, reserve = folders.layout, folders.reserve
-        found = self._calls.kind(f"{layout.queues}/{key}") is FileKind.FOLDER
-        removed = f"{layout.remove}/{flat_name(key, self._ids.new())}"
-        with self._said(QueueRemoved(key, layout.below_root(removed))) as calls:
-            if folders.log is not None:
-                folders.removed_queues.add(removed, folders.log.epoch)
-            with synced_after(calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
-                if found:
-                    try:
-                        reserve.give_way(self._calls.rename, f"{layout.queues}/{key}", removed)
-                    except FileNotFoundError:
-                        found = False  # another broker was faster
-            try:
-                reserve.give_way(self._root_open.records.drop, kind, key)
-            except OSError as error:
-                if error.errno != errno.ENOENT and not is_transient(error):
-                    raise  # else the queue is deleted all the same: a start that finds its folder in remove/ knows that
-        return found
+def _is_record(operation: AnyOperation) -> bool:
+    return isinstance(operation, Put | Drop)
 
 
 def _unreadable(error: OSError) -> StorageError:

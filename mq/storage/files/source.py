@@ -26,7 +26,7 @@ from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
 from mq.storage.files.opening import explain, unrepaired
 from mq.storage.files.ownership import Guard
 from mq.storage.files.watch import watch_folders
-from mq.storage.interface import Change, Entry, Operation, Outcome, Result
+from mq.storage.interface import Change, Entry, MessageOperation, Outcome, Result
 from mq.storage.options import StorageOptions
 
 _LOG: Final = (
@@ -96,7 +96,7 @@ class SourceFolder:
         """Why nothing more can be changed; empty while the medium is well."""
         return self._folders.failure
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[MessageOperation]) -> list[Outcome]:
         """As :meth:`mq.storage.interface.Storage.commit`. FULL while a broker repairs the root, or serves it alone."""
         return await trio.to_thread.run_sync(self._commit, operations)
 
@@ -119,7 +119,7 @@ class SourceFolder:
         """What arrives and leaves, as it happens."""
         return watch_folders(self._folders, frozenset({self.state}))
 
-    def _commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    def _commit(self, operations: Sequence[MessageOperation]) -> list[Outcome]:
         if is_in_use(self._calls, self._folders.layout):
             return [Outcome(Result.FULL, reason=_LOG)] * len(operations)
         with unrepaired(self._calls, self._folders.layout) as free:

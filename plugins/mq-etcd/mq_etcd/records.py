@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
-from mq.errors import Conflict, StorageFull
-from mq.storage.interface import QUEUE, Entry, Outcome, Result
+from mq.storage.interface import QUEUE, Drop, Entry, Outcome, Put, Result
 from mq_etcd.batches import MOST_STEPS, Batches
 from mq_etcd.client import Client
 from mq_etcd.keys import Keys, buried, id_at, life_of, record_key
 from mq_etcd.names import reserved_by
 from mq_etcd.steps import LARGEST_RECORD, encode_record, too_long
-from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, Put, absent, end_of_prefix, present
+from mq_etcd.values import Delete, Get, KeyValue, Nested, Page, absent, end_of_prefix, present
 from mq_etcd.values import Operation as EtcdOperation
 from mq_etcd.values import Outcome as EtcdOutcome
+from mq_etcd.values import Put as EtcdPut
 
 
 class Records:
@@ -46,43 +45,38 @@ class Records:
         """The records of a kind, by key."""
         return {record_key(record.key): json.loads(record.value) for record in await self._found(kind)}
 
-    async def put(self, batches: Batches, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record; True when it is new.
+    async def change_queue(self, batches: Batches, operation: Put | Drop) -> Outcome:
+        """Put or drop a queue; when it is dropped, its READY messages await the reaper. EXISTS when it would be made,
+        and a node has reserved its name."""
+        if isinstance(operation, Put):
+            return await self._put(batches, operation)
+        queue = operation.key
+        name = self._keys.record(QUEUE, queue)
+        kept = await self._client.get(name)
+        if kept is None:
+            return Outcome(Result.GONE)
+        grave = EtcdPut(self._keys.grave(queue, kept.created), b"")
+        await batches.change(Nested([present(name)], [Delete(name), grave]))
+        self.lives.pop(queue, None)
+        return Outcome(Result.DONE)
 
-        Raises:
-            Conflict: it would make a queue, and a node has reserved its name.
-            StorageFull: it is longer than etcd takes.
-        """
-        name = self._keys.record(kind, key)
-        data = encode_record(value)
+    async def _put(self, batches: Batches, put: Put) -> Outcome:
+        queue = put.key
+        name = self._keys.record(QUEUE, queue)
+        data = encode_record(put.value)
         if len(data) > LARGEST_RECORD:
-            raise StorageFull(too_long(data))
-        putting = Nested([], [Put(name, data), Get(name, keys_only=True)])
-        reserving = reserved_by(self._reserved, key) if kind == QUEUE and self._reserved is not None else None
+            return Outcome(Result.FULL, reason=too_long(data))
+        putting = Nested([], [EtcdPut(name, data), Get(name, keys_only=True)])
+        reserving = None if self._reserved is None else reserved_by(self._reserved, queue)
         if reserving is not None:
             again = putting._replace(compares=[present(name)])
             putting = putting._replace(compares=[absent(reserving, end_of_prefix(reserving))], otherwise=[again])
         kept = _kept(await batches.change(putting)) or await self._client.get(name)
         if kept is None and reserving is not None:
-            raise await self._reserved_by(key, reserving)
+            return Outcome(Result.EXISTS, reason=await self._reserved_by(queue, reserving))
         assert kept is not None, "a record that was put is not there"
-        if kind == QUEUE:
-            self.lives[key] = kept.created
-        return kept.version == 1
-
-    async def drop(self, batches: Batches, kind: str, key: str) -> bool:
-        """Forget a record; with a queue's, its READY messages await the reaper. False when it was not there."""
-        name = self._keys.record(kind, key)
-        kept = await self._client.get(name)
-        if kept is None:
-            return False
-        dropping: list[EtcdOperation] = [Delete(name)]
-        if kind == QUEUE:
-            dropping.append(Put(self._keys.grave(key, kept.created), b""))
-        await batches.change(Nested([present(name)], dropping))
-        if kind == QUEUE:
-            self.lives.pop(key, None)
-        return True
+        self.lives[queue] = kept.created
+        return Outcome(Result.DONE, existed=kept.version > 1)
 
     async def graves(self, queue: str | None) -> list[Entry]:
         """Dropped queues of which something is left."""
@@ -107,12 +101,10 @@ class Records:
         await batches.change(Nested([], going))
         return Outcome(Result.MORE if page.more else Result.DONE)
 
-    async def _reserved_by(self, queue: str, begin: str) -> Conflict:
+    async def _reserved_by(self, queue: str, begin: str) -> str:
         page = await self._client.range(begin, end_of_prefix(begin), keys_only=True)
         nodes = " and ".join(found.key.removeprefix(begin) for found in page.found) or "another node"
-        return Conflict(
-            f"queue {queue} is there already, on node {nodes} alone: delete it there first, or choose another name"
-        )
+        return f"queue {queue} is there already, on node {nodes} alone: delete it there first, or choose another name"
 
     async def _found(self, kind: str) -> list[KeyValue]:
         prefix = self._keys.records(kind)

@@ -13,7 +13,19 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Operation, Outcome, Put, Result, Unlink, Write
+from mq.storage.interface import (
+    AnyOperation,
+    Drop,
+    Entry,
+    Group,
+    MessageOperation,
+    Move,
+    Outcome,
+    Put,
+    Result,
+    Unlink,
+    Write,
+)
 from mq_etcd.bodies import bytes_of, pack
 from mq_etcd.keys import Keys, encode_meta
 from mq_etcd.values import Answer, Compare, Delete, Get, KeyValue, Nested, Page, absent, modified_at, present, value_is
@@ -48,7 +60,7 @@ class Step(NamedTuple):
     """
 
     number: int
-    operation: Operation
+    operation: MessageOperation
     source: str
     target: str | None
     before: bytes
@@ -325,7 +337,7 @@ def too_long(value: bytes) -> str:
     return f"a record of {len(value)} bytes: etcd takes {LARGEST_RECORD}. Keep less in it"
 
 
-def _message(number: int, operation: Operation, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:
+def _message(number: int, operation: MessageOperation, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:
     match operation:
         case Write():
             return _write(number, operation, keys, lives)

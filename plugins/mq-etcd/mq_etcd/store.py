@@ -6,7 +6,7 @@ One broker at a time has it (:mod:`mq_etcd.owner`), or the holder of the fence t
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncIterable, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -16,11 +16,14 @@ from mq.errors import StorageFailed, StorageFenced, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.interface import (
+    QUEUE,
     AnyOperation,
     Description,
+    Drop,
     Entry,
     Group,
     Outcome,
+    Put,
     Result,
     Sharing,
     Staged,
@@ -129,20 +132,6 @@ class EtcdStorage:
                 await owner.give_back()
             await self._client.aclose()
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record.
-
-        Raises:
-            Conflict: a node has reserved the name of the queue that it would make.
-            StorageFull: etcd does not answer, or has no room. It may have been kept all the same.
-            StorageFenced: another broker is in charge.
-        """
-        return await self._change_record(self._records.put, kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; with a queue's, its READY messages await the reaper. Raises as :meth:`put_record` does."""
-        return await self._change_record(self._records.drop, kind, key)
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind."""
         with self._translated():
@@ -218,17 +207,6 @@ class EtcdStorage:
             raise StorageFailed(f"{self._name} is not open")
         return self._batches
 
-    async def _change_record(self, change: Callable[..., Awaitable[bool]], *arguments: object) -> bool:
-        """Do it alone, to its end; its answer."""
-        answers: list[bool] = []
-        async with self._changing:
-            with trio.CancelScope(shield=True), self._translated():
-                await self._refresh()
-                self._is_stale = True
-                answers.append(await change(self._ready_batches, *arguments))
-                self._is_stale = False
-        return answers[0]
-
     async def _refresh(self) -> None:
         """Learn anew which queues there are, when the outcome of a change of them is unknown."""
         if self._is_stale:
@@ -244,6 +222,11 @@ class EtcdStorage:
         for number, operation in enumerate(operations):
             if isinstance(operation, Unlink) and life_of(operation.entry) is not None:
                 outcomes[number] = await self._records.level(self._ready_batches, operation.entry)
+                continue
+            if isinstance(operation, Put | Drop) and operation.kind == QUEUE:
+                self._is_stale = True
+                outcomes[number] = await self._records.change_queue(self._ready_batches, operation)
+                self._is_stale = False
                 continue
             refusal = await self._refusal(operation)
             if refusal:

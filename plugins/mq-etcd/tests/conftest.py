@@ -12,6 +12,7 @@ from mq_etcd.testing.cluster import PROGRAM, Cluster, running
 
 from mq.storage.conformance import check_whole
 from mq.storage.interface import QUEUE, Storage
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 _numbers = itertools.count(1)
@@ -76,7 +77,7 @@ def three_place(three: Cluster) -> Place:
 async def storage(place: Place) -> AsyncIterator[Storage]:
     """An open store with the queue `orders`; looked over at the end."""
     async with place.make() as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         yield storage
         await check_whole(storage)
 

@@ -25,6 +25,7 @@ from mq.storage.interface import (
     Storage,
     Write,
 )
+from mq.storage.records import put_record
 from mq.turns import MESSAGES_A_TURN
 
 IDS = MessageIds()
@@ -38,18 +39,18 @@ class Counted:
     def __init__(self, storage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         self.transactions = 0
         self.kinds: list[str] = []
-        txn, put_record = storage._client.txn, storage.put_record
+        txn, commit = storage._client.txn, storage.commit
 
         async def counted_txn(*args: Any, **options: Any) -> Any:
             self.transactions += 1
             return await txn(*args, **options)
 
-        async def counted_put(kind: str, *args: Any) -> bool:
-            self.kinds.append(kind)
-            return await put_record(kind, *args)
+        async def counted_commit(operations: Any) -> Any:
+            self.kinds += [each.kind for each in operations if isinstance(each, Put)]
+            return await commit(operations)
 
         monkeypatch.setattr(storage._client, "txn", counted_txn)
-        monkeypatch.setattr(storage, "put_record", counted_put)
+        monkeypatch.setattr(storage, "commit", counted_commit)
 
 
 async def some(storage: Storage, kind: str, count: int) -> tuple[Any, ...]:
@@ -65,7 +66,7 @@ async def some(storage: Storage, kind: str, count: int) -> tuple[Any, ...]:
             (lambda key: Put("ledger", key, {"new": True})) if kind == "put" else (lambda key: Drop("ledger", key))
         )
         for id in ids:
-            await storage.put_record("ledger", f"{kind} {id}", {"old": True})
+            await put_record(storage, "ledger", f"{kind} {id}", {"old": True})
         return tuple(make(f"{kind} {id}") for id in ids)
     if kind in ("write", "place"):
         return tuple(Write("orders", id, b"body", state=State.NEW if kind == "write" else State.READY) for id in ids)

@@ -33,6 +33,7 @@ from mq.storage.interface import (
     Unlink,
     Write,
 )
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -47,7 +48,7 @@ async def wired(place, prefix: str) -> AsyncIterator[tuple[Wire, Storage]]:
     async with wire_to(member.port) as wire:
         address = f"etcd:{wire.endpoint}?prefix={place.prefix}&patience=0.4"
         async with open_storage(address) as storage:
-            await storage.put_record(QUEUE, "orders", {"created": 0})
+            await put_record(storage, QUEUE, "orders", {"created": 0})
             yield wire, storage
             await check_whole(storage)
 
@@ -124,14 +125,15 @@ async def test_a_lost_reply_makes_no_loser_a_winner(place) -> None:
 
 async def test_records_survive_lost_replies(place) -> None:
     async with wired(place, "records") as (wire, storage):
-        for wanted in (True, False):
+        for is_new in (True, False):
             wire.loses = Times(1)
-            assert await storage.put_record("exchange", "e", {"new": wanted}) is wanted
+            await put_record(storage, "exchange", "e", {"new": is_new})
+        for is_new in (True, False):
+            wire.loses = Times(1)
+            assert await put_record(storage, QUEUE, "other", {"created": 0}) is is_new
         wire.loses = Times(1)
-        assert await storage.put_record(QUEUE, "other", {"created": 0})
-        wire.loses = Times(1)
-        assert await storage.drop_record(QUEUE, "other")
-        assert wire.lost == 4
+        assert await drop_record(storage, QUEUE, "other")
+        assert wire.lost == 5
         assert await storage.records("exchange") == {"e": {"new": False}}
         assert list(await storage.records(QUEUE)) == ["orders"]
 
@@ -310,7 +312,7 @@ async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:
             assert again.result is Result.FULL
             assert "did not say what became of a change within 0.6 seconds" in again.reason
             with pytest.raises(StorageFull, match="Try again later"):
-                await storage.put_record("exchange", "e", {})
+                await put_record(storage, "exchange", "e", {})
         wire.holds = Times(0)
         assert (await one(storage, Write("orders", id, b"body"))).result is Result.DONE
 

@@ -16,6 +16,7 @@ from mq.cluster.coordinator import CandidacyEnded, Coordinator, CoordinatorError
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Result, Write
+from mq.storage.records import put_record
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +54,7 @@ async def test_a_member_tells_how_far_it_is_and_stays_as_old(coordinator: Coordi
     assert found == [("a", 7, True), ("b", 0, False)]
     store = first.storage()
     await store.open()
-    assert await store.put_record(QUEUE, "q", {"created": 0}), "the fence holds"
+    assert await put_record(store, QUEUE, "q", {"created": 0}), "the fence holds"
     await store.aclose()
     await first.leave()
     with pytest.raises(CandidacyEnded):
@@ -107,10 +108,10 @@ async def test_the_store_of_who_is_no_member_any_more_changes_nothing(coordinato
     new = await coordinator.join("b")
     store = old.storage()
     await store.open()
-    assert await store.put_record(QUEUE, "q", {"created": 1})
+    assert await put_record(store, QUEUE, "q", {"created": 1})
     await old.leave()
     with pytest.raises(StorageFenced):
-        await store.put_record(QUEUE, "r", {"created": 1})
+        await put_record(store, QUEUE, "r", {"created": 1})
     await store.aclose()
     after = new.storage()
     await after.open()
@@ -140,7 +141,7 @@ async def test_a_change_that_takes_longer_than_a_lease_is_late_and_the_master_st
         nursery.start_soon(renew)
         store = master.storage()
         await store.open()
-        await store.put_record(QUEUE, "q", {"created": 1})
+        await put_record(store, QUEUE, "q", {"created": 1})
         wire.holds = is_txn
         nursery.start_soon(answer_late)
         [outcome] = await store.commit([Write("q", MessageIds().new(), b"body")])

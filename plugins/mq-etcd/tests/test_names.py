@@ -13,6 +13,7 @@ from mq_etcd.values import Compare
 from mq.cluster.coordinator import Coordinator, CoordinatorError, NameRegistry, SharedRecord, find_coordinator
 from mq.errors import Conflict
 from mq.storage.interface import QUEUE, Storage
+from mq.storage.records import drop_record, put_record
 
 pytestmark = pytest.mark.slow
 
@@ -42,29 +43,29 @@ async def store(coordinator: Coordinator) -> AsyncIterator[Storage]:
 async def test_queues_are_found_as_they_are(names: NameRegistry, store: Storage) -> None:
     many = [f"q{number}" for number in range(200)]
     assert (await names.find(many)).queues == {}
-    await store.put_record(QUEUE, "q150", {"created": 1, "declared": {"x": 1}})
-    await store.put_record(QUEUE, ODD, {"created": 2})
+    await put_record(store, QUEUE, "q150", {"created": 1, "declared": {"x": 1}})
+    await put_record(store, QUEUE, ODD, {"created": 2})
     found = await names.find([*many, ODD])
     assert {queue: each.record["created"] for queue, each in found.queues.items()} == {"q150": 1, ODD: 2}
     first = found.queues["q150"].number
     assert found.number >= first
-    await store.put_record(QUEUE, "q150", {"created": 1, "settings": {}})
+    await put_record(store, QUEUE, "q150", {"created": 1, "settings": {}})
     assert (await names.find(["q150"])).queues["q150"].number == first, "it is the same life"
-    await store.drop_record(QUEUE, "q150")
+    await drop_record(store, QUEUE, "q150")
     gone = await names.find(["q150"])
     assert not gone.queues
     assert gone.number > first
-    await store.put_record(QUEUE, "q150", {"created": 3})
+    await put_record(store, QUEUE, "q150", {"created": 3})
     assert (await names.find(["q150"])).queues["q150"].number > gone.number
 
 
 async def test_what_becomes_of_queues_is_told(names: NameRegistry, store: Storage) -> None:
-    await store.put_record(QUEUE, "old", {"created": 1})
+    await put_record(store, QUEUE, "old", {"created": 1})
     async with names.follow() as (snapshot, changes):
         assert list(snapshot.queues) == ["old"]
-        await store.put_record(QUEUE, "new", {"created": 2})
-        await store.put_record("other", "new", {})
-        await store.drop_record(QUEUE, "old")
+        await put_record(store, QUEUE, "new", {"created": 2})
+        await put_record(store, "other", "new", {})
+        await drop_record(store, QUEUE, "old")
         with trio.fail_after(5):
             made, gone = await anext(changes), await anext(changes)
     assert (made.queue, made.found is not None and made.found.record) == ("new", {"created": 2})
@@ -78,7 +79,7 @@ async def test_a_name_is_the_stores_or_reserved(names: NameRegistry, store: Stor
         assert await names.reserve("b", queue), "again"
         assert await names.reserve("c", queue)
         with pytest.raises(Conflict, match="on node b and c alone"):
-            await store.put_record(QUEUE, queue, {"created": 1})
+            await put_record(store, QUEUE, queue, {"created": 1})
         assert (await names.find([queue])).queues == {}
     assert await names.reserved("b") == await names.reserved("c") == {"q", ODD}
     assert await names.reserved("a") == set()
@@ -86,21 +87,21 @@ async def test_a_name_is_the_stores_or_reserved(names: NameRegistry, store: Stor
         await names.release(node, "q")
         await names.release(node, "q")
     assert await names.reserved("b") == {ODD}
-    assert await store.put_record(QUEUE, "q", {"created": 1})
-    assert not await store.put_record(QUEUE, "q", {"created": 1, "settings": {}})
+    assert await put_record(store, QUEUE, "q", {"created": 1})
+    assert not await put_record(store, QUEUE, "q", {"created": 1, "settings": {}})
     assert not await names.reserve("b", "q")
-    assert await store.put_record(QUEUE, "qq", {"created": 1}), "a name that another one begins with"
-    await store.put_record("other", ODD, {})
-    await store.drop_record(QUEUE, "q")
+    assert await put_record(store, QUEUE, "qq", {"created": 1}), "a name that another one begins with"
+    await put_record(store, "other", ODD, {})
+    await drop_record(store, QUEUE, "q")
     assert await names.reserve("b", "q")
 
 
 async def test_a_queue_that_is_there_is_changed_whatever_is_reserved(
     names: NameRegistry, store: Storage, client: Client, prefix: str
 ) -> None:
-    await store.put_record(QUEUE, "q", {"created": 1})
+    await put_record(store, QUEUE, "q", {"created": 1})
     await client.put(f"{prefix.rstrip('/')}-reserved/q/b", b"")
-    assert not await store.put_record(QUEUE, "q", {"created": 1, "settings": {}})
+    assert not await put_record(store, QUEUE, "q", {"created": 1, "settings": {}})
     assert (await store.records(QUEUE))["q"] == {"created": 1, "settings": {}}
 
 
@@ -110,7 +111,7 @@ async def test_of_a_name_that_both_want_at_once_one_gets_it(names: NameRegistry,
 
         async def make(queue: str, got: list[str]) -> None:
             try:
-                await store.put_record(QUEUE, queue, {"created": 1})
+                await put_record(store, QUEUE, queue, {"created": 1})
             except Conflict:
                 return
             got.append("store")
@@ -144,17 +145,17 @@ async def test_a_release_that_comes_late_releases_nothing_that_was_reserved_agai
 
 
 async def test_shared_records_are_followed_in_their_order(names: NameRegistry, store: Storage) -> None:
-    await store.put_record("amqp-exchange", ODD, {"kind": "topic"})
-    await store.put_record(QUEUE, "q", {"created": 0})
-    await store.put_record("idempotency", "x", {})
+    await put_record(store, "amqp-exchange", ODD, {"kind": "topic"})
+    await put_record(store, QUEUE, "q", {"created": 0})
+    await put_record(store, "idempotency", "x", {})
     assert await names.shared("amqp-exchange", "none") is None
     assert await names.shared("amqp-exchange", ODD) == {"kind": "topic"}
     async with names.follow_shared() as (now, changes):
         assert list(now) == [SharedRecord("amqp-exchange", ODD, {"kind": "topic"})]
-        await store.put_record("amqp-binding", "b", {"to": "q"})
-        await store.put_record("idempotency", "y", {})
-        await store.put_record("amqp-changes", "last", {"number": 1})
-        await store.drop_record("amqp-exchange", ODD)
+        await put_record(store, "amqp-binding", "b", {"to": "q"})
+        await put_record(store, "idempotency", "y", {})
+        await put_record(store, "amqp-changes", "last", {"number": 1})
+        await drop_record(store, "amqp-exchange", ODD)
         with trio.fail_after(10):
             told = [await anext(changes) for _ in range(3)]
     assert told == [

@@ -20,6 +20,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
 from mq.storage.interface import QUEUE, Entry, Move, Result, Storage, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -86,7 +87,7 @@ async def test_a_full_etcd_refuses_and_recovers(cluster: Cluster, monkeypatch: p
     monkeypatch.setattr(room, "MEND_SECONDS", 0.5)
     address = f"etcd:{cluster.endpoints[0]}?quota={quota}"
     async with open_client(cluster.endpoints) as client, open_storage(address) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         [kept] = await commit(storage, Write("orders", IDS.new(), b"kept"), Result.DONE)
         await overwrite_until_full(client)
         assert await alarms(client)
@@ -108,7 +109,7 @@ async def test_messages_can_be_removed_after_the_alarm_where_live_data_fill_most
     monkeypatch.setattr(room, "MEND_SECONDS", 0.5)
     address = f"etcd:{cluster.endpoints[0]}?quota={LITTLE >> 20}MiB"
     async with open_client(cluster.endpoints) as client, open_storage(address) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         [kept] = await commit(storage, Write("orders", IDS.new(), b"kept"), Result.DONE)
         for number in range(4):  # half of the quota, more than mq fills with messages
             await client.put(f"/live/{number}", bytes(1_000_000))
@@ -124,7 +125,7 @@ async def test_a_record_that_finds_no_room_says_so(cluster: Cluster) -> None:
     async with open_client(cluster.endpoints) as client, open_storage(f"etcd:{cluster.endpoints[0]}") as storage:
         await overwrite_until_full(client)
         with pytest.raises(StorageFull, match="database space exceeded"):
-            await storage.put_record(QUEUE, "orders", {"created": 0})
+            await put_record(storage, QUEUE, "orders", {"created": 0})
         assert await storage.records(QUEUE) == {}
 
 
@@ -133,7 +134,7 @@ async def test_the_room_of_a_dropped_queue_is_given_back(storage: Storage, place
     ids = [IDS.new() for _ in range(130)]
     await storage.commit([Write("orders", id, b"x") for id in ids])
     await storage.commit([Move(Entry("orders", id, State.NEW), State.READY) for id in ids])
-    await storage.drop_record(QUEUE, "orders")
+    await drop_record(storage, QUEUE, "orders")
     results = []
     [grave] = await storage.scan(State.REMOVED)
     while not results or results[-1] is Result.MORE:

@@ -18,6 +18,7 @@ from mq.errors import CorruptMessage, StorageFenced, StorageFull, StorageUnusabl
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Storage, Unlink, Write
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 from tests.cases import for_each
 
@@ -98,7 +99,7 @@ async def test_bodies_and_attributes_have_a_limit(storage: Storage) -> None:
     assert "takes bodies of up to 1048576 bytes: keep larger ones elsewhere" in outcomes[0].reason
     assert "attributes are longer" in outcomes[2].reason
     with pytest.raises(StorageFull, match=r"etcd takes 1048576\. Keep less in it"):
-        await storage.put_record("exchange", "e", {"text": "x" * (1 << 20)})
+        await put_record(storage, "exchange", "e", {"text": "x" * (1 << 20)})
 
     async def endless() -> AsyncIterator[bytes]:
         while True:
@@ -161,7 +162,7 @@ async def test_a_fence_of_somebody_else_shuts_out(place, client: Client) -> None
     revision = await client.put(key, b"me")
     id, late = IDS.new(), IDS.new()
     async with open_storage(f"{place.address}&fence={key}@{revision}") as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         await storage.commit([Write("orders", id, b"mine")])
         await client.put(key, b"me, again")  # which is no other key
         entry = Entry("orders", id, State.NEW)
@@ -174,9 +175,9 @@ async def test_a_fence_of_somebody_else_shuts_out(place, client: Client) -> None
             assert [outcome.result for outcome in outcomes] == [Result.FENCED] * 3
             assert f"{key} in etcd is no longer the one of revision {revision}" in outcomes[0].reason
             with pytest.raises(StorageFenced, match="another broker is in charge"):
-                await storage.put_record(QUEUE, "other", {"created": 0})
+                await put_record(storage, QUEUE, "other", {"created": 0})
             with pytest.raises(StorageFenced):
-                await storage.drop_record(QUEUE, "orders")
+                await drop_record(storage, QUEUE, "orders")
             await client.put(key, b"somebody else")
         assert await storage.find("orders", id) == ready
         assert await storage.find("orders", late) is None
@@ -191,4 +192,4 @@ async def test_an_owner_outlives_its_lease(place, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(owner, "LEASE_SECONDS", 1)
     async with place.make() as storage:
         await trio.sleep(3)
-        assert await storage.put_record(QUEUE, "orders", {"created": 0})
+        assert await put_record(storage, QUEUE, "orders", {"created": 0})

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
 
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.interface import QUEUE, Entry, Outcome, Result
+from mq.storage.interface import QUEUE, Drop, Entry, Outcome, Put, Result
 from mq_postgres.changes import Changes, Refusals, Statement
 
 UNLINKED_AT_ONCE: Final = 2000
@@ -19,21 +18,21 @@ _GRAVE_BIT: Final = 1 << 63
 """In an id without a time: it means a dropped queue, whose life is the rest."""
 
 _PUT: Final = """
-WITH given AS (SELECT %s::bigint AS change, %s::text AS kind, %s::bytea AS key, %s::text AS value),
+WITH given AS (SELECT %s::bigint AS change, 'queue' AS kind, %s::bytea AS key, %s::text AS value),
 was AS MATERIALIZED (SELECT r.digest FROM record r JOIN given g ON r.kind = g.kind AND r.digest = sha256(g.key)),
 put AS (
     INSERT INTO record (kind, digest, key, value) SELECT kind, sha256(key), key, value FROM given
     ON CONFLICT (kind, digest) DO UPDATE SET value = excluded.value
 ), made AS (
-    INSERT INTO queue (name) SELECT convert_from(key, 'UTF8') FROM given WHERE kind = 'queue' ON CONFLICT DO NOTHING
+    INSERT INTO queue (name) SELECT convert_from(key, 'UTF8') FROM given ON CONFLICT DO NOTHING
 ), refused AS (INSERT INTO refusal SELECT change, 0, 'exists' FROM given WHERE EXISTS (SELECT FROM was))
 SELECT 0, 'exists' FROM was
 """
 _DROP: Final = """
-WITH given AS (SELECT %s::bigint AS change, %s::text AS kind, %s::bytea AS key),
+WITH given AS (SELECT %s::bigint AS change, 'queue' AS kind, %s::bytea AS key),
 dropped AS (DELETE FROM record r USING given g WHERE r.kind = g.kind AND r.digest = sha256(g.key) RETURNING 1),
 ended AS (
-    DELETE FROM queue q USING given g WHERE g.kind = 'queue' AND q.name = convert_from(g.key, 'UTF8') RETURNING q.*
+    DELETE FROM queue q USING given g WHERE q.name = convert_from(g.key, 'UTF8') RETURNING q.*
 ), buried AS (INSERT INTO grave (queue, life) SELECT name, life FROM ended),
 refused AS (INSERT INTO refusal SELECT change, 0, 'gone' FROM given WHERE NOT EXISTS (SELECT FROM dropped))
 SELECT 0, 'gone' WHERE NOT EXISTS (SELECT FROM dropped)
@@ -58,15 +57,13 @@ SELECT 0, result FROM judged WHERE result <> 'done'
 """
 
 
-def put(changes: Changes, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-    """Keep a record; True when it is new. Raises as :meth:`Changes.change` does."""
-    text = json.dumps(value, separators=(",", ":"))
-    return not changes.change([Statement(_PUT, (kind, key_bytes(key), text))], _stays)
-
-
-def drop(changes: Changes, kind: str, key: str) -> bool:
-    """Forget a record; False when it was not there. Raises as :meth:`Changes.change` does."""
-    return not changes.change([Statement(_DROP, (kind, key_bytes(key)))], _stays)
+def change_queue(changes: Changes, operation: Put | Drop) -> Outcome:
+    """Put or drop a queue. Raises as :meth:`Changes.change` does."""
+    name = key_bytes(operation.key)
+    if isinstance(operation, Put):
+        text = json.dumps(operation.value, separators=(",", ":"))
+        return Outcome(Result.DONE, existed=bool(changes.change([Statement(_PUT, (name, text))], _stays)))
+    return Outcome(Result.GONE if changes.change([Statement(_DROP, (name,))], _stays) else Result.DONE)
 
 
 def level(changes: Changes, entry: Entry) -> Outcome:

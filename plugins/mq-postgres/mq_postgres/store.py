@@ -19,11 +19,14 @@ from mq.lifecycle import State
 from mq.message import MessageId, checksum
 from mq.storage.confirmed import LastConfirmed
 from mq.storage.interface import (
+    QUEUE,
     AnyOperation,
     Description,
+    Drop,
     Entry,
     Group,
     Outcome,
+    Put,
     Result,
     Sharing,
     Staged,
@@ -154,20 +157,6 @@ class PostgresStorage:
             self._open_changes = None
             for link, limiter in self._links:
                 await trio.to_thread.run_sync(link.close, limiter=limiter)
-
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record.
-
-        Raises:
-            StorageFull: PostgreSQL does not answer, or has no room; nothing was changed.
-            StorageUnsure: it may have been kept.
-            StorageFenced: another broker is in charge.
-        """
-        return await self._record(records.put, kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; with a queue's, its READY messages await the reaper. Raises as :meth:`put_record` does."""
-        return await self._record(records.drop, kind, key)
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind."""
@@ -337,7 +326,9 @@ class PostgresStorage:
         for number, operation in enumerate(operations):
             body = operation.body if isinstance(operation, Write) else None
             if isinstance(operation, Unlink) and records.life_of(operation.entry) is not None:
-                outcomes[number] = await self._level(operation.entry)
+                outcomes[number] = await self._alone(records.level, operation.entry)
+            elif isinstance(operation, Put | Drop) and operation.kind == QUEUE:
+                outcomes[number] = await self._alone(records.change_queue, operation)
             elif _is_discarded(operation):
                 outcomes[number] = Outcome(Result.GONE)
             elif isinstance(operation, Write) and isinstance(body, bytes) and len(body) > CHUNK_BYTES:
@@ -353,16 +344,14 @@ class PostgresStorage:
                 await body.discard()
         return [outcomes[number] for number in range(len(operations))]
 
-    async def _level(self, entry: Entry) -> Outcome:
+    async def _alone(self, verb: Callable[..., Outcome], operation: object) -> Outcome:
+        """Do an operation in a transaction of its own."""
         try:
-            return await self._translated(records.level, self._changes, entry)
+            return await self._translated(verb, self._changes, operation)
         except StorageUnsure as error:
             return Outcome(Result.UNKNOWN, reason=str(error))
         except StorageFull as error:
             return Outcome(Result.FULL, reason=str(error))
-
-    async def _record(self, change: Callable[..., bool], *arguments: object) -> bool:
-        return await self._translated(change, self._changes, *arguments)
 
     async def _change(self, statements: Sequence[Statement]) -> Refusals:
         return await self._translated(self._changes.change, statements, lambda number, refused: [])

@@ -11,6 +11,7 @@ from mq_postgres.testing.server import PROGRAMS, ROLE, Server, running
 
 from mq.storage.conformance import check_whole
 from mq.storage.interface import QUEUE, Storage
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 _numbers = itertools.count(1)
@@ -66,6 +67,6 @@ def place(server: Server) -> Place:
 async def storage(place: Place) -> AsyncIterator[Storage]:
     """An open store with the queue `orders`; looked over at the end."""
     async with place.make() as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         yield storage
         await check_whole(storage)

@@ -16,6 +16,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.confirmed import ConfirmedFile
 from mq.storage.interface import QUEUE, Result, Write
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 
@@ -260,7 +261,7 @@ async def test_nothing_is_read_from_a_primary_that_was_given_up(primary: Server)
     a message that was confirmed since then is not there, and would be taken for gone."""
     with trio.fail_after(90), standbys_of(primary, "next") as (following,):
         async with open_storage(address_of(primary, following)) as storage:
-            await storage.put_record(QUEUE, "orders", {"created": 0})
+            await put_record(storage, QUEUE, "orders", {"created": 0})
             before, since = (Write("orders", MessageIds().new(), b"", state=State.READY) for _ in range(2))
             assert (await storage.commit([before]))[0].result is Result.DONE
             assert await storage.find("orders", before.id) == before.entry
@@ -276,7 +277,7 @@ async def test_nothing_is_read_from_a_server_that_lacks_what_was_confirmed(place
     """Messages that it does not have would be taken for gone. Its sessions are new, as after a fail-over."""
     place.options = "&deadline=0.4"
     async with open_storage(place.address) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         write = Write("orders", MessageIds().new(), b"confirmed", state=State.READY)
         assert (await storage.commit([write]))[0].result is Result.DONE
         assert await storage.scan(State.READY, "orders") == [write.entry]

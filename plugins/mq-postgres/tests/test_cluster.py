@@ -25,6 +25,7 @@ from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
+from mq.storage.records import put_record
 from mq.storage.registry import make_storage, open_storage
 from tests.cluster.daemons import Nodes, three_daemons
 
@@ -57,7 +58,7 @@ async def test_a_node_that_becomes_master_knows_what_was_confirmed_before(place)
 
     names = MemoryStorage()
     async with led(1) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         for _ in range(3):
             await storage.commit([Write("orders", MessageIds().new(), b"confirmed")])
     with place.server.admin() as admin:
@@ -77,7 +78,7 @@ async def test_the_coordinator_hears_what_is_confirmed_while_a_master_lives(plac
     await names.open()
     noting = ConfirmedRecord(names)
     async with open_storage(place.address, confirmed=noting) as storage:
-        await storage.put_record("exchange", "a", {})
+        await put_record(storage, "exchange", "a", {})
         with place.server.admin() as admin:
             row = admin.execute(f"SELECT landed FROM {place.schema}.lane".encode()).fetchone()
         assert row is not None

@@ -31,6 +31,7 @@ from mq.storage.interface import (
     Unlink,
     Write,
 )
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -59,7 +60,7 @@ async def wired(place, options: str = "") -> AsyncIterator[tuple[Wire, Storage]]
     async with wire_to(place.server.port) as wire:
         place.port, place.options = wire.port, options
         async with open_storage(place.address) as storage:
-            await storage.put_record(QUEUE, "orders", {"created": 0})
+            await put_record(storage, QUEUE, "orders", {"created": 0})
             yield wire, storage
             await check_whole(storage)
 
@@ -209,12 +210,13 @@ async def test_records_survive_cuts(place) -> None:
     async with wired(place) as (wire, storage):
         for messages in range(0, 30, 2):
             wire.asks = messages
-            assert await storage.put_record("exchange", f"{messages}", {"n": messages})
+            await put_record(storage, "exchange", f"{messages}", {"n": messages})
             wire.asks, wire.answers = None, messages
-            assert not await storage.put_record("exchange", f"{messages}", {"n": -messages})
-            assert await storage.drop_record(QUEUE, "orders")
+            await put_record(storage, "exchange", f"{messages}", {"n": -messages})
+            assert not await put_record(storage, QUEUE, "orders", {"created": 0})
+            assert await drop_record(storage, QUEUE, "orders")
             wire.answers, wire.asks = None, messages
-            assert await storage.put_record(QUEUE, "orders", {"created": 0})
+            assert await put_record(storage, QUEUE, "orders", {"created": 0})
             wire.asks = None
         assert await storage.records("exchange") == {f"{n}": {"n": -n} for n in range(0, 30, 2)}
         assert wire.cuts > 20
@@ -224,13 +226,13 @@ async def test_a_record_in_doubt_says_so(place) -> None:
     async with wired(place, SOON) as (wire, storage):
         wire.stays_cut, wire.asks = True, 0
         with pytest.raises(StorageUnsure, match="Try again"):
-            await storage.put_record("exchange", "a", {})
+            await put_record(storage, "exchange", "a", {})
         with pytest.raises(StorageFull):
-            await storage.put_record("exchange", "a", {})
+            await put_record(storage, "exchange", "a", {})
         with pytest.raises(StorageFull):
             await storage.records("exchange")
         wire.is_down = wire.stays_cut = False
-        await storage.put_record("exchange", "a", {"b": 1})
+        await put_record(storage, "exchange", "a", {"b": 1})
         assert await storage.records("exchange") == {"a": {"b": 1}}
 
 
@@ -294,7 +296,7 @@ async def test_a_commit_that_did_not_wait_for_its_standby_is_unknown(place, is_l
     """It succeeds with only a warning, or is given up. Asking again waits for the standby, too."""
     place.options = SOON
     async with open_storage(place.address) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         place.server.set(synchronous_standby_names="ANY 1 (nobody)")
         try:
             await until_commits_wait(place.server)

@@ -13,6 +13,7 @@ from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_whole
 from mq.storage.interface import QUEUE, Result, Storage, Write
+from mq.storage.records import drop_record, put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -40,7 +41,7 @@ async def test_who_hung_changes_nothing(place, monkeypatch: pytest.MonkeyPatch) 
     """A batch, a record, a large body: not one of them, however often it tries."""
     monkeypatch.setattr(owner, "LEASE_SECONDS", 0.5)
     async with open_storage(place.address) as first:
-        await first.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(first, QUEUE, "orders", {"created": 0})
         write = Write("orders", IDS.new(), b"first")
         assert (await first.commit([write]))[0].result is Result.DONE
         hang(first)
@@ -49,9 +50,9 @@ async def test_who_hung_changes_nothing(place, monkeypatch: pytest.MonkeyPatch) 
             # its session was ended in between, so of the first one it cannot know
             assert results == [Result.UNKNOWN, Result.FENCED, Result.FENCED]
             with pytest.raises(StorageFenced, match="Start mq again"):
-                await first.put_record("exchange", "a", {})
+                await put_record(first, "exchange", "a", {})
             with pytest.raises(StorageFenced):
-                await first.drop_record(QUEUE, "orders")
+                await drop_record(first, QUEUE, "orders")
             assert [entry.id for entry in await second.scan(State.NEW)] == [write.id]
             assert list(await second.records(QUEUE)) == ["orders"]
             await first.aclose()
@@ -69,7 +70,7 @@ async def test_who_hangs_in_a_transaction_holds_nobody_up(place, monkeypatch: py
         connection.execute("SELECT 1 FROM fence FOR SHARE")
         with trio.fail_after(8):
             async with open_storage(place.address) as second:
-                assert await second.put_record("exchange", "a", {})
+                assert await put_record(second, "exchange", "a", {})
 
 
 async def test_a_server_whose_clock_was_set_back_does_not_lock_it_for_years(
@@ -82,7 +83,7 @@ async def test_a_server_whose_clock_was_set_back_does_not_lock_it_for_years(
     monkeypatch.setattr(owner, "LEASE_SECONDS", 0.2)
     with trio.fail_after(10):
         async with open_storage(place.address) as storage:
-            await storage.put_record("exchange", "a", {})
+            await put_record(storage, "exchange", "a", {})
 
 
 async def test_who_lost_the_store_ends(place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ async def test_a_leader_takes_it_from_every_earlier_one(place) -> None:
     """At once, and from one that lives, too: who leads is decided elsewhere."""
     first = f"{place.address}&term=100"
     async with open_storage(first) as old:
-        await old.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(old, QUEUE, "orders", {"created": 0})
         connection = hang(old)._writer.connect()
         connection.execute("BEGIN")
         connection.execute("SELECT 1 FROM fence FOR SHARE")

@@ -13,6 +13,7 @@ from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.interface import Entry, Move, Write
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -56,7 +57,7 @@ async def test_what_the_role_was_given_does_not_count(place) -> None:
                 rows = admin.execute("SELECT count(*) FROM pg_stat_activity WHERE usename = %s", (ROLE,)).fetchone()
                 assert rows is not None
                 assert rows[0] >= 1
-                await storage.put_record("exchange", "a", {})
+                await put_record(storage, "exchange", "a", {})
         finally:
             admin.execute(f"ALTER ROLE {ROLE} RESET ALL".encode())
 
@@ -97,7 +98,7 @@ async def test_makes_do_with_a_schema_of_its_own(place, guarded: str) -> None:
     password.write_text("hunter2\n")
     password.chmod(0o600)
     async with open_storage(f"{address}&password-file={password}") as storage:
-        await storage.put_record("exchange", "a", {})
+        await put_record(storage, "exchange", "a", {})
         assert "hunter2" not in storage.description.name
     assert "permission denied" in await refusal(f"{address}9&password-file={password}")
     password.write_text("wrong\n")
@@ -114,7 +115,7 @@ async def test_takes_the_password_from_libpqs_own_file(
     passwords.chmod(0o600)
     monkeypatch.setenv("PGPASSFILE", str(passwords))
     async with open_storage(guarded) as storage:
-        assert await storage.put_record("exchange", "a", {})
+        assert await put_record(storage, "exchange", "a", {})
 
 
 async def test_refuses_tables_of_another_version(place) -> None:
@@ -138,7 +139,7 @@ async def test_refuses_a_table_that_a_crash_would_empty(place) -> None:
 async def test_a_move_writes_no_body_and_no_index(place) -> None:
     """What makes a lease cheap: the new row lies on the page of the old one."""
     async with place.make() as storage:
-        await storage.put_record("queue", "orders", {"created": 0})
+        await put_record(storage, "queue", "orders", {"created": 0})
         ids = [IDS.new() for _ in range(50)]
         await storage.commit([Write("orders", id, bytes(1000)) for id in ids])
         await storage.commit([Move(Entry("orders", id, State.NEW), State.READY) for id in ids])

@@ -12,6 +12,7 @@ import trustme
 from mq_postgres.testing.server import ROLE, Server, running
 
 from mq.errors import StorageUnusable
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 NAME = "127.0.0.1"
@@ -65,7 +66,7 @@ def secured(installed: None, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 async def test_a_server_of_a_trusted_authority_is_spoken_to_in_secret(secured: Secured) -> None:
     secured.issue(NAME)
     async with open_storage(secured.address(sslmode="verify-full", sslrootcert=secured.authority)) as storage:
-        await storage.put_record("exchange", "a", {})
+        await put_record(storage, "exchange", "a", {})
         assert await storage.records("exchange") == {"a": {}}
         with secured.server.admin() as admin:
             found = admin.execute(

@@ -11,7 +11,7 @@ from typing import Any, Final
 from mq.errors import StorageError, StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, MessageId, Properties, checksum
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Stored, Unlink, Write
+from mq.storage.interface import QUEUE, Drop, Entry, Meta, Move, Operation, Outcome, Put, Result, Stored, Unlink, Write
 
 SETTINGS: Final = {
     "locking_mode": "exclusive",  # a second process that opens the file is refused
@@ -110,25 +110,6 @@ class Database:
             return [Outcome(Result.FAILED, reason=str(error))] * len(operations)
         return outcomes
 
-    def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record. True when it is new."""
-        with self._changing():
-            new = self._run("SELECT 1 FROM record WHERE kind = ? AND key = ?", kind, key).fetchone() is None
-            self._run("REPLACE INTO record VALUES (?, ?, ?)", kind, key, json.dumps(value))
-        return new
-
-    def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record; with a queue's, its READY messages.
-
-        Author: where taking many messages away takes long, make the queue an entry of REMOVED instead, and let
-        Unlink answer MORE until it is gone.
-        """
-        with self._changing():
-            found = self._run("DELETE FROM record WHERE kind = ? AND key = ?", kind, key).rowcount > 0
-            if kind == QUEUE:
-                self._run("DELETE FROM entry WHERE state = ? AND queue = ?", State.READY.value, key)
-        return found
-
     def _do(self, operation: Operation) -> Outcome:
         try:
             match operation:
@@ -139,6 +120,10 @@ class Database:
                 case Unlink(entry):
                     gone = self._run(f"DELETE FROM entry WHERE {EXACTLY}", *_row(entry)).rowcount == 0
                     return Outcome(Result.GONE if gone else Result.DONE)
+                case Put():
+                    return self._put(operation)
+                case Drop():
+                    return self._drop(operation)
         except sqlite3.IntegrityError:  # the place is taken; this statement is undone, the transaction goes on
             return Outcome(Result.EXISTS)
 
@@ -162,6 +147,22 @@ class Database:
         columns = "queue = ?, id = ?, state = ?, deadline_ms = ?, receives = ?, claim = ?, position = ?, expires_ms = ?"
         moved = self._run(f"UPDATE entry SET {columns} WHERE {EXACTLY}", *_row(target), *_row(move.entry)).rowcount
         return Outcome(Result.DONE, target) if moved else Outcome(Result.GONE)
+
+    def _put(self, put: Put) -> Outcome:
+        found = self._run("SELECT 1 FROM record WHERE kind = ? AND key = ?", put.kind, put.key).fetchone()
+        self._run("REPLACE INTO record VALUES (?, ?, ?)", put.kind, put.key, json.dumps(put.value))
+        return Outcome(Result.DONE, existed=found is not None)
+
+    def _drop(self, drop: Drop) -> Outcome:
+        """Forget a record; with a queue's, its READY messages.
+
+        Author: where taking many messages away takes long, make the queue an entry of REMOVED instead, and let
+        Unlink answer MORE until it is gone.
+        """
+        found = self._run("DELETE FROM record WHERE kind = ? AND key = ?", drop.kind, drop.key).rowcount > 0
+        if drop.kind == QUEUE:
+            self._run("DELETE FROM entry WHERE state = ? AND queue = ?", State.READY.value, drop.key)
+        return Outcome(Result.DONE if found else Result.GONE)
 
     def _has_queue(self, queue: str) -> bool:
         return self._run("SELECT 1 FROM record WHERE kind = ? AND key = ?", QUEUE, queue).fetchone() is not None

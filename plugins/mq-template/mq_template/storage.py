@@ -108,14 +108,6 @@ class TemplateStorage:
         with trio.CancelScope(shield=True):
             await self._hop(self._database.close)
 
-    async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
-        """Keep a record."""
-        return await self._hop(self._database.put_record, kind, key, value)
-
-    async def drop_record(self, kind: str, key: str) -> bool:
-        """Forget a record."""
-        return await self._hop(self._database.drop_record, kind, key)
-
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """All records of a kind."""
         return await self._hop(self._database.records, kind)

@@ -23,6 +23,7 @@ from mq.storage.conformance import (
     check_whole,
 )
 from mq.storage.interface import QUEUE, Entry, Move, Outcome, Result, Sharing, Storage, Write
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 IDS = MessageIds()
@@ -62,7 +63,7 @@ async def storage(place: Place) -> AsyncIterator[TemplateStorage]:
     """An open store with the queue `orders`; looked over at the end, and once more when it is opened again."""
     async with place.make() as storage:
         assert isinstance(storage, TemplateStorage)
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         yield storage
         await check_whole(storage)
     async with place.reopen() as again:
@@ -100,7 +101,7 @@ async def test_a_full_disk_is_answered_and_passes(storage: TemplateStorage) -> N
     assert [outcome.result for outcome in outcomes] == [Result.FULL] * 2
     assert "full. Try again later" in outcomes[0].reason
     with pytest.raises(StorageFull):
-        await storage.put_record("exchange", "large", {"text": "x" * 100_000})
+        await put_record(storage, "exchange", "large", {"text": "x" * 100_000})
     assert await storage.scan(State.NEW) == [kept]
     assert [outcome.result for outcome in await storage.commit([Move(kept, State.READY)])] == [Result.DONE]
     storage._database._run("PRAGMA max_page_count = 1000000")
@@ -136,12 +137,12 @@ async def test_after_a_failed_sync_nothing_more_is_changed(storage: TemplateStor
         assert outcome.result is Result.FAILED
         assert "disk I/O error" in outcome.reason
     with pytest.raises(StorageFailed, match="opened anew"):
-        await storage.put_record(QUEUE, "other", {"created": 0})
+        await put_record(storage, QUEUE, "other", {"created": 0})
     assert await storage.scan(State.NEW) == [kept], "it can still be read"
     await storage.aclose()
     async with place.reopen() as again:
         assert await again.scan(State.NEW) == [kept]
-        await again.put_record(QUEUE, "other", {"created": 0})
+        await put_record(again, QUEUE, "other", {"created": 0})
     await storage.open()  # for the look over it
 
 
@@ -156,12 +157,13 @@ KILLED = """
 import sys, trio
 from mq.message import MessageIds
 from mq.storage.interface import QUEUE, Write
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
 
 async def main():
     ids = MessageIds()
     async with open_storage(sys.argv[1]) as storage:
-        await storage.put_record(QUEUE, "orders", {"created": 0})
+        await put_record(storage, QUEUE, "orders", {"created": 0})
         while True:
             [outcome] = await storage.commit([Write("orders", ids.new(), b"body")])
             print(outcome.entry.id, flush=True)

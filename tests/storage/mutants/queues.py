@@ -13,6 +13,7 @@ from mq.storage.interface import (
     Result,
 )
 from mq.storage.memory import MemoryStorage
+from tests.record_hooks import RecordHooks
 from tests.storage.mutants.kit import (
     caught_by,
     entries_of,
@@ -20,7 +21,7 @@ from tests.storage.mutants.kit import (
 
 
 @caught_by("new_settings_leave_messages_alone")
-class MakesAnewWithNewSettings(MemoryStorage):
+class MakesAnewWithNewSettings(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         old = await self.drop_record(kind, key)
         await super().put_record(kind, key, value)
@@ -28,7 +29,7 @@ class MakesAnewWithNewSettings(MemoryStorage):
 
 
 @caught_by("dropping_a_queue_takes_what_is_ready")
-class KeepsWhatIsReady(MemoryStorage):
+class KeepsWhatIsReady(RecordHooks, MemoryStorage):
     async def drop_record(self, kind: str, key: str) -> bool:
         ready = self._places.get((State.READY, key), {})
         found = await super().drop_record(kind, key)
@@ -38,7 +39,7 @@ class KeepsWhatIsReady(MemoryStorage):
 
 
 @caught_by("dropping_a_queue_takes_what_is_ready")
-class DropsEveryQueue(MemoryStorage):
+class DropsEveryQueue(RecordHooks, MemoryStorage):
     async def drop_record(self, kind: str, key: str) -> bool:
         for place in [place for place in self._places if place[0] is State.READY]:
             del self._places[place]
@@ -57,7 +58,7 @@ class DeliversToDroppedQueues(MemoryStorage):
         return outcome
 
 
-class MakesAgain(MemoryStorage):
+class MakesAgain(RecordHooks, MemoryStorage):
     """Does something to the messages under the name of a queue that is new."""
 
     def touch(self, queue: str) -> None:
@@ -91,7 +92,7 @@ class ForgetsEarlyLeases(MakesAgain):
 
 
 @caught_by("a_queue_made_again_can_be_dropped_unreaped")
-class DropsOnce(MemoryStorage):
+class DropsOnce(RecordHooks, MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.dropped: set[str] = set()

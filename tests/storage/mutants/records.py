@@ -9,39 +9,40 @@ from mq.storage.interface import (
     QUEUE,
 )
 from mq.storage.memory import MemoryStorage
+from tests.record_hooks import RecordHooks
 from tests.storage.mutants.kit import (
     caught_by,
 )
 
 
 @caught_by("a_record_comes_back")
-class DropsNulls(MemoryStorage):
+class DropsNulls(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return await super().put_record(kind, key, {name: item for name, item in value.items() if item is not None})
 
 
 @caught_by("a_record_is_replaced")
-class MergesRecords(MemoryStorage):
+class MergesRecords(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return await super().put_record(kind, key, {**(await self.records(kind)).get(key, {}), **value})
 
 
 @caught_by("a_record_is_replaced")
-class SaysNewEachTime(MemoryStorage):
+class SaysNewEachTime(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         await super().put_record(kind, key, value)
         return True
 
 
 @caught_by("a_record_is_dropped")
-class DropsWhatIsNotThere(MemoryStorage):
+class DropsWhatIsNotThere(RecordHooks, MemoryStorage):
     async def drop_record(self, kind: str, key: str) -> bool:
         await super().drop_record(kind, key)
         return True
 
 
 @caught_by("a_record_is_dropped")
-class EmptiesDroppedRecords(MemoryStorage):
+class EmptiesDroppedRecords(RecordHooks, MemoryStorage):
     async def drop_record(self, kind: str, key: str) -> bool:
         found = await super().drop_record(kind, key)
         if found:
@@ -50,25 +51,25 @@ class EmptiesDroppedRecords(MemoryStorage):
 
 
 @caught_by("keys_may_be_odd")
-class FoldsCase(MemoryStorage):
+class FoldsCase(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return await super().put_record(kind, key.lower(), value)
 
 
 @caught_by("keys_may_be_odd")
-class CutsKeys(MemoryStorage):
+class CutsKeys(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return await super().put_record(kind, key[:1000], value)
 
 
 @caught_by("every_queue_name_will_do")
-class KeepsNamesOfItsOwn(MemoryStorage):
+class KeepsNamesOfItsOwn(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return key != "tmp" and await super().put_record(kind, key, value)
 
 
 @caught_by("kinds_do_not_mix")
-class MixesKinds(MemoryStorage):
+class MixesKinds(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         return await super().put_record(kind if kind == QUEUE else "other", key, value)
 
@@ -77,7 +78,7 @@ class MixesKinds(MemoryStorage):
 
 
 @caught_by("a_record_is_a_snapshot")
-class SharesRecords(MemoryStorage):
+class SharesRecords(RecordHooks, MemoryStorage):
     def __init__(self) -> None:
         super().__init__()
         self.values: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -91,7 +92,7 @@ class SharesRecords(MemoryStorage):
 
 
 @caught_by("records_are_put_side_by_side")
-class WritesAllRecordsAnew(MemoryStorage):
+class WritesAllRecordsAnew(RecordHooks, MemoryStorage):
     async def put_record(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         before = {other: dict(records) for other, records in self._records.items()}
         new = await super().put_record(kind, key, value)

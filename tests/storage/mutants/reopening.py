@@ -7,6 +7,7 @@ import json
 from mq.lifecycle import State
 from mq.storage.interface import FRESH, QUEUE, Description, Move, Operation, Outcome, Unlink
 from mq.storage.memory import MemoryStorage
+from tests.record_hooks import RecordHooks
 from tests.storage.mutants.kit import caught_by, entries_of
 
 
@@ -77,7 +78,7 @@ class ForgetsRecords(Kept):
 
 
 @caught_by("records_stay")
-class BringsDroppedRecordsBack(Kept):
+class BringsDroppedRecordsBack(RecordHooks, Kept):
     async def drop_record(self, kind: str, key: str) -> bool:
         self.dropped = (kind, key)
         return await super().drop_record(kind, key)
@@ -88,7 +89,7 @@ class BringsDroppedRecordsBack(Kept):
 
 
 @caught_by("a_dropped_queue_stays_away")
-class BringsDroppedQueuesBack(Kept):
+class BringsDroppedQueuesBack(RecordHooks, Kept):
     async def drop_record(self, kind: str, key: str) -> bool:
         self.old = dict(self._places)
         return await super().drop_record(kind, key)

@@ -1,0 +1,83 @@
+"""Put and drop one record at a time, with errors in place of outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mq.errors import (
+    Conflict,
+    MQError,
+    NoSuchMessage,
+    NoSuchQueue,
+    StorageError,
+    StorageFailed,
+    StorageFenced,
+    StorageFull,
+    StorageUnsure,
+)
+from mq.storage.interface import Drop, Outcome, Put, Result, Storage
+
+
+async def put_record(storage: Storage, kind: str, key: str, value: Mapping[str, Any]) -> bool:
+    """Put a record in a batch of its own; durable on return.
+
+    Returns:
+        False for a QUEUE that was there already, whose record was replaced.
+
+    Raises:
+        Conflict: the name of a queue is taken by something else.
+        StorageError: the record was not kept, or perhaps.
+    """
+    [outcome] = await storage.commit([Put(kind, key, value)])
+    if outcome.result is Result.EXISTS:
+        raise Conflict(outcome.reason)
+    if outcome.result is not Result.DONE:
+        raise _error_of_record(outcome)
+    return not outcome.existed
+
+
+async def drop_record(storage: Storage, kind: str, key: str) -> bool:
+    """Drop a record in a batch of its own; durable on return.
+
+    Returns:
+        False when there was none.
+
+    Raises:
+        StorageError: the record was not dropped, or perhaps.
+    """
+    [outcome] = await storage.commit([Drop(kind, key)])
+    if outcome.result not in (Result.DONE, Result.GONE):
+        raise _error_of_record(outcome)
+    return outcome.result is Result.DONE
+
+
+def _error_of_record(outcome: Outcome) -> MQError:
+    if outcome.result is Result.UNKNOWN:  # twice does no harm
+        return StorageUnsure(f"cannot store now: it may have been done, or not ({outcome.reason}). Try again")
+    return error_of(outcome, "store")
+
+
+def error_of(outcome: Outcome, what: str) -> MQError:
+    """The error for the caller that an outcome other than DONE means."""
+    if outcome.result is Result.FULL:
+        return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
+    if outcome.result is Result.NO_QUEUE:
+        return NoSuchQueue("the queue does not exist any more")
+    if outcome.result is Result.GONE:
+        return NoSuchMessage("the message is not in the queue any more")
+    if outcome.result is Result.FAILED:
+        return StorageFailed(
+            f"the store failed meanwhile: it may have been done, or not ({outcome.reason}); repair the disk, "
+            "remount it, and start mq again"
+        )
+    if outcome.result is Result.UNKNOWN:
+        return StorageUnsure(
+            f"cannot {what} for certain: it may have been done ({outcome.reason or 'no answer in time'}). "
+            "Try again only where twice does no harm, or with the same key"
+        )
+    if outcome.result is Result.FENCED:
+        return StorageFenced(
+            outcome.reason or "another broker is in charge of the store: this one changes nothing more"
+        )
+    return StorageError(f"cannot {what}: {outcome.result.value}. Try again")
