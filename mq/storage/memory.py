@@ -138,7 +138,9 @@ class MemoryStorage:
         return _StagedBytes(b"".join([chunk async for chunk in chunks]))
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Do all of them, in order. A checkpoint only for many: a few have nothing to wait for."""
+        """Do all of them, in order. A checkpoint only for many, and for records: a few have nothing to wait for."""
+        if operations and isinstance(operations[0], Put | Drop):  # callers change one record after the other
+            await trio.lowlevel.checkpoint()
         if len(operations) <= _FEW:  # which their caller has counted
             return [
                 await self._do_long(each) if isinstance(each, Group | Put | Drop) else self._do(each)
