@@ -45,7 +45,17 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         TURNS,
         *(
             f"mq.storage.{waist}"
-            for waist in ("checks", "confirmed", "groups", "interface", "memory", "options", "outcomes", "registry")
+            for waist in (
+                "checks",
+                "confirmed",
+                "groups",
+                "interface",
+                "memory",
+                "options",
+                "outcomes",
+                "records",
+                "registry",
+            )
         ),
     ),
     "mq.storage.interface": DOMAIN,
@@ -61,7 +71,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         TURNS,
         THREADS,
         "mq.broker",
-        *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups")),
+        *(f"mq.storage.{waist}" for waist in ("interface", "outcomes", "groups", "records")),
     ),
     "mq.broker.lifetime": (*DOMAIN, TURNS, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, TURNS, "mq.schedules", "mq.broker"),
@@ -113,6 +123,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
         "mq.cluster",
         "mq.broker",
         "mq.storage.interface",
+        "mq.storage.records",
         "mq.client",
         "mq.amqp.wire",
         "mq.amqp.model",

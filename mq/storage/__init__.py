@@ -5,6 +5,7 @@ In reading order:
 * ``interface``: the verbs of a store, and what each promises.
 * ``outcomes``: what became of a batch, with how late the event loop heard of it.
 * ``groups``: all of some operations or nothing, in every store.
+* ``records``: put or drop one record, with errors in place of outcomes.
 * ``confirmed``: how far a store has come that others keep alive, noted apart from it.
 * ``options``: how a store will be used, said when it is opened.
 * ``registry``: from an address, such as ``posix:/var/lib/mq``, to an open store.

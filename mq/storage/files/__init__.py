@@ -17,7 +17,8 @@ In reading order, the verbs first:
 * ``inventory``: a list of all records, by which a start finds those that are missing.
 * ``redo``: what the log says is done again, after a crash.
 * ``staging``: large bodies on their way to the medium, and read from it.
-* ``records``: small JSON files with checksums, never half there.
+* ``records``: small JSON files with checksums, never half there. ``record_changes``: Puts and Drops of
+  queues, with their folders, and of all records without a log.
 * ``reserve``: room that is given up for removals when the disk is full.
 * ``watch``: what other processes do to the folders, by inotify, or by when each was changed; not what this one does.
 * ``opening``: a root is checked, locked, made and repaired before it is served, and by which of several daemons.
