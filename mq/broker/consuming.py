@@ -212,10 +212,11 @@ class Consumption:
         moving = []
         try:
             ids = [MessageId(removals[number].id) for number in numbers]
+            await turns.spend(frames=len(ids) // 8)
             await self._secure_keys(ids)
         except MQError:
             return list(numbers)  # one by one each gets its own error, or succeeds
-        async for number, id in turns.in_turns(zip(numbers, ids, strict=True), turns.LIGHT):
+        async for number, id in turns.in_turns(zip(numbers, ids, strict=True), turns.FRAME):
             if id in self._catalog.locks:
                 moving.append(number)
                 continue
@@ -400,7 +401,7 @@ class Remover:
     def __init__(self, core: Core, second_names: SecondNames) -> None:
         self.second_names = second_names
         self._catalog = core.catalog
-        self._storage = core.storage
+        self._removes = core.storage.description.removes
         self._pace = core.committer.pace
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
@@ -447,7 +448,7 @@ class Remover:
             self._catalog.begin(entry, is_leaving=True)
         operations: list[Operation]
         if self._reaps:
-            operations = removing(self._storage, entries, durable=durable)
+            operations = removing(entries, in_one_step=self._removes, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
         return RemovalBatch(entries, operations, strict, were_held, PROTOCOL.get(), answer)

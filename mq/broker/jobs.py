@@ -16,16 +16,16 @@ from mq.broker.commit import BatchTimes, Future
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import StorageUnsure
 from mq.lifecycle import PROTOCOL, Kind, State
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Storage, Unlink
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
 
 
-def removing(storage: Storage, entries: Sequence[Entry], *, durable: bool) -> list[Operation]:
-    """The operations that remove messages for good, in one batch: one for each, in their order, or else all moves to
-    REMOVED and then all unlinks."""
-    if storage.description.removes:
+def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> list[Operation]:
+    """The operations that remove messages for good, in one batch: one for each, in their order, where a store removes
+    in one step; or else all moves to REMOVED and then all unlinks."""
+    if in_one_step:
         return [Unlink(entry, durable=durable) for entry in entries]
     moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
     return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]

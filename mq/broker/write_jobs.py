@@ -678,7 +678,8 @@ class WriteJobs:
         their rows is known by its key."""
         if not chunks:
             return
-        operations = removing(self._core.storage, [chunk.entry for chunk in chunks], durable=durable)
+        in_one_step = self._core.storage.description.removes
+        operations = removing([chunk.entry for chunk in chunks], in_one_step=in_one_step, durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
                 raise error_of(outcome, "take away the rows of a write job")

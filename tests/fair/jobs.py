@@ -460,8 +460,9 @@ async def fetch_and_remove(world: World, count: int) -> Run:
 @job
 async def remove_in_one_call(world: World, count: int) -> Run:
     await world.fill("q", count)
-    ids = [entry.id for inventory in world.broker.inventory() if inventory.queue == "q" for entry in inventory.entries]
-    return lambda: world.serve(lambda: world.broker.remove_many("q", [Removal(id) for id in ids]))
+    [inventory] = [inventory for inventory in world.broker.inventory() if inventory.queue == "q"]
+    removals = [Removal(entry.id) for entry in inventory.entries]  # before the job: they are not its own work
+    return lambda: world.serve(lambda: world.broker.remove_many("q", removals))
 
 
 @job

@@ -85,8 +85,8 @@ BUGS: Final = {
     "leases end with the broker": Bug("Upkeep._remaining_seconds", "return min(max(..., 0.0), ...)", "return 0.0"),
     "a removal is not durable": Bug(
         "Remover._batch",
-        "removing(self._storage, entries, durable=durable)",
-        "removing(self._storage, entries, durable=False)",
+        "removing(entries, in_one_step=self._removes, durable=durable)",
+        "removing(entries, in_one_step=self._removes, durable=False)",
     ),
     "ids go back with the clock": Bug("MessageIds.new", "ticks <= self._last", "ticks == self._last"),
     "what is ahead of the clock is taken for a leftover": Bug(

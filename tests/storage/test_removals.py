@@ -45,7 +45,7 @@ async def test_where_a_name_could_come_back_it_is_moved_first() -> None:
         entry = await disk.bring(State.READY)
         shown(disk)
         assert not disk.storage.description.removes
-        await disk.commit(*removing(disk.storage, [entry], durable=False))
+        await disk.commit(*removing([entry], in_one_step=False, durable=False))
         assert "rename queues/q/ID remove/q:ID" in shown(disk)
 
 
