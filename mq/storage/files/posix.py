@@ -29,7 +29,7 @@ from mq.storage.files.calls import (
     is_transient,
 )
 from mq.storage.files.folders import Opened
-from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
+from mq.storage.files.hop import EarlyResults, FreeLock, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.logged import commit, most_together
 from mq.storage.files.mount import Mount, mount_of_root, syncfs_reports_errors
 from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
@@ -148,6 +148,8 @@ class FolderStorage:
         self._ids = ids or MessageIds()
         self._read_ahead = ReadAhead()
         self._gate = trio.Lock()
+        # A hop to the own thread is a checkpoint: another one before it would cost each batch a pass of the event loop.
+        self._batch_gate = self._gate if hop is not None else FreeLock(self._gate)
         self._described: Description | None = None
         self._readers = trio.CapacityLimiter(_READERS)
 
@@ -288,7 +290,7 @@ class FolderStorage:
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch in one hop: on a medium in the thread, in memory perhaps without one."""
-        async with self._gate:
+        async with self._batch_gate:
             return await self._commit(operations)
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
@@ -300,7 +302,7 @@ class FolderStorage:
             heard += len(outcomes)
             hear(outcomes, late_seconds)
 
-        async with self._gate:
+        async with self._batch_gate:
             hop, thread = self._hop_in_parts, self._committing
             if thread is not None and thread.is_free:
                 hop = thread.hop_in_parts
