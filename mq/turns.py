@@ -93,6 +93,7 @@ class LoopTurns(trio.abc.Instrument):
         "_left",
         "_line",
         "_looked",
+        "_now",
         "_pass",
         "_silent_until",
         "_steps",
@@ -115,6 +116,7 @@ class LoopTurns(trio.abc.Instrument):
         self._line = trio.lowlevel.ParkingLot()
         self._is_pacing = False
         self._clock: WaitClock = _Waits()
+        self._now = self._clock.current_time
         self._began = self._looked = 0.0  # the present pass, and the last look at how busy the loop is
         self._steps: _Steps | None = None
         self._watches_until = float("-inf")
@@ -129,30 +131,33 @@ class LoopTurns(trio.abc.Instrument):
         else:
             self._clock = waits = _Waits()
             trio.lowlevel.add_instrument(waits)
-        self._began = self._looked = self._clock.current_time()
+        self._now = self._clock.current_time
+        self._began = self._looked = self._now()
         trio.lowlevel.add_instrument(self)
         self._measure_steps(True)
 
     def spend(self, units: int) -> bool:
         """Count work that is about to be done. True if the turn is used up: await :meth:`end` then."""
-        if self._pass != self.passes or self._task is not current_task():
-            self._begin_step()
+        task = current_task()
+        if self._task is not task or self._pass != self.passes:
+            self._begin_step(task)
         self._left -= units
         return self._left <= 0
 
     def take(self, units: int, least: int = 1) -> bool:
         """Count work that is about to be done if at least so much of the turn is left. Else False: await :meth:`end`,
         and try again."""
-        if self._pass != self.passes or self._task is not current_task():
-            self._begin_step()
+        task = current_task()
+        if self._task is not task or self._pass != self.passes:
+            self._begin_step(task)
         if self._left < least:
             return False
         self._left -= units
         return True
 
-    def _begin_step(self) -> None:
+    def _begin_step(self, task: trio.lowlevel.Task) -> None:
         """Give the present step its turn. A task makes one step in each pass, so this needs no hook in every step."""
-        self._pass, self._task = self.passes, current_task()
+        self._pass, self._task = self.passes, task
         # A pass in which a turn was used up has had it: what begins a loop now does little before it waits in line.
         self._left = FIRST if self._ended_in == self.passes else JOB
 
@@ -192,7 +197,7 @@ class LoopTurns(trio.abc.Instrument):
     def after_io_wait(self, timeout: float, short: float = PASS_BOUNDS[0]) -> None:
         """Begin a pass, and end the measurement of the one before."""
         self.passes = passes = self.passes + 1
-        now = self._clock.current_time()
+        now = self._now()
         if now - self._began > short:  # the wait included, which is short while there is much to do
             self._note_long(self._clock.waits_since if timeout > 0 else now)
         self._began = now
@@ -207,7 +212,7 @@ class LoopTurns(trio.abc.Instrument):
 
     def _measure_steps(self, is_wanted: bool) -> None:
         if is_wanted and self._steps is None:
-            self._steps = _Steps(self._clock.current_time)
+            self._steps = _Steps(self._now)
             trio.lowlevel.add_instrument(self._steps)
         elif not is_wanted and self._steps is not None:
             trio.lowlevel.remove_instrument(self._steps)

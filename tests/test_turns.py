@@ -202,6 +202,7 @@ class Hooks(turns.LoopTurns):
     def __init__(self) -> None:
         super().__init__()
         self._clock: ManualClock = ManualClock()
+        self._now = self._clock.current_time
 
     def make_passes(self, seconds: float, length: float = 0.0, count: int = turns.PASSES_A_LOOK) -> None:
         clock = self._clock

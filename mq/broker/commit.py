@@ -219,22 +219,23 @@ class Committer:
             raise self._shut_out
         submissions = self._take() if self._is_enough() else await self._gathered()
         began = self._now()
+        operations: list[AnyOperation] = []
         for each in submissions:
-            each.begin(began)
+            operations += each.begin(began)
         if self._line.items:
             self._fill()
-        operations = [operation for each in submissions for operation in each.left]
-        if submissions[0].is_long(self.pace.limit):
+        if len(operations) > self.pace.limit and submissions[0].is_long(self.pace.limit):
             del operations[self.pace.limit :]
         has_groups = not _PLAIN.issuperset(map(type, operations))
         size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
         if self._turns is None:
             self._turns = turns.of_run()
-        turn = self._turns
-        turn.spend(len(operations) * turns.LIGHT // 2)
+        if len(operations) > ANSWERED_TOGETHER:
+            self._turns.spend(len(operations) * turns.LIGHT // 2)
         answering = _Answering(submissions, began, self._now)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
-        ended = await answering.end(outcomes, outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0, turn)
+        late_seconds = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0
+        ended = await answering.end(outcomes, late_seconds, self._turns)
         rest = answering.unfinished()
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
@@ -287,7 +288,7 @@ class Committer:
         return self._take()
 
     def _is_enough(self) -> bool:
-        if not self._gathers or max(self._calls, self._last_taken) <= 1:
+        if not self._gathers or (self._calls <= 1 and self._last_taken <= 1):
             return True
         return self._size >= self.pace.limit
 
@@ -407,10 +408,11 @@ class Submission:
         """Whether it has to go into several batches of so many operations."""
         return self.messages > 2 * limit and self._is_divisible
 
-    def begin(self, now: float) -> None:
-        """Make the operations, unless this is the rest of what did not fit into a batch."""
+    def begin(self, now: float) -> Sequence[AnyOperation]:
+        """Make the operations, unless this is the rest of what did not fit into a batch; those that are left."""
         if self._make is not None:
             self.left, self._make, self._began = self._make(), None, now
+        return self.left
 
     def answer(self, outcomes: list[Outcome], ended: float) -> None:
         """Take the outcomes of all that is left."""
@@ -442,13 +444,13 @@ class _Answering:
     def hear(self, outcomes: Sequence[Outcome], late_seconds: float) -> None:
         """Take the next outcomes, of which there are few."""
         ended = self._add(outcomes, late_seconds)
-        while self._left and self._answer_next(ended) is not None:
+        while self._left and self._answer_some(ended) is not None:
             pass
 
     async def end(self, outcomes: Sequence[Outcome], late_seconds: float, turn: turns.LoopTurns) -> float:
         """Take the last outcomes, in turns of the event loop. Returns the time at which they were there."""
         ended = self._add(outcomes, late_seconds)
-        while self._left and (size := self._answer_next(ended)) is not None:
+        while self._left and (size := self._answer_some(ended)) is not None:
             # A quarter of what it takes: every client waits for this loop.
             if turn.spend(size * turns.FRAME // 4):
                 await turn.end()
@@ -466,15 +468,17 @@ class _Answering:
         self._outcomes += outcomes
         return max(self._began, self._now() - late_seconds)
 
-    def _answer_next(self, ended: float) -> int | None:
-        """Answer the next submission, and return its number of operations; None if not all of them have outcomes."""
-        submission, at = self._left[0], self._at
-        size = len(submission.left)
-        if size > len(self._outcomes) - at:
-            return None
-        self._left.popleft()
-        self._at += size
-        submission.answer(self._outcomes[at : self._at], ended)
+    def _answer_some(self, ended: float) -> int | None:
+        """Answer the next submissions, of a few operations together or one long one. Returns of how many operations;
+        None if not all of the first one have outcomes."""
+        left, outcomes, first = self._left, self._outcomes, self._at
+        size = None
+        while left and (size is None or size < ANSWERED_TOGETHER):
+            at, end = self._at, self._at + len(left[0].left)
+            if end > len(outcomes):
+                break
+            self._at, size = end, end - first
+            left.popleft().answer(outcomes[at:end], ended)
         return size
 
 

@@ -119,22 +119,24 @@ class Pace:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
         if not size:
             return
-        self._count = _MEMORY * self._count + 1
-        self._sizes = _MEMORY * self._sizes + size
-        self._seconds = _MEMORY * self._seconds + seconds
-        self._squares = _MEMORY * self._squares + size * size
-        self._products = _MEMORY * self._products + size * seconds
-        average = self._seconds / self._sizes
-        variance = self._count * self._squares - self._sizes * self._sizes
-        if variance > _SPREAD * self._sizes * self._sizes:
-            covariance = self._count * self._products - self._sizes * self._seconds
-            self._each = min(average, max(0.0, covariance / variance))
-        if self._each is None and self._sizes * 2 > FIRST * self._count:
-            self._each = average  # a smaller batch will tell
-        if self._each is None:
-            self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
-            return
-        self._each = min(self._each, average)
-        fixed = max(0.0, (self._seconds - self._each * self._sizes) / self._count)
-        limit = max(BATCH_SECONDS - fixed, fixed) / self._each if self._each else self._most
+        self._count = count = _MEMORY * self._count + 1
+        self._sizes = sizes = _MEMORY * self._sizes + size
+        self._seconds = total = _MEMORY * self._seconds + seconds
+        self._squares = squares = _MEMORY * self._squares + size * size
+        self._products = products = _MEMORY * self._products + size * seconds
+        average, each = total / sizes, self._each
+        variance = count * squares - sizes * sizes
+        if variance > _SPREAD * sizes * sizes:
+            covariance = count * products - sizes * total
+            each = min(average, max(0.0, covariance / variance))
+        elif each is None:
+            if sizes * 2 <= FIRST * count:
+                self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
+                return
+            each = average  # a smaller batch will tell
+        elif each > average:
+            each = average
+        self._each = each
+        fixed = max(0.0, (total - each * sizes) / count)
+        limit = max(BATCH_SECONDS - fixed, fixed) / each if each else self._most
         self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))

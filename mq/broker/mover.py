@@ -31,6 +31,8 @@ Commit = Callable[[Sequence[MessageOperation]], Awaitable[list[Outcome]]]
 
 LARGEST_ROUND = 256
 """Moves in one batch. Not Final: a compiled constant cannot be changed, and the simulation makes this one smaller."""
+FEW: Final = 16
+"""Entries of a round that are not counted as part of a turn: a batch of them ends its step anyway."""
 MOST_UNLINKED: Final = 256
 """Unlinks in one batch of the reaper."""
 AT_ONCE: Final = -math.inf
@@ -148,11 +150,15 @@ class Mover:
         """Begin to move what is due, up to one round."""
         begun: list[Entry] = []
         taken = 0
-        # What is taken begins in the same step: after that, a timer that is cancelled has to be there.
-        while taken < LARGEST_ROUND and (some := self._take_due(min(LARGEST_ROUND - taken, turns.FRAMES_A_TURN))):
+        while most := min(LARGEST_ROUND - taken, turns.FRAMES_A_TURN):
+            # What is taken begins in the same step: after that, a timer that is cancelled has to be there.
+            some = self._take_due(most)
             begun += [entry for entry in some if self._begin(entry)]
             taken += len(some)
-            await turns.spend(frames=len(some))
+            if taken > FEW:
+                await turns.spend(frames=len(some))
+            if len(some) < most:
+                break
         return begun
 
     def _take_due(self, most: int) -> list[Entry]:
@@ -180,11 +186,19 @@ class Mover:
 
     async def _move(self, entries: list[Entry]) -> None:
         outcomes = await self._commit([self._aim(entry) for entry in entries])
-        async for entry, outcome in turns.in_turns(zip(entries, outcomes, strict=True), turns.FRAME):
-            self._end(entry, outcome)
-            if outcome.result in (Result.FULL, Result.UNKNOWN):
-                logger.warning("cannot move %s of %s now: %s", entry.id, entry.queue, outcome.reason)
-                self.add(entry, trio.current_time() + RETRY_SECONDS)
+        moved = zip(entries, outcomes, strict=True)
+        if len(entries) <= FEW:
+            for entry, outcome in moved:
+                self._end_move(entry, outcome)
+            return
+        async for entry, outcome in turns.in_turns(moved, turns.FRAME):
+            self._end_move(entry, outcome)
+
+    def _end_move(self, entry: Entry, outcome: Outcome) -> None:
+        self._end(entry, outcome)
+        if outcome.result in (Result.FULL, Result.UNKNOWN):
+            logger.warning("cannot move %s of %s now: %s", entry.id, entry.queue, outcome.reason)
+            self.add(entry, trio.current_time() + RETRY_SECONDS)
 
 
 def to_ready(entry: Entry) -> Move:

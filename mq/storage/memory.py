@@ -147,7 +147,7 @@ class MemoryStorage:
                 for each in operations
             ]
         outcomes: list[Outcome] = []
-        async for some in turns.slices(operations, turns.LIGHT // 4):
+        async for some in turns.slices(operations, turns.LIGHT // 2):
             outcomes += [
                 await self._do_long(each) if isinstance(each, Group | Put | Drop) else self._do(each) for each in some
             ]

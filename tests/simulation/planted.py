@@ -129,7 +129,7 @@ BUGS: Final = {
         "Upkeep._end_move", "self._catalog.end(entry, entry, kind)", "self._catalog.end(entry, None, kind)"
     ),
     "a delivery that is refused is not tried again": Bug(
-        "Mover._move", "self.add(entry, trio.current_time() + RETRY_SECONDS)", "pass"
+        "Mover._end_move", "self.add(entry, trio.current_time() + RETRY_SECONDS)", "pass"
     ),
     "a death that is refused is forgotten": Bug("DeadLetters._put_back", "None if is_gone else each.entry", "None"),
     "a purge is not durable": Bug(
@@ -321,7 +321,7 @@ OF_THE_LOG: Final = {
     ),
     "what was told is told again at the end": Bug("commit_in_parts", "del outcomes[:heard]", "pass"),
     "an outcome that was heard is given to the next submission, too": Bug(
-        "_answer_next", "self._outcomes[at : self._at]", "self._outcomes[: self._at - at]"
+        "_answer_some", "outcomes[at:end]", "outcomes[: end - at]"
     ),
 }
 """Found where stores have a log (``--log``)."""
