@@ -129,7 +129,7 @@ def test_mover_and_reaper_say_what_they_leave_alone(
         until(lambda folder=folder: is_told(f"/{folder}/comes"))
     (temp_root / "new" / f"queue001:{ID}").write_bytes(b"moves on all the same")
     until(delivered.exists)
-    assert seen.count("left alone, not a message") == 4
+    assert seen.count("ignored, not a message") == 4
 
 
 class Seen:

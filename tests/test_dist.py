@@ -150,7 +150,7 @@ def test_one_file_has_the_plugin_for_etcd(bare: Callable[..., subprocess.Popen[s
     said = process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 2, said
     assert "ftp://x" in said.splitlines()[-1]
-    assert "no storage backend" not in said
+    assert "unknown storage backend" not in said
 
 
 def test_one_file_has_the_verbs(bare: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:

@@ -80,8 +80,8 @@ def _help_of(context: click.Context) -> Iterator[Text]:
 
 
 _LOG_METHODS: Final = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-_PRINTING: Final = {"say", "warn"}
-"""`mq.cli.terminal.say` prints a line; `warnings.warn` warns the callers of a library."""
+_PRINTING: Final = {"say", "_say", "warn", "FewLines", "Refusals"}
+"""`mq.cli.terminal.say` prints a line, `warnings.warn` warns the callers of a library; the classes write log lines."""
 _FOREIGN_ERRORS: Final = {
     *("ClickException", "UsageError", "BadParameter", "BadArgumentUsage", "BadOptionUsage"),
     *("Exception", "OSError", "RuntimeError", "TypeError", "ValueError"),
@@ -141,21 +141,20 @@ def _is_logging(function: ast.expr) -> bool:
     )
 
 
-def _string_constants(module: ast.Module) -> dict[str, ast.expr]:
-    """Value of each name that the module sets at its top level, if it is a text."""
-    constants: dict[str, ast.expr] = {}
-    for node in module.body:
-        targets = (
-            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-        )
-        for target in targets:
-            value = getattr(node, "value", None)
-            if isinstance(target, ast.Name) and isinstance(value, ast.Constant | ast.JoinedStr | ast.BinOp):
-                constants[target.id] = value
+def _string_constants(module: ast.Module) -> dict[str, list[ast.expr]]:
+    """Texts that are assigned to each name anywhere in the module."""
+    constants: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(module):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        value = getattr(node, "value", None)
+        if isinstance(value, ast.Constant | ast.JoinedStr | ast.BinOp):
+            for target in targets:
+                if isinstance(target, ast.Name):
+                    constants.setdefault(target.id, []).append(value)
     return constants
 
 
-def _strings(node: ast.expr, constants: Mapping[str, ast.expr]) -> Iterator[str]:
+def _strings(node: ast.expr, constants: Mapping[str, Sequence[ast.expr]]) -> Iterator[str]:
     """Texts that an expression may yield, with fields as {expression}."""
     match node:
         case ast.Constant(value=str(text)):
@@ -163,7 +162,8 @@ def _strings(node: ast.expr, constants: Mapping[str, ast.expr]) -> Iterator[str]
         case ast.JoinedStr(values=values):
             yield "".join(_piece(value) for value in values)
         case ast.Name(id=name) if name in constants:
-            yield from _strings(constants[name], {})
+            for value in constants[name]:
+                yield from _strings(value, {})
         case ast.IfExp(body=body, orelse=orelse):
             yield from _strings(body, constants)
             yield from _strings(orelse, constants)
@@ -185,7 +185,8 @@ def _field(node: ast.expr) -> str:
 
 
 def _is_sentence(words: str) -> bool:
-    return re.search(r"[a-z]{2}.* .*[a-z]{2}", words, re.DOTALL) is not None
+    is_sql = re.match(r"[A-Z]{6} ", words) is not None
+    return re.search(r"[a-z]{2}.* .*[a-z]{2}", words, re.DOTALL) is not None and not is_sql
 
 
 # Labels: the web console, metrics, alerts, the dashboard

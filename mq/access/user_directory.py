@@ -91,9 +91,11 @@ class UserDirectory:
             try:
                 accounts.append(shared_account(name, table))
             except InvalidSetting as error:  # a neighbour of another version may know more of it
-                logger.warning("a user does not count here: %s", error)
+                logger.warning("ignoring a user of the cluster: %s", error)
         for name in sorted(self._own.names & {account.user.name for account in accounts}):
-            logger.warning("user %s of the cluster does not count here: %s has one of that name", name, self.path)
+            logger.warning(
+                "ignoring user %s of the cluster: the users file %s has a user of the same name", name, self.path
+            )
         self._shared = tuple(accounts)
         self._book = self._make()
 

@@ -110,7 +110,7 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
         key = f"users.{shorten(account.user.name)}.unix"
         uid = uid_of_login(account.unix)
         if uid is None:
-            logger.warning("%s in the users file %s: this machine has no such user", key, shorten(path, 200))
+            logger.warning("%s in the users file %s: no such user on this machine", key, shorten(path, 200))
             continue
         owner = found.setdefault(uid, account.user)
         _hold(owner is account.user, path, key, f"{owner.name} is the same user of this machine")
@@ -135,8 +135,8 @@ def check_user_name(name: str) -> None:
     """
     if not is_user_name(name):
         raise InvalidSetting(
-            f"not a user's name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, "
-            "beginning with a letter, a digit or _"
+            f"not a user's name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, beginning with a "
+            "letter, a digit or _"
         )
 
 
@@ -171,7 +171,7 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         advice = "look through it, then chmod go-w it"
         raise InvalidSetting(f"{what} {shorten(path, 200)} can be changed by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
-        logger.warning("%s is open to every user of this machine: chmod o-r it", path)
+        logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:

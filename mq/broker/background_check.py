@@ -114,7 +114,7 @@ class BackgroundCheck:
                     self.progress = self.progress._replace(queue=name, after=after, checked=checked)
                     await self._keep(health)
         ended_ms = self._core.clock.wall_ms()
-        logger.info("verified %d messages; %d are damaged", self.progress.checked, len(health.damaged))
+        logger.info("verified %d messages, %d damaged", self.progress.checked, len(health.damaged))
         self.progress = self.progress._replace(queue="", after=-1, ended_ms=ended_ms)
         await self._keep(health, is_end=True)
 
@@ -136,7 +136,7 @@ class BackgroundCheck:
         try:
             await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
-            logger.warning("cannot keep the progress of the background check now: %s", error)
+            logger.warning("cannot save the progress of the background check now: %s", error)
 
 
 def _portions(index: QueueIndex, after: int) -> Iterator[tuple[int, Sequence[Entry]]]:

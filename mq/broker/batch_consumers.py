@@ -225,7 +225,9 @@ class BatchConsumers:
                 async with consumer.changing():
                     await self._finish(index, consumer)
             except StorageError as error:  # the consumer's next request tries again
-                logger.warning("cannot remove what %s acknowledged of %s now: %s", consumer.name, index.name, error)
+                logger.warning(
+                    "cannot remove messages that %s acknowledged in queue %s now: %s", consumer.name, index.name, error
+                )
 
     # Operations
 
@@ -936,7 +938,7 @@ class LeaseEnds:
                 await self._end(index, consumer)
                 return
             except (StorageFull, StorageUnsure) as error:
-                logger.warning("cannot end the lease of %s in %s now: %s", consumer.name, index.name, error)
+                logger.warning("cannot end the lease of %s in queue %s now: %s", consumer.name, index.name, error)
                 await trio.sleep(RETRY_SECONDS)
             except MQError:
                 return
@@ -1145,7 +1147,7 @@ class ConsumerRecords:
             queue, _, name = key.partition("/")
             index = queues.get(queue)
             if index is None and queue in damaged:
-                logger.error("consumer %s waits for its queue, whose record is damaged", key)
+                logger.error("consumer %s is suspended because the record of its queue is damaged", key)
             elif index is None or incarnation_of(record) != index.incarnation:
                 with suppress(StorageFull, StorageUnsure):  # dropped at a later start, then
                     await drop_record(self._storage, KIND, key)

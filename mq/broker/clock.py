@@ -336,8 +336,9 @@ class Clock:
             f"the wall clock is {_span(abs(ahead_ns) / 1e9)} {behind_or_ahead} the last time that this store recorded"
         )
         logger.warning(
-            "%s: nothing expires and no schedule fires until the clock is set, or has been synchronised for %.0f "
-            "minutes, or has gone on for %.0f hours without a step. If it is right, say so: mq clock --trust",
+            "%s: no message expires and no schedule fires until the clock is set, has been synchronized for "
+            "%.0f minutes, or has run for %.0f hours without a step. If the clock is correct, run mq clock "
+            "--trust",
             self.doubt,
             TRUST_SECONDS / 60,
             PATIENCE_SECONDS / 3600,
@@ -356,7 +357,7 @@ class Clock:
             self._age(down_ns, is_of_delays=True)
         self.doubt, self._believed, self._is_settled = "", elapsed, is_settled
         self._wall = self._date = self._seen = shown
-        logger.warning("the wall clock is not in doubt any more: %s", why)
+        logger.warning("the wall clock is trusted again: %s", why)
         self._trusted.set()
         self.wake()
         self._tell()
@@ -390,7 +391,8 @@ class Clock:
             if not is_small:
                 self._believed, self._is_settled = now, False
                 logger.warning(
-                    "the wall clock was set %s by %s: times that were given and cron lines follow it, and nothing else",
+                    "the wall clock was set %s by %s: delivery times and cron schedules follow it, leases "
+                    "and delays do not change",
                     "ahead" if step > 0 else "back",
                     _span(abs(step)),
                 )

@@ -476,7 +476,7 @@ class _Removals:
             if outcome.result is Result.EXISTS:
                 # A second copy of a message that is in REMOVED already. One such message must not fail the others that
                 # its consumer acknowledges.
-                logger.error("message %s of queue %s is stored twice: one copy is removed already", left.id, left.queue)
+                logger.error("message %s of queue %s is stored twice; one copy was removed", left.id, left.queue)
             if outcome.result in (Result.GONE, Result.EXISTS):
                 self._catalog.end(left, None, Kind.REMOVE)
                 error = error_of(outcome._replace(result=Result.GONE), "remove it") if batch.strict else error

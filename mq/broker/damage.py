@@ -45,8 +45,8 @@ async def pause_damaged(core: Core) -> None:
                 await put_record(core.storage, QUEUE, name, index.record(settings))
             index.settings = settings
             logger.error(
-                "queue %s is paused, because %s is damaged (%s). Look at it with mq doctor; then set what the queue "
-                "needs, and end the pause: mq resume %s",
+                "queue %s is paused because %s is damaged (%s). Check it with mq doctor, restore the "
+                "settings of the queue, then run mq resume %s",
                 name,
                 damage.path,
                 damage.why,

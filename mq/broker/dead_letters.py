@@ -197,7 +197,7 @@ class DeadLetters:
             expired, self._expired, self._has_expired = self._expired, Counter(), trio.Event()
             for queue, count in expired.items():
                 level = logging.WARNING if count >= _MANY_EXPIRED else logging.INFO
-                logger.log(level, "queue %s: %d messages expired: their time to live is over", queue, count)
+                logger.log(level, "queue %s: %d messages expired", queue, count)
             await trio.sleep(_REPORT_SECONDS - _FIRST_REPORT_SECONDS)
 
     async def _move_some(self, nursery: trio.Nursery) -> None:
@@ -218,7 +218,7 @@ class DeadLetters:
             if not self._end(each, move, outcome, nursery):
                 refused.append(outcome.reason)
         if refused:
-            logger.warning("cannot move %d dead messages now: %s", len(refused), refused[0])
+            logger.warning("cannot move %d dead letters now: %s", len(refused), refused[0])
             await trio.sleep(RETRY_SECONDS)
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:

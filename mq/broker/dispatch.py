@@ -556,7 +556,7 @@ def _watched(waiters: Waiters, index: QueueIndex, entry: Entry, body: Body) -> B
 def _log_damage(entry: Entry, found: Stored | None) -> None:
     why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
     stays = "It is removed" if entry.state is State.REMOVED else "It stays where it is"
-    logger.error("message %s of %s is not handed out: %s. %s", entry.id, entry.queue, why, stays)
+    logger.error("cannot deliver message %s of queue %s: %s. %s", entry.id, entry.queue, why, stays)
 
 
 class DirectDispatch:
@@ -809,7 +809,7 @@ class UnackedDeliverer:
             if portion.request.index.is_going or portion.request.index.deleted:
                 continue  # it went with its queue
             why = body.reason if isinstance(body, DamagedBody) else "its file vanished"
-            logger.error("message %s of %s is not handed out: %s. It stays there", entry.id, entry.queue, why)
+            logger.error("cannot deliver message %s of queue %s: %s. It stays in the queue", entry.id, entry.queue, why)
             _pass_over(self._waiters, portion.request.index, entry)
             self._set_aside(entry)
         return messages

@@ -197,7 +197,7 @@ class Mover:
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
         self._end(entry, outcome)
         if outcome.result in (Result.FULL, Result.UNKNOWN):
-            logger.warning("cannot move %s of %s now: %s", entry.id, entry.queue, outcome.reason)
+            logger.warning("cannot move message %s of queue %s now: %s", entry.id, entry.queue, outcome.reason)
             self.add(entry, trio.current_time() + RETRY_SECONDS)
 
 
@@ -238,7 +238,9 @@ class Reaper:
                     later.append(entry)
                 elif outcome.result is Result.EXISTS and entry.id not in self._stuck:
                     self._stuck.add(entry.id)
-                    reaper_logger.warning("queue %s is deleted, but foreign files are left in its folder", entry.queue)
+                    reaper_logger.warning(
+                        "queue %s was deleted, but its folder still contains foreign files", entry.queue
+                    )
             if later:
                 reaper_logger.warning("cannot unlink %d messages now: %s", len(later), outcome.reason)
                 await trio.sleep(RETRY_SECONDS)

@@ -591,7 +591,7 @@ class Queues:
                 async for entry in turns.in_turns(await self._storage.scan(State.REMOVED, queue), turns.LIGHT):
                     self._catalog.place(entry)
         except StorageError as error:
-            logger.warning("what was in queue %s is unlinked after the next start: %s", queue, error)
+            logger.warning("messages of deleted queue %s will be unlinked after the next start: %s", queue, error)
 
 
 class _Room:

@@ -132,7 +132,7 @@ class StoreWatcher:
         try:
             await self.refresh(index)
         except StorageError as error:
-            logger.debug("cannot look at the store now: %s", error)
+            logger.debug("cannot read the store now: %s", error)
 
     async def _look_again(self) -> None:
         """Compare the whole index with the store."""
@@ -148,7 +148,7 @@ class StoreWatcher:
             if self._sweep:
                 await self._take_over()
         except StorageError as error:
-            logger.warning("cannot look at the store now: %s", error)
+            logger.warning("cannot read the store now: %s", error)
 
     async def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
         ids = {entry.id for entry in there}
@@ -199,7 +199,11 @@ class StoreWatcher:
             elif entry.queue not in self._catalog.strangers:
                 self._catalog.strangers.add(entry.queue)
                 if entry.queue != WRITE_JOBS:
-                    logger.warning("messages of %s lie in %s/: no such queue", entry.queue, entry.state.value)
+                    logger.warning(
+                        "there are messages of queue %s in %s/, but the queue does not exist",
+                        entry.queue,
+                        entry.state.value,
+                    )
 
     def _appeared(self, entry: Entry) -> None:
         index = self._catalog.queues.get(entry.queue)

@@ -555,7 +555,9 @@ class Upkeep(CatalogEvents):
             self._catalog.end(entry, entry, kind)
             self._mover.cancel(entry.id)
             if outcome.result is Result.NO_QUEUE and index is not None and not index.is_going:
-                logger.warning("the folder of queue %s is gone; its other messages are left where they are", index.name)
+                logger.warning(
+                    "the folder of queue %s is missing; its messages in other folders stay there", index.name
+                )
                 self.forget(index)
 
     def _end_worn_out(self, index: QueueIndex, entry: Entry) -> None:

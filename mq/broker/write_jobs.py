@@ -243,7 +243,7 @@ class WriteJobs:
                 if job.state is JobState.COMMITTED:
                     await self._finish(job)
         except (StorageError, CorruptMessage) as error:
-            logger.error("rows of committed write jobs are not all in their queues yet: %s", error)
+            logger.error("some rows of committed write jobs are not in their queues yet: %s", error)
 
     async def _run(self) -> None:
         """End what is left of jobs, for ever: those that were abandoned, and those whose commit was cut off."""
@@ -254,14 +254,14 @@ class WriteJobs:
             try:
                 await self._clear()
             except StorageError as error:
-                logger.debug("rows that are nobody's are not taken away yet: %s", error)
+                logger.debug("cannot remove rows without a write job now: %s", error)
             for job in list(self._jobs.values()):
                 try:
                     await self._care_for(job)
                 except MQError as error:
                     pause = _DAMAGED_SECONDS if isinstance(error, CorruptMessage) else RETRY_SECONDS
                     job.retry_at = trio.current_time() + pause
-                    logger.warning("write job %s is not ended yet: %s", job.name, error)
+                    logger.warning("cannot finish write job %s now: %s", job.name, error)
 
     def _loaded_since(self, record: Mapping[str, Any]) -> float:
         """When a job had its last sign of life, by Trio's clock; not later than now."""
@@ -278,11 +278,11 @@ class WriteJobs:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
-            logger.error("rows of a write job are damaged, and stay where they are: %s in new/", entry.id)
+            logger.error("rows of a write job are damaged and stay in new/: %s", entry.id)
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
-            logger.error("rows of a write job without a record stay where they are: %s in new/", entry.id)
+            logger.error("rows of a write job have no record and stay in new/: %s", entry.id)
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
         else:
@@ -623,7 +623,7 @@ class WriteJobs:
                 job.again = None  # the next try finds those that are there now
                 raise outcome
             if isinstance(outcome, MQError):
-                logger.error("a row of write job %s is not in queue %s: %s", job.name, index.name, outcome)
+                logger.error("a row of write job %s was not stored in queue %s: %s", job.name, index.name, outcome)
             elif job.again is not None:
                 job.again += not outcome.is_new
 
@@ -637,7 +637,7 @@ class WriteJobs:
         if job.ending.locked() or self._due(job) > trio.current_time():
             return
         if job.state is JobState.OPEN:
-            logger.warning("write job %s was abandoned: what it held is taken away", job.name)
+            logger.warning("write job %s was abandoned: its rows are removed", job.name)
             await self._abort(job)
             return
         async with job.ending:

@@ -76,7 +76,7 @@ class Duration(click.ParamType[float]):
             bounds = f"at least {show_duration(self.low)}"
             if self.high != inf:
                 bounds += f" and at most {show_duration(self.high)}"
-            self.fail(f"{shorten(str(value))} is out of range: give {bounds}", param, ctx)
+            self.fail(f"{shorten(str(value))} is out of range: must be {bounds}", param, ctx)
         return seconds
 
 

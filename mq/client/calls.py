@@ -136,15 +136,11 @@ class Call(Generic[T]):
                 return self.gone(error)
             raise error
         if answer.status >= 300:
-            raise UnexpectedResponse(
-                f"{self.method} was answered {answer.status}, which leads elsewhere: check the URL"
-            )
+            raise UnexpectedResponse(f"{self.method} was redirected with {answer.status}: check the URL")
         try:
             return self.read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UnexpectedResponse(
-                f"{self.method} was answered with something that mq never says: {error}"
-            ) from error
+            raise UnexpectedResponse(f"{self.method} returned an unexpected response: {error}") from error
 
 
 def nothing(answer: Answer) -> None:

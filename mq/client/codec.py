@@ -55,7 +55,7 @@ def time(at: datetime) -> str:
         ValueError: it does not say its zone.
     """
     if at.utcoffset() is None:
-        raise ValueError(f"at must say its zone, got {at!r}: with tzinfo=UTC, or .astimezone() for this machine's")
+        raise ValueError(f"at must have a time zone, got {at!r}: use tzinfo=UTC, or .astimezone() for local time")
     return at.astimezone(UTC).isoformat()
 
 
@@ -127,7 +127,7 @@ def body_of(line: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f'its "base64" is none: {error}') from error
+        raise ValueError(f'its "base64" is not valid: {error}') from error
 
 
 def head_of(queue: str, answer: Answer) -> Head:
@@ -198,7 +198,7 @@ def received_line(queue: str, line: Mapping[str, Any], time: float = 0.0) -> Rec
     try:
         body = body_of(line)
     except ValueError as error:
-        raise UnexpectedResponse(f"a message cannot be read: {error}") from error
+        raise UnexpectedResponse(f"cannot read a message: {error}") from error
     return with_body(_head(Head, queue, line, time), body)
 
 
@@ -223,7 +223,7 @@ def outcomes(answer: Answer, count: int) -> list[Outcome]:
         for line in answer.lines()
     ]
     if len(found) != count or any(not 200 <= outcome.status < 600 for outcome in found):
-        raise UnexpectedResponse(f"the daemon told of {len(found)} entries of a batch of {count}")
+        raise UnexpectedResponse(f"the daemon returned {len(found)} results for a batch of {count}")
     return found
 
 
@@ -234,7 +234,7 @@ def queue_of(value: object) -> Queue:
         UnexpectedResponse: it is none.
     """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
-        raise UnexpectedResponse("the daemon told of a queue without a name")
+        raise UnexpectedResponse("the daemon returned a queue without a name")
     oldest = value.get("oldest_seconds")
     return Queue(
         name=value["name"],
@@ -251,7 +251,7 @@ def queue_of(value: object) -> Queue:
 def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
-        raise UnexpectedResponse("the daemon handed out something without an id: is it mq?")
+        raise UnexpectedResponse("the daemon returned a message without an id: is it mq?")
     return kind(
         queue=queue,
         id=id,
@@ -273,7 +273,7 @@ def _instant(text: object) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise UnexpectedResponse(f"a message cannot be read: its time is none: {error}") from error
+        raise UnexpectedResponse(f"cannot read a message: its time is not valid: {error}") from error
 
 
 def _death(value: Mapping[str, Any]) -> DeadLetterEvent:

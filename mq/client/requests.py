@@ -172,7 +172,7 @@ def reschedule(queue: str, id: str, delay: Duration | None, at: datetime | None)
         ValueError: not exactly one of both is given, or `at` says no zone.
     """
     if (delay is None) == (at is None):
-        raise ValueError("say either after which delay, or at what time")
+        raise ValueError("use either delay or at")
     wanted = {"at": codec.time(at)} if at is not None else {"delay": codec.duration("delay", delay or 0.0)}
     call = _change(queue, id, "", wanted)
     return replace(call, headers=(*call.headers, ("if-none-match", "*")))
@@ -407,14 +407,14 @@ _GIVEN_BACK: Final = _earlier(None, 404, 409, 412)
 def _id(answer: Answer) -> str:
     id = answer.headers.get("x-message-id")
     if not id:
-        raise UnexpectedResponse("the daemon took a message and told no id: is it mq?")
+        raise UnexpectedResponse("the daemon stored a message without returning its id: is it mq?")
     return id
 
 
 def _count(answer: Answer, name: str) -> int:
     value = answer.members().get(name)
     if not isinstance(value, int):
-        raise UnexpectedResponse(f"the daemon did not tell how many it {name}")
+        raise UnexpectedResponse(f"the daemon did not return how many messages it {name}")
     return value
 
 
@@ -427,7 +427,7 @@ def _queues(answer: Answer) -> tuple[Queue, ...]:
     found = answer.document()
     listed = found.get("queues") if isinstance(found, dict) else found
     if not isinstance(listed, list):
-        raise UnexpectedResponse("the daemon did not list its queues")
+        raise UnexpectedResponse("the daemon did not return a list of queues")
     return tuple(map(codec.queue_of, listed))
 
 

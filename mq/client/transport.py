@@ -44,13 +44,15 @@ class Access:
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         if parts.scheme in ("amqp", "amqps"):
-            raise ValueError(f"{self.url!a:.80} is a URL of AMQP: give the URL of HTTP, such as {DEFAULT_URL}")
+            raise ValueError(f"{self.url!a:.80} is an AMQP URL: use the HTTP URL, such as {DEFAULT_URL}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"not a daemon's URL: {self.url!a:.80}. Give http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"not the URL of a daemon: {self.url!a:.80}. Use http://HOST:PORT or https://HOST:PORT")
         if parts.username is not None:
-            raise ValueError("a URL is shown in logs and lists: give the credentials apart from it")
+            raise ValueError(
+                "URLs appear in logs, so they must not contain credentials: pass the credentials separately"
+            )
         if self.token and self.user:
-            raise ValueError("give a token or a user with a password, not both")
+            raise ValueError("use either a token or a user with a password")
 
     def options(self) -> dict[str, Any]:
         """Arguments of an httpx client. Proxies and passwords from the environment are left alone.
@@ -111,10 +113,10 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
     """
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, _NOT_SENT) and perhaps_served:
-        return Interrupted(f"an earlier try may have been served, and now no daemon answers at {url}: {reason}")
+        return Interrupted(f"cannot connect to {url} now, but an earlier attempt may have been executed: {reason}")
     if isinstance(error, _NOT_SENT):
-        return Unreachable(f"no daemon answers at {url}: {reason}")
-    return Interrupted(f"the connection to {url} broke, the request may have been served: {reason}")
+        return Unreachable(f"cannot connect to {url}: {reason}")
+    return Interrupted(f"the connection to {url} broke; the request may have been executed: {reason}")
 
 
 def _text_headers(response: httpx.Response) -> Mapping[str, str]:

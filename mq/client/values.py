@@ -140,7 +140,7 @@ class Outgoing:
 
 def not_a_body(value: object) -> TypeError:
     """Return the error for a value that is not the body of a message."""
-    return TypeError(f"the body of a message is bytes or text, not {type(value).__name__}: publish json.dumps(value)")
+    return TypeError(f"a message body must be bytes or text, not {type(value).__name__}: publish json.dumps(value)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

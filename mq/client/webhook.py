@@ -43,9 +43,9 @@ class Webhook:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not a URL to post to: {url!a:.80}. Give http://HOST:PORT/PATH or https://HOST/PATH")
+            raise ValueError(f"not a webhook URL: {url!a:.80}. Use http://HOST:PORT/PATH or https://HOST/PATH")
         if parts.username is not None:
-            raise ValueError("a URL is shown in lists of processes: leave the password out of it")
+            raise ValueError("other users can see URLs in process lists, so they must not contain a password")
         self._url = url
         self._max_handling = max_handling
         self._retry_delay = retry_delay

@@ -245,7 +245,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise source.wrong("password_file", f"can be changed by others than its owner: chmod go-w {shorten(path)}")
     if mode & stat.S_IROTH:
-        logger.warning("%s is open to every user of this machine: chmod o-r it", path)
+        logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
     if not password:
         raise source.wrong("password_file", f"is empty: {shorten(path)}")
     return password

@@ -258,10 +258,10 @@ class ClusterDeclarations:
                 await self.share([record], [])
                 await self._local.drop(record.kind, record.key)
             except CallerError as error:
-                logger.warning("node %s keeps it for itself alone: %s", self._node, error)
+                logger.warning("node %s keeps a declaration local: %s", self._node, error)
                 return
             except StorageError as error:
-                logger.debug("not handed over yet: %s", error)
+                logger.debug("cannot pass a declaration to the cluster now: %s", error)
                 await trio.sleep(RETRY_SECONDS)
             else:
                 return

@@ -230,7 +230,7 @@ class GraceStorage:
             try:
                 outcomes = await self._commit_unlinks(some)
             except StorageFull as error:
-                logger.info("removed messages stay for now: %s", error)
+                logger.info("cannot delete removed messages now: %s", error)
                 return False
             for entry, outcome in zip(some, outcomes, strict=True):
                 if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):

@@ -178,7 +178,7 @@ class Leadership:
                 try:
                     await self.broker.put_back(held)
                 except MQError as error:
-                    logger.warning("what a link held comes back later: %s", error)
+                    logger.warning("cannot requeue the messages of a lost link now: %s", error)
 
     # How it is done
 

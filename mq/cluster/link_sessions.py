@@ -230,7 +230,7 @@ class LinkSessions:
         if version != VERSION:
             session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
-            logger.warning("node %s was refused: it has another password than this cluster", node)
+            logger.warning("refused node %s: its cluster password differs", node)
             session.send(correlation, CallerError(f"node {self._node} has another password: use the same on all nodes"))
         else:
             session.node = str(node)

@@ -200,7 +200,7 @@ class Names:
                 if await self._registry.reserve(self._node, queue):
                     return
             except CoordinatorError as error:
-                logger.debug("the name %s is not reserved: %s", queue, error)
+                logger.debug("cannot reserve the queue name %s: %s", queue, error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
             raise Conflict(f"queue {queue} is there already, and highly available: all nodes of the cluster have it")
@@ -303,7 +303,7 @@ class Names:
                         self._is_silent = False
                 except CoordinatorError as error:
                     self._is_silent = True
-                    logger.debug("the name %s stays reserved for now: %s", queue, error)
+                    logger.debug("cannot release the queue name %s now: %s", queue, error)
                     self._has_left.set()
                     await trio.sleep(RETRY_SECONDS)
 
@@ -314,7 +314,7 @@ class Names:
             try:
                 await self._compare()
             except CoordinatorError as error:
-                logger.debug("reserved names are not compared: %s", error)
+                logger.debug("cannot compare reserved queue names: %s", error)
 
     async def _compare(self) -> None:
         """Make the names reserved for this node those of its queues.

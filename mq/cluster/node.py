@@ -212,7 +212,7 @@ class ClusterNode:
             raise Conflict(f"another neighbor of node {self._config.node} is at {neighbor}")
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
-        logger.info("node %s is looked for at %s from now on", node, neighbor)
+        logger.info("connecting to node %s at %s from now on", node, neighbor)
 
     def on_users(self, told: TellUsers, check: CheckUser) -> None:
         """Take the cluster's users. Before :meth:`run`.
@@ -254,7 +254,7 @@ class ClusterNode:
                 await self._note(self._tenure)
             except (CandidacyEnded, CoordinatorError) as error:  # it is noted with the next candidacy
                 raise NotServed(f"the other nodes are not told yet: {error}") from error
-        logger.info("node %s %s", self._config.node, "is drained" if to else "takes clients again")
+        logger.info("node %s %s", self._config.node, "is draining" if to else "accepts clients again")
 
     def _others_to_lead(self) -> Iterator[Member]:
         """The other members that are not about to be stopped."""
@@ -321,10 +321,11 @@ class ClusterNode:
         if self.names.are_known.is_set():
             return
         if self.names.was_member:
-            logger.warning("the servers start without the cluster, because the membership service does not answer")
+            logger.warning("accepting clients without the cluster, because the membership service does not respond")
             return
         logger.warning(
-            "this root was never in its cluster, which does not answer: the servers do not start until it does"
+            "the cluster does not respond, and this root has never been part of it: waiting for the cluster "
+            "before accepting clients"
         )
         await self.names.are_known.wait()
 
@@ -349,7 +350,7 @@ class ClusterNode:
             raise CoordinatorError("whoever keeps the members does not answer")
         tenure = self._tenure = Tenure(candidacy, self._end_of(asked), self._clock)
         self._was_warned = ""
-        logger.info("node %s has joined, number %d", self._config.node, candidacy.number)
+        logger.info("node %s joined the cluster as member %d", self._config.node, candidacy.number)
         try:
             await self._stay(tenure)
         finally:
@@ -394,7 +395,7 @@ class ClusterNode:
                 stop(error)
                 return
             except CoordinatorError as error:
-                logger.debug("not renewed: %s", error)
+                logger.debug("cannot renew the membership lease: %s", error)
 
     async def _expire(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Stop being master in time. A mirror has nothing to stop: it tries on for as long as it is a member."""
@@ -423,7 +424,7 @@ class ClusterNode:
                 stop(error)
                 return
             except CoordinatorError as error:
-                logger.debug("the others do not hear what is in effect here: %s", error)
+                logger.debug("cannot publish this node's state to the other nodes: %s", error)
                 await trio.sleep(RETRY_SECONDS)
 
     async def _note(self, tenure: Tenure) -> int:
@@ -448,7 +449,7 @@ class ClusterNode:
                     async for _ in changes:
                         self._news.set()
             except CoordinatorError as error:
-                logger.debug("changes among the members are not heard of: %s", error)
+                logger.debug("cannot watch the membership: %s", error)
             await trio.sleep(RETRY_SECONDS)
 
     async def _follow_members(self, tenure: Tenure, nursery: trio.Nursery, stop: Callable[[Exception], None]) -> None:
@@ -460,7 +461,7 @@ class ClusterNode:
             try:
                 self._members = await self._coordinator.members()
             except CoordinatorError as error:
-                logger.debug("the members are not known: %s", error)
+                logger.debug("cannot read the membership: %s", error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
             self._shared.note_members(self._members)
@@ -494,7 +495,7 @@ class ClusterNode:
     async def _be_master(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Serve the highly available queues until this task is cancelled."""
         node, number = self._config.node, tenure.candidacy.number
-        logger.info("node %s is the oldest: it becomes master, term %d", node, number)
+        logger.info("node %s, the oldest member, becomes master of term %d", node, number)
 
         def broken(reason: str) -> None:
             stop(CandidacyEnded(f"the cluster's store does not do what a master needs: {reason}"))
@@ -534,7 +535,7 @@ class ClusterNode:
             self._leadership = None
             self.sessions.finish()
             self.directory.end(leader)
-            logger.info("node %s serves no more, term %d", self._config.node, leadership.number)
+            logger.info("node %s stopped serving, term %d", self._config.node, leadership.number)
 
     async def _lead_apart(self) -> None:
         """See to it, for ever, that what keeps the members is led from another machine. When its leader is lost it
@@ -543,10 +544,12 @@ class ClusterNode:
         while True:
             try:
                 if await self._coordinator.lead_elsewhere():
-                    logger.info("node %s has what keeps the members led from another machine", self._config.node)
+                    logger.info(
+                        "node %s moved the leadership of the membership service to another machine", self._config.node
+                    )
                     pause *= 2  # masters of other clusters may want the same, each away from itself
             except CoordinatorError as error:
-                logger.debug("what keeps the members stays where it is led: %s", error)
+                logger.debug("cannot move the leadership of the membership service: %s", error)
             await trio.sleep(pause)
 
 

@@ -159,7 +159,7 @@ class SharedRecords:
                     async for change in changes:
                         await self._learn(change)
             except (CoordinatorError, StorageError) as error:
-                logger.debug("exchanges and bindings of the cluster are not heard of: %s", error)
+                logger.debug("cannot watch the exchanges and bindings of the cluster: %s", error)
             await trio.sleep(RETRY_SECONDS)
 
     async def _take_up(self, now: Sequence[SharedRecord]) -> None:

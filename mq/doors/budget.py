@@ -190,12 +190,15 @@ class Budget:
         self._freed = 0
         self._much_is_freed = trio.Event()
         self._refusals = {
-            use: Refusals(f"%d times %s for {use} was refused, lastly %d bytes to %s: %s have %d of %d (%s)")
+            use: Refusals(
+                f"refused %d times to reserve %s for {use}, most recently %d bytes for %s: %s use %d of %d bytes (%s)"
+            )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"%d times a slow client lost its %s for {use}, lastly %s with %d bytes: %s have %d of %d (%s)"
+                f"closed %d slow clients that held %s for {use}, most recently %s with %d bytes: %s use %d of "
+                "%d bytes (%s)"
             )
             for use in Use
         }

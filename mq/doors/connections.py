@@ -134,7 +134,7 @@ class FewLines:
         count, end = self._minute.get()
         if now >= end:
             if count > MOST_LINES:
-                self._logger.log(self._level, "%d more lines of this kind: %s", count - MOST_LINES, self._text)
+                self._logger.log(self._level, "%d more messages of this kind: %s", count - MOST_LINES, self._text)
             count, end = 0, now + QUIET_SECONDS
         if count < MOST_LINES:
             self._logger.log(self._level, self._text, *values)
@@ -154,11 +154,11 @@ class Crowd:
         self._is_proxy = is_proxy
         self._counts: Counter[str] = Counter()
         self._too_many = Refusals(
-            "%d connections were closed at once, the last one of %s, which has %d (--connections-per-address)"
+            "refused %d connections, most recently from %s, which already has %d (--connections-per-address)"
         )
         self._no_handles = Refusals(
-            "%d connections were closed at once, the last one of %s: this process may have %d open files"
-            " (LimitNOFILE of systemd, ulimit -n), of which %d are kept for the store"
+            "refused %d connections, most recently from %s: mq may open %d files (LimitNOFILE in systemd, "
+            "ulimit -n), and %d of them are reserved for the store"
         )
 
     @contextmanager

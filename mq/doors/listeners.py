@@ -207,7 +207,7 @@ async def _shake(tls: TLSStream) -> bool:
     try:
         await tls.do_handshake()
     except trio.BrokenResourceError as error:
-        logger.debug("a client did not get through the TLS handshake: %s", error.__cause__ or "it went away")
+        logger.debug("TLS handshake failed: %s", error.__cause__ or "the client disconnected")
         return False
     return True
 

@@ -40,8 +40,13 @@ class Quotas:
         self._connections = connections or OpenConnections()
         self._rates: dict[str, _Bucket] = {}
         self._lines = {
-            CONNECTIONS: Refusals("%d connections were refused, the last one of user %s, who has %d (max_connections)"),
-            PUBLISH_RATE: Refusals("%d times a user published too fast, lastly %s: %g a second (max_publish_rate)"),
+            CONNECTIONS: Refusals(
+                "refused %d connections, most recently from user %s, who already has %d (max_connections)"
+            ),
+            PUBLISH_RATE: Refusals(
+                "throttled publishing %d times, most recently for user %s, who may publish %g messages per "
+                "second (max_publish_rate)"
+            ),
         }
 
     def check_connection(self, user: User) -> None:
@@ -72,8 +77,8 @@ class Quotas:
         if seconds > 0:
             self._note_rate(user)
             raise OverLimit(
-                f"user {user.name} may publish {user.limits.publish_rate:g} messages a second (max_publish_rate): "
-                "try again later, or more slowly",
+                f"user {user.name} may publish {user.limits.publish_rate:g} messages a second "
+                "(max_publish_rate): try again later, or more slowly",
                 seconds,
             )
         bucket.take(count)

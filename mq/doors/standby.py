@@ -201,8 +201,8 @@ class Standby:
             self._warn(_pid_of(link))
         if said == _STRANGE:
             raise StrangeOwner(
-                "the daemon that serves this root has other users or other TLS files, and would serve by those what "
-                "comes here: start all daemons of a root with the same --users and --tls-*"
+                "the daemon that serves this root has other users or other TLS files, and would serve by "
+                "those what comes here: start all daemons of a root with the same --users and --tls-*"
             )
         return said
 
@@ -210,8 +210,8 @@ class Standby:
         if pid != self._warned_of:
             self._warned_of = pid
             logger.error(
-                "the daemon that serves this root, process %d, has not answered for %g s, and keeps its lock: end it "
-                "(kill -9 %d), then this one goes on",
+                "the active daemon, process %d, has not responded for %g s but still holds the lock of the "
+                "root. Kill it (kill -9 %d) so that this standby takes over",
                 pid,
                 SILENT_SECONDS,
                 pid,
@@ -302,7 +302,7 @@ class Owner:
                     try:
                         link, _ = await listening.accept()
                     except OSError as error:  # out of handles, mostly
-                        logger.warning("cannot take connections of a daemon that stands by: %s", error.strerror)
+                        logger.warning("cannot accept connections from a standby daemon: %s", error.strerror)
                         await trio.sleep(BEAT_SECONDS)
                     else:
                         nursery.start_soon(self._serve, link)
@@ -338,7 +338,7 @@ class Owner:
                 await link.send(_STRANGE)
                 return
             await link.send(_WELCOME)
-            logger.info("process %d stands by", _pid_of(link))
+            logger.info("process %d is on standby", _pid_of(link))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_beat, link)
                 await self._take(link)

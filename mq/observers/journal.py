@@ -95,7 +95,7 @@ class Journal:
         try:
             self._writer.sync()
         except OSError as error:
-            logger.warning("the beginning of the journal may not outlive a power cut: %s", error.strerror)
+            logger.warning("the start of the journal may be lost in a power failure: %s", error.strerror)
         self._thread = threads.start(self._run, name="mq-journal")
 
     def saw(self, transitions: Sequence[Transition]) -> None:
@@ -206,7 +206,7 @@ class Journal:
             self._writer.write(batch)
         except OSError as error:
             if self._lost is None:
-                logger.warning("the journal has a gap from now on: %s", error.strerror)
+                logger.warning("cannot write the journal, transitions are being dropped: %s", error.strerror)
             self._lost = _longer(self._lost, batch.num_rows, since_ns)
 
     def _write_gap(self) -> None:
@@ -221,14 +221,14 @@ class Journal:
         try:
             self._writer.rotate()
         except OSError as error:
-            logger.warning("a segment of the journal did not end in order: %s", error.strerror)
+            logger.warning("cannot complete a journal segment: %s", error.strerror)
 
     def _finish(self) -> None:
         try:
             self._write_gap()
             self._writer.close()
         except OSError as error:
-            logger.warning("the journal does not end in order: %s", error.strerror)
+            logger.warning("cannot complete the journal: %s", error.strerror)
 
 
 def open_journal(
@@ -261,7 +261,7 @@ def open_journal(
         with TemporaryFile(dir=path):
             pass
     except OSError as error:
-        raise InvalidSetting(f"cannot write a journal to {shorten(folder)}: {error.strerror}") from error
+        raise InvalidSetting(f"cannot write the journal to {shorten(folder)}: {error.strerror}") from error
     pid = os.getpid()
     name = f"{pid}-{secrets.token_hex(4)}"
     life = BrokerLife(name, socket.gethostname(), pid, version, store, peers, date_ns())

@@ -114,8 +114,8 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has {len(others)} schedules, the most that one user may have: delete one first, or "
-                "start mq with a greater --schedules-per-user"
+                f"user {owner} has {len(others)} schedules, the most that one user may have: delete one "
+                "first, or start mq with a greater --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
@@ -200,18 +200,18 @@ class Scheduler:
             try:
                 schedule = Schedule.stored(record)
             except (ValueError, KeyError, TypeError) as error:
-                logger.error("schedule %s is not taken up, its record cannot be read: %r", shorten(name), error)
+                logger.error("schedule %s is ignored because its record cannot be read: %r", shorten(name), error)
                 continue
             try:
                 plan = _Plan(schedule, schedule.instants())
             except MQError as error:  # a zone that this machine does not know: it stays, and says why it rests
                 plan = _Plan(schedule, Never(), str(error))
-                logger.error("schedule %s rests: %s", name, error)
+                logger.error("schedule %s is inactive: %s", name, error)
             self._plans[name] = plan
             self._bytes += plan.bytes
         self._clock.on_change(self._note_change)
         if self._plans and self._refusal:
-            logger.warning("%d schedules rest: %s", len(self._plans), self._refusal)
+            logger.warning("%d schedules are inactive: %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
         async for plan in turns.in_turns(self._plans.values(), _INSTANT):
             self._set_due(plan)
@@ -495,14 +495,14 @@ class Scheduler:
         try:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
-            logger.warning("the last firings of %d schedules are not durable: %s", len(done), error)
+            logger.warning("cannot save the last runs of %d schedules: %s", len(done), error)
         async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 
     def _tell(self, plan: _Plan, error: MQError | None) -> None:
         said = "" if error is None else str(error)
         if said and said != plan.error:
-            logger.warning("schedule %s has not published to queue %s: %s", plan.name, plan.schedule.queue, said)
+            logger.warning("schedule %s failed to publish to queue %s: %s", plan.name, plan.schedule.queue, said)
         plan.error = said
 
 

@@ -69,6 +69,6 @@ def _check(python: str) -> None:
             return
         why = f"cannot use mq ({done.stderr.strip().rpartition(chr(10))[2]})"
     raise SparkSourceError(
-        f"Spark starts {found or python} for its Python, which {why}: set PYSPARK_PYTHON to {sys.executable} before "
-        'the session begins, or install "mq[spark]" there'
+        f"Spark uses the Python {found or python}, which {why}: set PYSPARK_PYTHON to {sys.executable} before "
+        'creating the session, or install "mq[spark]" there'
     )

@@ -192,7 +192,7 @@ class DaemonConnection:
                 if pause is None:
                     return call.result(answer, repeated=tries.perhaps_served, is_unsure=tries.is_unsure)
             if is_first:  # else a query would stand still for minutes without a word why
-                logger.warning('%s. Trying again for "retrySeconds", %g s', why, self._options.retry_seconds)
+                logger.warning("%s. Retrying for up to %g s (retrySeconds)", why, self._options.retry_seconds)
             is_first = False
             time.sleep(min(pause, 2.0))
 
@@ -211,7 +211,7 @@ class DaemonConnection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Interrupted(
-                f"the connection to {self._options.url} broke, the request may have been served: {error!r}"
+                f"the connection to {self._options.url} broke; the request may have been executed: {error!r}"
             ) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, body)
@@ -238,7 +238,7 @@ class DaemonConnection:
             try:
                 connection.connect()
             except OSError as error:
-                raise Unreachable(f"no daemon answers at {self._options.url}: {error}") from error
+                raise Unreachable(f"cannot connect to {self._options.url}: {error}") from error
             self._http = connection
         return self._http
 

@@ -249,26 +249,26 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
     options = Options(**values)
     _check_queues(options, way)
     if way == READ_STREAM and not options.consumer:
-        raise InvalidOption('option "consumer" is missing: name this query, so that it finds its place again')
+        raise InvalidOption('option "consumer" is missing: give this query a name, under which it can resume')
     if bool(options.user) != bool(options.password):
         raise InvalidOption('options "user" and "password" go together')
     begin, end = options.starting_time, options.ending_time
     if begin is not None and end is not None and begin >= end:
-        raise InvalidOption('option "endingTime" must be later than "startingTime": between them there is nothing')
+        raise InvalidOption('option "endingTime" must be later than "startingTime"')
     if options.token and options.user:
-        raise InvalidOption('give the option "token", or "user" and "password", not both')
+        raise InvalidOption('use either the option "token" or the options "user" and "password"')
     return options
 
 
 def _check_queues(options: Options, way: str | None) -> None:
     if options.queue and options.queue_pattern:
-        raise InvalidOption('give the option "queue", or "queuePattern", not both')
+        raise InvalidOption('use either the option "queue" or the option "queuePattern"')
     if way in _READS and not options.queue and not options.queue_pattern:
-        raise InvalidOption('option "queue" is missing: name the queue, or give a "queuePattern"')
+        raise InvalidOption('option "queue" is missing: set it, or set "queuePattern"')
     if way == WRITE and len(options.queues) > 1:
         raise InvalidOption(
-            'option "queue" names several: a write goes into one, or, without the option, each row into the one that '
-            'its column "queue" names'
+            'option "queue" must name a single queue for a write. To write to several queues, omit it and '
+            'add a column "queue"'
         )
 
 

@@ -94,11 +94,11 @@ class RowMaker:
         for field in schema:
             there = known.get(field.name)
             if there is None:
-                raise InvalidSchema(f"unknown column {field.name}; a message has {', '.join(known)}")
+                raise InvalidSchema(f"unknown column {field.name}; known columns: {', '.join(known)}")
             is_text = field.name == "value" and field.dataType == StringType()
             if field.dataType.simpleString() != there.dataType.simpleString() and not is_text:
                 wanted = there.dataType.simpleString()
-                raise InvalidSchema(f"column {field.name} is {wanted}, not {field.dataType.simpleString()}")
+                raise InvalidSchema(f"column {field.name} must be {wanted}, not {field.dataType.simpleString()}")
         self._is_text = any(field.name == "value" and field.dataType == StringType() for field in schema)
         self._schema = arrow_schema(schema)
         self.needs_messages = any(field.name == "value" or field.name in _SAID for field in schema)
@@ -132,7 +132,7 @@ def _texts(columns: Columns) -> pa.Array:
             try:
                 body.as_py().decode()
             except UnicodeDecodeError:
-                raise InvalidRow(f"message {id} is not text in UTF-8: read the column value as binary") from None
+                raise InvalidRow(f"message {id} is not UTF-8 text: read the column value as binary") from None
         raise
 
 
@@ -185,17 +185,17 @@ def check_written(schema: StructType, queue: str) -> None:
     types = {field.name: field.dataType for field in schema}
     if "key" in types:
         raise InvalidSchema(
-            'the column "key" is not taken, for it may mean two things. A group, which many rows share and which keeps '
-            'their order, as Kafka\'s key: rename it to "group" for a queue with groups. Or what names this one '
-            'row, so that it is stored once: rename it to "idempotencyKey"'
+            'the column "key" is ambiguous. If rows with the same key must stay in order, as in Kafka, '
+            'rename it to "group" (for a queue with groups). If it identifies a single row, rename it to '
+            '"idempotencyKey"'
         )
     if "value" not in types:
-        raise InvalidSchema(f'there is no column "value", the body; the columns are {", ".join(types)}')
+        raise InvalidSchema(f'the column "value", the message body, is missing; the columns are {", ".join(types)}')
     if not queue and QUEUE not in types:
-        raise InvalidSchema('option "queue" is missing, and there is no column "queue": name the queue in either')
+        raise InvalidSchema('set the option "queue", or add a column "queue"')
     for name in types:
         if name not in (*WRITTEN, *NOT_WRITTEN):
-            raise InvalidSchema(f"unknown column {name}; a message is made of {', '.join(WRITTEN)}")
+            raise InvalidSchema(f"unknown column {name}; known columns: {', '.join(WRITTEN)}")
     texts = (StringType().simpleString(),)
     wanted = {
         "value": (BinaryType().simpleString(), *texts),
@@ -263,7 +263,7 @@ class LineMaker:
     def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
         if value is None:
-            raise ValueError('column "value" is null, and a message has a body: filter such rows, or coalesce them')
+            raise ValueError('column "value" is null, but a message needs a body: filter or coalesce such rows')
         body = value.encode() if isinstance(value, str) else bytes(value)
         line: dict[str, Any] = _as_member(body)
         for column, name in _AS_MEMBERS:
@@ -341,8 +341,8 @@ def _attributes(headers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
             raise ValueError('column "headers" has a header without a name')
         if name in found:
             raise ValueError(
-                f'column "headers" has the header "{name}" twice. A message has each once, whatever its case: join the '
-                "values, or give the others names of their own"
+                f'column "headers" has the header "{name}" twice. Header names are unique and not '
+                "case-sensitive: join the values, or rename the headers"
             )
         found[name] = _text(pair["value"])
     return found

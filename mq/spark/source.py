@@ -51,8 +51,9 @@ class MqDataSource(DataSource):
         """
         if not READS_STREAMS:
             raise SparkSourceError(
-                f"readStream: Spark {pyspark.__version__} does not tell a source in Python where a stream stands, so "
-                "messages could be lost with a checkpoint: use Spark 4.2 or later. Tables and writes need 4.0"
+                f"readStream needs Spark 4.2 or later: Spark {pyspark.__version__} does not report the "
+                "position of a stream to Python sources, so messages could be lost. Tables and writes need "
+                "4.0"
             )
         return MqStreamReader(read_options(self.options, READ_STREAM), schema)
 
@@ -64,7 +65,9 @@ class MqDataSource(DataSource):
             InvalidSchema: the rows cannot be messages.
         """
         if overwrite:
-            raise InvalidOption('mode "overwrite": a queue is not replaced. Use "append", after a purge if need be')
+            raise InvalidOption(
+                'mode "overwrite" is not supported: use "append", and purge the queue first if necessary'
+            )
         return MqWriter(read_options(self.options, WRITE), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> MqStreamWriter:

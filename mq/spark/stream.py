@@ -201,9 +201,10 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     yield rows.batch(page.messages)
                 if missing and options.fail_on_claim_lost:
                     raise ClaimLost(
-                        f"{missing} messages of batch {partition.batch} are damaged in the store, and stay there "
-                        f"(queue {partition.queue}, consumer {options.consumer}). mq doctor shows which; remove them, "
-                        'or, to have them removed with this batch, set the option "failOnClaimLost" to false'
+                        f"{missing} messages of batch {partition.batch} are damaged in the store (queue "
+                        f"{partition.queue}, consumer {options.consumer}). Find them with mq doctor and "
+                        'remove them, or set the option "failOnClaimLost" to false to remove them with this '
+                        "batch"
                     )
                 connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
             except SparkSourceError as error:
@@ -329,8 +330,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For each queue the number of its batch, and how many rows that has."""
         if offset["consumer"] != self._options.consumer:
             raise SparkSourceError(
-                f'option "consumer" is {self._options.consumer}, and the checkpoint is that of {offset["consumer"]}: '
-                "use another checkpointLocation, or that name"
+                f'option "consumer" is {self._options.consumer}, but the checkpoint belongs to '
+                f"{offset['consumer']}: use another checkpointLocation, or that name"
             )
         if "queues" in offset:
             return dict(offset["queues"])
@@ -379,8 +380,8 @@ def _is_gone(connection: DaemonConnection, options: Options, incarnation: int, e
 
 def _lost_with_queue(options: Options, batch: int, rows: int) -> ClaimLost:
     return ClaimLost(
-        f"{rows} messages of batch {batch} are lost with their queue: queue {options.queue} was deleted after the "
-        f"batch was planned (consumer {options.consumer} at {options.url}). To go on without them, set the option "
+        f"{rows} messages of batch {batch} are lost: queue {options.queue} was deleted after the batch was "
+        f"planned (consumer {options.consumer} at {options.url}). To continue without them, set the option "
         '"failOnClaimLost" to false'
     )
 
@@ -471,7 +472,7 @@ class QueueClaims:
         if not planned:
             return []
         if _is_another(self.position, place):
-            raise QueueGone(f"queue {self._options.queue} was deleted, and made again")
+            raise QueueGone(f"queue {self._options.queue} was deleted and created again")
         self._start(checkpoint)
         if batch != self._acknowledged + 1:
             self._check_taken_over(batch)
@@ -515,11 +516,11 @@ class QueueClaims:
                 return False
             if not options.take_over:
                 raise SparkSourceError(
-                    f"batch {batch} is in Spark's commit log, and only {found['read']} of its {found['messages']} rows "
-                    "were read by this query: the sink has skipped it, as a file sink does whose folder has the "
-                    "_spark_metadata of another checkpoint, or foreachBatch has not read all of it. Nothing was "
-                    "removed from the queue. Write to another folder, or read all rows, and start again with "
-                    f"{_TAKE_OVER}: then the batch is read once more {self._where()}"
+                    f"batch {batch} is in Spark's commit log, but this query read only {found['read']} of its "
+                    f"{found['messages']} rows: the sink skipped it (as a file sink does if its folder has "
+                    "the _spark_metadata of another checkpoint), or foreachBatch did not read all rows. "
+                    "Nothing was removed from the queue. Write to another folder, or read all rows, and "
+                    f"start again with {_TAKE_OVER} to read the batch again {self._where()}"
                 ) from error
             return False
         self._acknowledged = batch
@@ -530,7 +531,7 @@ class QueueClaims:
         options = self._options
         call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
         while left := self._run(call):
-            logger.warning("%d messages of batch %d are left to be removed %s", left, batch, self._where())
+            logger.warning("%d messages of batch %d are still to be removed %s", left, batch, self._where())
 
     @property
     def _within(self) -> float:
@@ -554,7 +555,7 @@ class QueueClaims:
                 self._check_checkpoint(self._ask(), checkpoint, error)
             raise
         if found["incarnation"] != self.incarnation:
-            raise QueueGone(f"queue {options.queue} was deleted, and made again")
+            raise QueueGone(f"queue {options.queue} was deleted and created again")
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
         if found["remaining"]:
             self._remove(self._acknowledged)
@@ -566,10 +567,10 @@ class QueueClaims:
         if options.take_over or position["checkpoint"] in (None, checkpoint):
             return
         raise SparkSourceError(
-            f'option "consumer": {options.consumer} goes with another checkpoint than this query. Give it that '
-            "checkpointLocation, or another name. If the other one is lost, or this query is to replace that "
-            f"one, start it with {_TAKE_OVER}: it goes on from where the consumer is, and rows that were read "
-            f"last may come again {self._where()}"
+            f'option "consumer": {options.consumer} belongs to a query with a different checkpoint. Use that '
+            "checkpointLocation, or another consumer name. If the checkpoint is lost, or this query replaces "
+            f"the other one, start it with {_TAKE_OVER}: it continues at the position of the consumer, and "
+            f"may read the last rows again {self._where()}"
         ) from error
 
     def _check_taken_over(self, batch: int) -> None:
@@ -579,12 +580,13 @@ class QueueClaims:
         here = f"the checkpoint is at batch {batch} of consumer {self._options.consumer}"
         if batch <= self._acknowledged:
             raise SparkSourceError(
-                f"{here}, which has acknowledged batch {self._acknowledged}: it is an old copy, and what was read "
-                f"after it is no longer in the queue. To go on without that, start with {_TAKE_OVER} {self._where()}"
+                f"{here}, which has acknowledged batch {self._acknowledged}: it is an old copy, and messages "
+                f"read after it are no longer in the queue. To continue without them, start with {_TAKE_OVER} "
+                f"{self._where()}"
             )
         raise SparkSourceError(
-            f"{here}, whose last batch is {self._acknowledged}: the consumer was deleted, or the daemon's root is an "
-            f"old copy. To go on from there, start with {_TAKE_OVER} {self._where()}"
+            f"{here}, whose last batch is {self._acknowledged}: the consumer was deleted, or the daemon's "
+            f"root is an old copy. To continue from there, start with {_TAKE_OVER} {self._where()}"
         )
 
     def _where(self) -> str:

@@ -113,9 +113,9 @@ class MqWriter(DataSourceArrowWriter):
         written again with the same ``writeId``."""
         if not self._options.is_staged and not self._options.write_id:
             logger.warning(
-                "the write into queue %s failed, and some of its rows may be there: without keys of their own they "
-                'come twice when it is run again. Give the next write the option "writeId", any text that names it, '
-                'and it can be run again; or "commitMode" set to staged, and a write that fails leaves nothing',
+                "the write to queue %s failed after some of its rows may have been stored; running it again "
+                'would store them twice. To make writes repeatable, set the option "writeId" to a name of '
+                'the write, or "commitMode" to staged, which stores all rows or none',
                 self._options.asked_for,
             )
         _abort(self._options, messages, self._job)
@@ -143,7 +143,7 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
-            raise SparkSourceError("Spark does not tell which query and micro-batch this is: use a supported Spark")
+            raise SparkSourceError("Spark does not report the query and micro-batch: use a supported Spark version")
         run = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
         job = f"{query}.{batch}.{run or ''}"  # a query that is started again is another run
         return _publish(self._options, f"{query}/{batch}", job, as_batches(iterator, self._schema))
@@ -171,7 +171,7 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
             connection.queue()
         again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
-        logger.warning("of %d rows %d were in queue %s already, by their keys", rows, again, options.asked_for)
+        logger.warning("of %d rows, %d were already in queue %s (same idempotency key)", rows, again, options.asked_for)
 
 
 def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -> int:
@@ -203,7 +203,7 @@ def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job
         with DaemonConnection(options) as connection:
             connection.run(calls.end_write(queue, job))
     except SparkSourceError as error:
-        logger.warning("the daemon drops what the write held back later: %s", error)
+        logger.warning("cannot discard the staged rows now, the daemon will do it later: %s", error)
 
 
 def _check_keys(stored: Sequence[StoredRows]) -> None:
@@ -213,10 +213,10 @@ def _check_keys(stored: Sequence[StoredRows]) -> None:
     if found is not None:
         (first, row), (second, other) = found
         raise InvalidRow(
-            f"row {other} of partition {keyed[second].partition} has the idempotency key of row {row} of partition "
-            f"{keyed[first].partition}, so only one of them is in the queue. A key names one row: it is the column "
-            '"idempotencyKey", else "id", else, with "writeId", what the row says. Drop what is there twice, or give '
-            'each row an "idempotencyKey"'
+            f"row {other} of partition {keyed[second].partition} has the same idempotency key as row {row} of "
+            f"partition {keyed[first].partition}, so only one of them was stored. Keys must be unique: the "
+            'key of a row is its column "idempotencyKey", otherwise "id", or its content if "writeId" is '
+            'set. Drop duplicate rows, or add a column "idempotencyKey"'
         )
 
 
@@ -335,12 +335,14 @@ class _Publisher:
                 pause = tries.after_refusals()
                 if pause is None:
                     raise SparkSourceError(
-                        f'option "queue": {self._options.queue} takes no more for now ({len(left)} rows are left), '
-                        'and the option "retrySeconds" is over'
+                        f'option "queue": {self._options.queue} was full for longer than "retrySeconds" '
+                        f"({len(left)} rows are left)"
                     )
                 if is_first:  # else a job would stand still for minutes without a word why
                     patience = self._options.retry_seconds
-                    logger.warning('%d rows wait: %s. Trying again for "retrySeconds", %g s', len(left), why, patience)
+                    logger.warning(
+                        "%d rows are waiting: %s. Retrying for up to %g s (retrySeconds)", len(left), why, patience
+                    )
                 time.sleep(pause)
             wanted = left
         return again

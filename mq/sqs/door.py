@@ -174,7 +174,7 @@ class SqsDoor(Handler):
             reply = await self._carry_out(speech, request, body, room, id)
         except MQError as error:
             if not isinstance(error, SqsError):
-                logger.debug("an action failed: %s", error)
+                logger.debug("an SQS action failed: %s", error)
             room.give_back()
             return speech.refusal(sqs_error(error), id)
         except BaseException:

@@ -137,7 +137,7 @@ class MoveTasks:
         try:
             records = await self._broker.declarations.records(KIND) if self._is_kept else {}
         except StorageError as error:
-            logger.warning("message move tasks of before do not go on: %s", error)
+            logger.warning("cannot resume earlier message move tasks: %s", error)
             return
         for source in sorted(records):
             task = MoveTask.restored(source, records[source])

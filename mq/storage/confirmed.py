@@ -61,9 +61,7 @@ class ConfirmedFile:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            logger.error(
-                "damaged: %s: %s: this start will not find out a server that lacks what was confirmed", path, error
-            )
+            logger.error("damaged: %s: %s. This start cannot detect a server that lacks confirmed changes", path, error)
             return 0
 
     def note(self, store: str, number: int) -> None:
@@ -79,7 +77,8 @@ class ConfirmedFile:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "cannot note in %s what %s has confirmed (%s): a start will not find out a server that lacks it",
+                    "cannot record in %s what %s has confirmed (%s). The next start cannot detect a server "
+                    "that lacks confirmed changes",
                     self._folder,
                     store,
                     error.strerror,

@@ -181,9 +181,13 @@ async def _all_done(storage: Storage, operations: Sequence[AnyOperation]) -> Non
     """
     for outcome in await commit(storage, operations):
         if outcome.result is Result.FULL:
-            raise StorageFull(f"cannot end now what a crash has cut off: {outcome.reason}. Try again later")
+            raise StorageFull(
+                f"cannot complete a batch that a crash interrupted now: {outcome.reason}. Try again later"
+            )
         if outcome.result in (Result.FAILED, Result.UNKNOWN, Result.FENCED):
-            raise StorageFailed(f"cannot end what a crash has cut off: {outcome.reason or outcome.result.value}")
+            raise StorageFailed(
+                f"cannot complete a batch that a crash interrupted: {outcome.reason or outcome.result.value}"
+            )
 
 
 def _encoded(messages: Sequence[Write | Move], records: Sequence[Put | Drop]) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         StorageUnusable: something follows the colon, or another process is to take part.
     """
     if rest:
-        raise StorageUnusable("memory: stands alone: nothing follows its colon")
+        raise StorageUnusable("memory: has no address: write memory: only")
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("memory: lives in one process: no peers, no separate mover or reaper can work on it")
+        raise StorageUnusable("memory: is for a single process: omit --peers, --no-mover and --no-reaper")
     return MemoryStorage()
 
 

@@ -66,7 +66,9 @@ def make_storage(address: str, options: StorageOptions) -> Storage:
     """
     name, colon, rest = address.partition(":")
     if not colon:
-        raise StorageUnusable(f"not a store's address: {shorten(address)}. Write NAME:PLACE, such as posix:/var/lib/mq")
+        raise StorageUnusable(
+            f"not the address of a store: {shorten(address)}. Write NAME:ADDRESS, such as posix:/var/lib/mq"
+        )
     return _make(_find(name), rest, options)
 
 
@@ -82,10 +84,12 @@ def _find(name: str) -> EntryPoint:
     found = [entry_point for entry_point in known if entry_point.name == name]
     if not found:
         names = ", ".join(sorted(known.names)) or "none: install mq, a copied source tree has no entry points"
-        raise StorageUnusable(f"no storage backend named {shorten(name)}. Known: {names}")
+        raise StorageUnusable(f"unknown storage backend {shorten(name)}. Installed: {names}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
-        raise StorageUnusable(f"storage backend {shorten(name)} is in {packages}: uninstall all but one")
+        raise StorageUnusable(
+            f"several packages provide the storage backend {shorten(name)} ({packages}): uninstall all but one"
+        )
     return found[0]
 
 
@@ -100,7 +104,9 @@ def _make(entry_point: EntryPoint, rest: str, options: StorageOptions) -> Storag
     storage: Storage = factory(rest, options)
     missing = [verb for verb in _VERBS if verb not in dir(storage)]
     if missing:
-        raise StorageUnusable(f"{at_fault} did not make a store: {type(storage).__name__} has no {', '.join(missing)}")
+        raise StorageUnusable(
+            f"{at_fault} did not return a store: {type(storage).__name__} has no {', '.join(missing)}"
+        )
     return storage
 
 

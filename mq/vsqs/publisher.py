@@ -83,7 +83,10 @@ class FolderPublisher:
             now = self._system.now_ns() // 1_000_000
         number = max(now, last + 1)
         if number > HIGHEST:
-            raise StorageUnusable(f"{self._names.path(last, READY)} leaves no number for a message after it: remove it")
+            raise StorageUnusable(
+                f"{self._names.path(last, READY)} has the highest possible number, so no message can follow it: "
+                "remove it"
+            )
         self._last = number
         return number
 
@@ -127,7 +130,7 @@ class FolderPublisher:
         self._orphans.sweep()
         self._view.refresh()
         if self._taken() > self._capacity:
-            raise QueueFull(f"the queue holds its {self._capacity} messages: delete some, then publish again")
+            raise QueueFull(f"the queue is full ({self._capacity} messages): delete some, then publish again")
 
     def _taken(self) -> int:
         return len(self._view.index) + len(self._view.index.new)
@@ -154,7 +157,9 @@ class FolderPublisher:
         except FileNotFoundError:
             if not self._calls.is_at(fd, self._names.path(number, READY)):  # a network may ask for a rename twice
                 path = self._names.path(number, NEW)
-                raise StorageUnusable(f"{path} was taken away while it was written: leave it to mq") from None
+                raise StorageUnusable(
+                    f"{path} was removed while mq wrote it: do not change files of the queue"
+                ) from None
 
 
 class Orphans:

@@ -211,7 +211,7 @@ def told(path: str) -> Iterator[None]:
 def failed(path: str, error: OSError) -> StorageFailed:
     """The error for a disk that does not do its work."""
     return StorageFailed(
-        f"{path}: {error.strerror}; what is on the disk is unknown: repair it, remount it, and open the queue anew"
+        f"{path}: {error.strerror}. The state of the disk is unknown: repair and remount it, then open the queue again"
     )
 
 
@@ -219,11 +219,15 @@ def _translated(path: str, error: OSError) -> MQError:
     if error.errno in (errno.ENOENT, errno.ENOTDIR):
         return _no_queue(path)
     if error.errno in _TRANSIENT:
-        return StorageFull(f"{path}: {error.strerror}; try again later")
+        return StorageFull(f"{path}: {error.strerror}. Try again later")
     if error.errno in _REFUSED:
-        return StorageUnusable(f"{path}: {error.strerror}; a queue's folder has to be readable, writable and lockable")
+        return StorageUnusable(
+            f"{path}: {error.strerror}. The folder of a queue must be readable, writable and lockable"
+        )
     return failed(path, error)
 
 
 def _no_queue(path: str) -> NoSuchQueue:
-    return NoSuchQueue(f"{path} is not there, or not the folder that was opened: make it with mkdir, open it anew")
+    return NoSuchQueue(
+        f"{path} does not exist, or is no longer the folder that was opened: create it with mkdir, or open it again"
+    )

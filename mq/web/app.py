@@ -93,7 +93,7 @@ class _Connection(TrioASGIHTTPConnection):
             await self._respond(response, request.arriving, send)
         except* (h11.ProtocolError, trio.BusyResourceError):
             # what came after the request was malformed, and Hypercorn has ended the connection by itself
-            logger.debug("a connection ended before its response did")
+            logger.debug("the connection ended before the response was complete")
 
     async def _respond(self, response: _QuartResponse, arriving: ArrivingBody, send: ASGISendCallable) -> None:
         async with response.response as chunks, trio.open_nursery() as nursery:
@@ -119,7 +119,7 @@ class _Connection(TrioASGIHTTPConnection):
                 for piece in cut(chunk, PIECE_BYTES) if self._is_http2 else (chunk,):
                     await send(HTTPResponseBodyEvent(type="http.response.body", body=piece, more_body=True))
         except (CorruptMessage, StorageError) as error:
-            logger.error("a response was broken off: %s", error)
+            logger.error("response aborted: %s", error)
             # In HTTP/1.1 the connection breaks. A stream cannot be reset from here, so it ends short of its
             # content-length, which every client must notice (RFC 9113, section 8.1.1).
             return self._is_http2
@@ -179,7 +179,7 @@ class WebApp(QuartTrio):
 
     async def handle_exception(self, error: Exception) -> Response:
         """Answer 500 to an error that no endpoint foresaw."""
-        logger.error("an error in mq itself", exc_info=error)
+        logger.error("internal error", exc_info=error)
         return _to_quart(BUG)
 
 

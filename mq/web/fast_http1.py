@@ -311,7 +311,7 @@ class FastHttp1:
         try:
             reply = await handler.handle(self._request(head, body))
         except Exception as error:
-            logger.error("an error in mq itself", exc_info=error)
+            logger.error("internal error", exc_info=error)
             reply = _bug(head)
         finally:
             stream.at_work -= 1
@@ -323,7 +323,7 @@ class FastHttp1:
         try:
             reply = await handler.handle(self._request(head, arriving))
         except Exception as error:
-            logger.error("an error in mq itself", exc_info=error)
+            logger.error("internal error", exc_info=error)
             reply = _bug(head)
         finally:
             incoming.work.end()
@@ -404,7 +404,7 @@ class FastHttp1:
             if is_chunked:
                 await self._stream.send(b"0\r\n\r\n")
         except (CorruptMessage, StorageError) as error:
-            logger.error("a response was broken off: %s", error)
+            logger.error("response aborted: %s", error)
             return False
         finally:
             with trio.CancelScope(shield=True):

@@ -56,7 +56,7 @@ from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStrea
 from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
 
 logger = logging.getLogger(__name__)
-_CLOSED: Final = FewLines(logger, logging.WARNING, "a connection was closed: %s")
+_CLOSED: Final = FewLines(logger, logging.WARNING, "closed an HTTP connection: %s")
 
 SPARE_RESETS: Final = 256
 """How many more resets than finished responses: twice the streams that may be open, so all may be given up at once."""

@@ -43,7 +43,7 @@ from mq.web.http_connection import (
 from mq.web.hypercorn_server import STREAMS, STREAMS_BEFORE_LOGIN, GuardedServer
 
 logger = logging.getLogger(__name__)
-_DROPPED: Final = FewLines(logger, logging.WARNING, "a connection was dropped, its client confused the server: %s")
+_DROPPED: Final = FewLines(logger, logging.WARNING, "dropped an HTTP connection after a protocol violation: %s")
 
 GRACE_SECONDS: Final = 10
 """How long requests may run on after a stop."""
@@ -248,7 +248,7 @@ class _HttpConnections:
             fault = first_of(faults)
             _DROPPED.write(type(fault).__name__)
             # not its text, which may quote what the client sent: a header with a secret in it
-            logger.debug("it came about here:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
+            logger.debug("raised at:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
     async def _serve_both(self, connection: HttpConnection, watched: WatchedStream) -> None:
         """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""

@@ -121,14 +121,14 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("backup", "there", "backups"), "no root of mq"),
-        (("backup", "root", "root/backups"), "give a folder elsewhere"),
-        (("backup", "root", "there"), "give a folder that is empty"),
-        (("restore", "there", "new"), "no folder of backups"),
-        (("restore", "nowhere", "new"), "no folder of backups"),
+        (("backup", "there", "backups"), "is not a root of mq"),
+        (("backup", "root", "root/backups"), "choose another folder"),
+        (("backup", "root", "there"), "choose an empty folder, a new one, or one with earlier backups"),
+        (("restore", "there", "new"), "is not a backup folder"),
+        (("restore", "nowhere", "new"), "is not a backup folder"),
         (("restore", "backups", "there"), "is not empty: move it away"),
-        (("restore", "backups", "backups/root"), "give a root elsewhere"),
-        (("restore", "backups", "new", "--number", 7), "no backup 7: mq restore --list shows"),
+        (("restore", "backups", "backups/root"), "choose another root"),
+        (("restore", "backups", "new", "--number", 7), "no backup 7: list its backups with mq restore --list"),
         (("restore", "backups"), "missing argument ROOT"),
     ],
 )
@@ -150,7 +150,7 @@ def test_what_is_refused_says_what_to_do(
 def test_a_folder_without_a_whole_backup(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
     mq("backup", root, backups)
     (backups / "backups" / "000001.jsonl").write_text("")
-    assert "has not come to its end" in mq("restore", backups, tmp_path / "new").error
+    assert "has no complete backup" in mq("restore", backups, tmp_path / "new").error
     assert "is damaged" in mq("restore", backups, tmp_path / "new", "--number", 1).error
     assert mq("restore", backups, "--list").out == ""
 
@@ -163,7 +163,7 @@ def test_another_users_root_is_refused_at_a_restore(
     (tmp_path / "new").chmod(0o777)
     done = mq("restore", backups, tmp_path / "new")
     assert done.status == 2
-    assert "everybody on this machine may write" in done.error
+    assert "is writable by every user of this machine" in done.error
 
 
 def test_no_room_is_said_and_may_pass(mq: Mq, root: Path, backups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_no_room_is_said_and_may_pass(mq: Mq, root: Path, backups: Path, monkeyp
     monkeypatch.setattr(LinuxCalls, "write", full)
     done = mq("backup", root, backups)
     assert done.status == 4
-    assert "make room, or keep fewer (--keep); the backups before this one are whole" in done.error
+    assert "free some, or keep fewer backups (--keep). Earlier backups are complete" in done.error
 
 
 def test_a_root_of_several_machines_has_to_be_at_rest(

@@ -122,12 +122,12 @@ def test_a_priority_without_effect_is_warned_of(client: Client, mq: Mq) -> None:
 
 
 def test_a_url_of_the_other_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match="give the URL of HTTP, such as http://"):
+    with pytest.raises(ValueError, match="use the HTTP URL, such as http://"):
         Client("amqp://127.0.0.1")
 
 
 async def test_an_http_url_is_not_one_of_amqp() -> None:
-    with pytest.raises(ValueError, match="give the URL of AMQP, such as amqp://"):
+    with pytest.raises(ValueError, match="use an AMQP URL, such as amqp://"):
         async with connect("http://127.0.0.1:8080"):
             pass
 

@@ -103,7 +103,7 @@ def test_top_goes_on_until_it_is_stopped(
     done = mq("top", "--every", 3, "--patience", 0)
     assert (done.status, pauses) == (0, [3.0, 3.0])
     assert done.lines[2].startswith("QUEUE")
-    assert done.lines[-1].startswith("mq: no daemon answers")
+    assert done.lines[-1].startswith("mq: cannot connect to")
 
 
 def test_bench_without_a_daemon_is_4(daemon: Inside, mq: Mq) -> None:

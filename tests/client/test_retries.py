@@ -269,14 +269,14 @@ UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
     "nobody knows whose 503": (lambda: [httpx.Response(503)], True, "the answer was 503: it may have been done"),
     "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier try may have been done"),
     "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier try may have been done"),
-    "broke": (lambda: [lost()], True, "the request may have been served"),
-    "nobody there": (lambda: [httpx.ConnectError("x")], False, "no daemon answers"),
+    "broke": (lambda: [lost()], True, "the request may have been executed"),
+    "nobody there": (lambda: [httpx.ConnectError("x")], False, "cannot connect to"),
     "broke, then nobody there": (
         lambda: [lost(), httpx.ConnectError("x")],
         True,
-        "an earlier try may have been served",
+        "an earlier attempt may have been executed",
     ),
-    "full, then nobody there": (lambda: [refused(503), httpx.ConnectError("x")], False, "no daemon answers"),
+    "full, then nobody there": (lambda: [refused(503), httpx.ConnectError("x")], False, "cannot connect to"),
 }
 """The answers that use up the patience -> whether the publish may be stored, and what is said."""
 

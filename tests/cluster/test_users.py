@@ -183,10 +183,13 @@ async def test_the_file_of_a_node_goes_first(
     async with three_nodes(users_of) as cluster:
         a, b = (cluster.hosts[name] for name in "ab")
         refused = await b.http("PUT", "/-/users/shop", json.dumps(table()).encode())
-        assert (refused.status, b"users file, which goes first" in bytes(refused.body)) == (409, True)
+        assert (refused.status, b"users file, which goes first" in bytes(refused.body)) == (
+            409,
+            True,
+        )
         assert await put(a, "shop", table()) == 200
         assert (may(a), may(b), may(b, queue="own")) == (True, False, True)
-        assert "user shop of the cluster does not count here" in caplog.text
+        assert "ignoring user shop of the cluster" in caplog.text
         write_users(tmp_path / "b.toml", ROOT)
         assert b.users is not None
         b.users.reload()

@@ -286,12 +286,14 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
             with pytest.raises(NoMemory):
                 memory.reserve(Use.ANSWER, 7)
         [line] = caplog.messages
-        assert line.startswith("1 times memory for answer was refused, lastly 7 bytes to user alice, connection a con")
-        assert line.endswith("user alice have 200 of 200 (--memory)")
+        assert line.startswith(
+            "refused 1 times to reserve memory for answer, most recently 7 bytes for user alice, connection a con"
+        )
+        assert line.endswith("user alice use 200 of 200 bytes (--memory)")
         await trio.sleep(61)
         with pytest.raises(NoMemory):
             memory.reserve(Use.ANSWER, 7)
-    assert caplog.messages[1].startswith("3 times memory for answer was refused")
+    assert caplog.messages[1].startswith("refused 3 times to reserve memory for answer")
     assert budget.refused == {Use.ANSWER: 4}
 
 
@@ -319,8 +321,10 @@ async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, cap
     with caplog.at_level(logging.WARNING), pytest.raises(NoDisk):
         memory.reserve(Use.STAGED, 7)
     [line] = caplog.messages
-    assert line.startswith("1 times disk for staged was refused, lastly 7 bytes to user -, connection a connection")
-    assert line.endswith("this connection have 20 of 20 (--staging)")
+    assert line.startswith(
+        "refused 1 times to reserve disk for staged, most recently 7 bytes for user -, connection a connection"
+    )
+    assert line.endswith("this connection use 20 of 20 bytes (--staging)")
     assert budget.refused == {Use.STAGED: 1}
 
 

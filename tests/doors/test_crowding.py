@@ -59,7 +59,7 @@ async def test_the_log_says_so_once_a_minute(autojump_clock: MockClock, caplog: 
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "192.0.2.1" in said[0]
-    assert said[1].startswith("99 connections")
+    assert said[1].startswith("refused 99 connections, most recently")
 
 
 async def test_lines_that_clients_cause_are_few_and_the_others_are_counted(
@@ -73,7 +73,7 @@ async def test_lines_that_clients_cause_are_few_and_the_others_are_counted(
         lines.write("one", "more")
     said = [record.getMessage() for record in caplog.records]
     assert said[0] == "0 was closed: why"
-    assert said[MOST_LINES:] == ["40 more lines of this kind: %s was closed: %s", "one was closed: more"]
+    assert said[MOST_LINES:] == ["40 more messages of this kind: %s was closed: %s", "one was closed: more"]
 
 
 @pytest.mark.parametrize(("most_handles", "reserved"), [(1024, 128), (65_536, 128), (100, 25)])
@@ -86,8 +86,8 @@ async def test_open_files_are_kept_for_the_store(
     room = [handle for handle in range(most_handles) if ExitStack().enter_context(crowd.room("127.0.0.1", handle))]
     assert room == list(range(most_handles - reserved))
     [said] = [record.getMessage() for record in caplog.records]
-    assert f"may have {most_handles} open files" in said
-    assert f"{reserved} are kept" in said
+    assert f"mq may open {most_handles} files" in said
+    assert f"{reserved} of them are reserved for the store" in said
 
 
 async def test_open_files_without_a_limit_have_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:

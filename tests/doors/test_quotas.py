@@ -115,4 +115,4 @@ async def test_refusals_are_logged_once_a_minute(autojump_clock: object, caplog:
             with pytest.raises(OverLimit):
                 quotas.check_connection(limited(connections=0))
     [line] = caplog.messages
-    assert line == "1 connections were refused, the last one of user alice, who has 0 (max_connections)"
+    assert line == "refused 1 connections, most recently from user alice, who already has 0 (max_connections)"

@@ -117,7 +117,7 @@ def test_a_full_disk_costs_what_was_told_meanwhile_and_no_more(tmp_path: Path, c
     assert [row["count"] for row in rows if row["kind"] == "gap"] == [50]
     assert [row["sequence"] for row in rows][-1] == 151
     assert [record.getMessage() for record in caplog.records] == [
-        "the journal has a gap from now on: No space left on device",
+        "cannot write the journal, transitions are being dropped: No space left on device",
         "50 transitions are missing in the journal",
     ]
 
@@ -193,7 +193,7 @@ def test_a_beginning_that_cannot_be_synced_is_told_and_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         journal = make(tmp_path, Disk())
-    assert "may not outlive a power cut: Input/output error" in caplog.text
+    assert "may be lost in a power failure: Input/output error" in caplog.text
     told = list(lives(2))
     journal.saw(told)
     journal.close()
@@ -274,7 +274,7 @@ async def work(broker: Broker, random: Random) -> None:
 
 def test_a_folder_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidSetting, match="cannot write a journal to"):
+    with pytest.raises(InvalidSetting, match="cannot write the journal to"):
         open_journal(str(tmp_path / "file" / "journal"), Limits(), store="memory:", peers=0, version="0")
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 

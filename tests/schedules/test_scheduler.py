@@ -489,7 +489,7 @@ async def test_where_others_change_the_store_there_are_none(
             await scheduler.put(every(60))
         assert scheduler.names() == ["s"]
         await scheduler.drop("s")
-    assert "1 schedules rest: not with peers" in caplog.text
+    assert "1 schedules are inactive: not with peers" in caplog.text
 
 
 async def test_records_that_cannot_be_read_stop_nothing(served: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -506,4 +506,4 @@ async def test_records_that_cannot_be_read_stop_nothing(served: Served, caplog: 
             assert scheduler.status("far").next_ms is None
             await trio.sleep(60)
             assert await ready(broker) == 1
-    assert 'schedule "odd" is not taken up' in caplog.text
+    assert 'schedule "odd" is ignored because its record cannot be read' in caplog.text

@@ -101,12 +101,12 @@ def test_what_a_query_waits_for_is_told_when_it_begins_to_wait(
     away = with_options(options, url="http://127.0.0.1:9", retry_seconds=0.5)
     if status is not None:
         monkeypatch.setattr(DaemonConnection, "_send", lambda connection, call: Answer(status, {}))
-    why = "no daemon answers at" if status is None else "the daemon at"
+    why = "cannot connect to" if status is None else "the daemon at"
     with pytest.raises(SparkSourceError):
         MqReader(away, COLUMNS).partitions()
     [told] = [record.getMessage() for record in caplog.records if record.name == "mq.spark"]
     assert told.startswith(f"{why} http://127.0.0.1:9")
-    assert told.endswith('. Trying again for "retrySeconds", 0.5 s')
+    assert told.endswith(". Retrying for up to 0.5 s (retrySeconds)")
     caplog.clear()
     with pytest.raises(SparkSourceError):
         MqReader(with_options(away, retry_seconds=0.0), COLUMNS).partitions()
@@ -254,7 +254,7 @@ def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, option
     with task(0, **{"sql.streaming.queryId": "another", "streaming.sql.batchId": "2"}):
         MqStreamWriter(options, VALUE).write(iter([batch]))
     assert client.queue(options.queue).ready == 4
-    with task(0), pytest.raises(SparkSourceError, match="which query and micro-batch"):
+    with task(0), pytest.raises(SparkSourceError, match="does not report the query and micro-batch"):
         MqStreamWriter(options, VALUE).write(iter([batch]))
 
 
@@ -291,7 +291,7 @@ def test_over_tls_as_a_user(tmp_path: Path) -> None:
             with pytest.raises(SparkSourceError, match='options "token", "user" and "password": '):
                 MqReader(unknown, COLUMNS).partitions()
         for wrong in ({"ca_file": ""}, {"certificate_file": ""}):
-            with pytest.raises(SparkSourceError, match=r'option "url": no daemon answers|the connection .* broke'):
+            with pytest.raises(SparkSourceError, match=r'option "url": cannot connect to|the connection .* broke'):
                 MqReader(with_options(options, token=TOKEN, **wrong), COLUMNS).partitions()
         for wrong in ({"ca_file": "/nowhere.pem"}, {"certificate_file": "/nowhere.pem"}):
             [name] = wrong

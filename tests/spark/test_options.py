@@ -55,19 +55,23 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, 'option "leaseSeconds"'),
         ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
         ({"queue": "a,b,a"}, READ, "each once"),
-        ({"queue": "a,b"}, WRITE, 'option "queue" names several'),
-        ({"queue": "a", "queuePattern": "b"}, READ, "not both"),
+        ({"queue": "a,b"}, WRITE, 'option "queue" must name a single queue for a write'),
+        ({"queue": "a", "queuePattern": "b"}, READ, 'use either the option "queue" or'),
         ({"queuePattern": "("}, READ, "a regular expression"),
         ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is for read and readStream'),
         ({"queue": "q", "startingTime": "yesterday"}, READ, 'option "startingTime" must be a time as'),
         ({"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-24"}, READ, 'option "endingTime" must be'),
-        ({"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-25"}, READ, "there is nothing"),
+        (
+            {"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-25"},
+            READ,
+            'must be later than "startingTime"',
+        ),
         ({"queue": "q", "provider": "mq", "option.queue": "q"}, None, "CREATE TEMPORARY VIEW name USING mq"),
         ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
         ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
         ({"queue": "q"}, READ_STREAM, 'option "consumer" is missing'),
         ({"queue": "q", "user": "u"}, READ, 'options "user" and "password" go together'),
-        ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, "not both"),
+        ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, 'use either the option "token" or'),
     ],
 )
 def test_a_wrong_one_is_named(given: dict[str, str], way: str, why: str) -> None:
@@ -113,7 +117,7 @@ def test_a_session_whose_python_has_no_mq_is_told_which_to_set(tmp_path: Path) -
     for python, why in ((str(bare), "cannot use mq .ModuleNotFoundError"), ("/nowhere/python", "is not there")):
         session = Session(python)
         with pytest.raises(
-            SparkSourceError, match=f"Spark starts {python} .*{why}.* PYSPARK_PYTHON to {sys.executable}"
+            SparkSourceError, match=f"Spark uses the Python {python}, .*{why}.* PYSPARK_PYTHON to {sys.executable}"
         ):
             register(session)
         assert not session.known

@@ -59,16 +59,16 @@ def test_only_the_columns_that_are_wanted_in_their_order() -> None:
 
 def test_bytes_that_are_no_text() -> None:
     assert RowMaker("q", COLUMNS).batch(columns(b"\xff")).to_pylist()[0]["value"] == b"\xff"
-    with pytest.raises(InvalidRow, match=f"message {ID} is not text.*read the column value as binary"):
+    with pytest.raises(InvalidRow, match=f"message {ID} is not UTF-8 text.*read the column value as binary"):
         RowMaker("q", of(("value", StringType()))).batch(columns(b"text", b"\xff"))
 
 
 @pytest.mark.parametrize("data", [b"", b"{}\n", b"[]\n", b'{"messages": 1, "said": {}}\n', b'{"messages": "1"}\n'])
 def test_what_is_no_columns(data: bytes) -> None:
-    with pytest.raises(UnexpectedResponse, match="not columns of messages"):
+    with pytest.raises(UnexpectedResponse, match="does not contain message columns"):
         read_columns(data)
     whole = encode_columns([BatchEntry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
-    with pytest.raises(UnexpectedResponse, match="0 bytes of bodies instead of 1"):
+    with pytest.raises(UnexpectedResponse, match="received 0 bytes of message bodies instead of 1"):
         read_columns(whole[:-1])
 
 
@@ -76,8 +76,8 @@ def test_what_is_no_columns(data: bytes) -> None:
     ("schema", "why"),
     [
         (of(("valeu", BinaryType())), "unknown column valeu"),
-        (of(("sequence", IntegerType())), "column sequence is bigint, not int"),
-        (of(("id", BinaryType())), "column id is string, not binary"),
+        (of(("sequence", IntegerType())), "column sequence must be bigint, not int"),
+        (of(("id", BinaryType())), "column id must be string, not binary"),
     ],
 )
 def test_columns_that_no_message_has(schema: StructType, why: str) -> None:
@@ -88,12 +88,12 @@ def test_columns_that_no_message_has(schema: StructType, why: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "why"),
     [
-        (of(("body", BinaryType())), 'there is no column "value"'),
+        (of(("body", BinaryType())), 'the column "value", the message body, is missing'),
         (of(("value", LongType())), "column value must be binary or string, not bigint"),
         (of(("value", BinaryType()), ("colour", StringType())), "unknown column colour"),
         (of(("value", BinaryType()), ("ttlSeconds", StringType())), "column ttlSeconds"),
         (of(("value", BinaryType()), ("key", StringType())), r'the column "key" .* "group" .* "idempotencyKey"'),
-        (of(("key", BinaryType()), ("value", BinaryType())), 'the column "key" is not taken'),
+        (of(("key", BinaryType()), ("value", BinaryType())), 'the column "key" is ambiguous'),
         (of(("value", BinaryType()), ("idempotencyKey", LongType())), "column idempotencyKey must be string"),
     ],
 )
@@ -108,7 +108,7 @@ def test_what_was_read_can_be_written() -> None:
 
 
 def test_rows_of_which_no_queue_is_known() -> None:
-    with pytest.raises(InvalidSchema, match='option "queue" is missing, and there is no column "queue"'):
+    with pytest.raises(InvalidSchema, match='set the option "queue", or add a column "queue"'):
         check_written(of(("value", BinaryType())), "")
     with pytest.raises(InvalidSchema, match="column queue must be string, not bigint"):
         check_written(of(("value", BinaryType()), ("queue", LongType())), "")

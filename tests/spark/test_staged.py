@@ -105,14 +105,14 @@ def test_a_direct_write_that_fails_says_how_it_could_be_run_again(
         MqWriter(options, VALUE).abort([])
         assert not caplog.records
     MqWriter(direct, VALUE).abort([])
-    assert f"the write into queue {direct.queue} failed" in caplog.text
+    assert f"the write to queue {direct.queue} failed" in caplog.text
     assert 'option "writeId"' in caplog.text
 
 
 def test_rows_with_one_key_are_refused_and_nothing_is_written(client: Client, staged: Options) -> None:
     writer = MqWriter(staged, KEYED)
     told = [run_task(writer, part, [{"value": b"%d" % part, "idempotencyKey": "k"}]) for part in range(2)]
-    with pytest.raises(InvalidRow, match="has the idempotency key of row 0"):
+    with pytest.raises(InvalidRow, match="has the same idempotency key as row 0"):
         writer.commit(told)
     assert bodies(client, staged) == []
     assert held(client, staged) == []
@@ -126,7 +126,7 @@ def test_a_write_that_is_named_can_be_run_again(
     first.commit([run_task(first, 0, some("a", "b"))])
     second.commit([run_task(second, 0, some("b")), run_task(second, 1, some("c", "a"))])
     assert bodies(client, staged) == [b"a", b"b", b"c"]
-    assert f"of 3 rows 2 were in queue {staged.queue} already" in caplog.text
+    assert f"of 3 rows, 2 were already in queue {staged.queue}" in caplog.text
 
 
 def test_rows_for_several_queues_come_together(client: Client, staged: Options) -> None:

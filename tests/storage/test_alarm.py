@@ -31,8 +31,8 @@ async def test_nobody_believes_a_sync_after_another_one_failed(mount: str) -> No
         await fail(disk)
         [outcome] = await peer.commit([Move(ready, State.REMOVED)])
         assert outcome.result is Result.FAILED
-        assert "another mq on this root" in outcome.reason
-        with pytest.raises(StorageFailed, match="another mq on this root"):
+        assert "another daemon on this root" in outcome.reason
+        with pytest.raises(StorageFailed, match="another daemon on this root"):
             await put_record(peer, QUEUE, "new", {"created": 1})
         await peer.aclose()
 
@@ -45,14 +45,14 @@ async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(operation: Put 
         await fail(disk)
         [outcome] = await peer.commit([operation])
         assert outcome.result is Result.FAILED
-        assert "another mq on this root" in outcome.reason
+        assert "another daemon on this root" in outcome.reason
         await peer.aclose()
 
 
 async def test_a_store_is_not_opened_beside_one_that_has_failed_and_is_once_all_are_gone() -> None:
     async with open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk:
         await fail(disk)
-        with pytest.raises(StorageUnusable, match="Stop all of them"):
+        with pytest.raises(StorageUnusable, match="Stop all daemons"):
             await disk.another().open()
         await disk.open()
         assert "state/failed" not in disk.tree()

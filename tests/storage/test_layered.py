@@ -257,12 +257,12 @@ async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memo
 
 @pytest.mark.parametrize("options", [StorageOptions(sharing=Sharing.PEERS), StorageOptions(sharing=Sharing.WATCHED)])
 def test_nobody_else_can_take_part(options: StorageOptions) -> None:
-    with pytest.raises(StorageUnusable, match="one process"):
+    with pytest.raises(StorageUnusable, match="a single process"):
         make_layered("memory:", options)
 
 
 def test_what_is_below_must_be_known() -> None:
-    with pytest.raises(StorageUnusable, match="no storage backend"):
+    with pytest.raises(StorageUnusable, match="unknown storage backend"):
         make_layered("nowhere:", StorageOptions())
 
 

@@ -340,11 +340,11 @@ def test_no_room_to_grow_is_no_error(machine: Machine, monkeypatch: pytest.Monke
 
 SPOILED: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "deleted": (lambda path: path.unlink(), "is missing"),
-    "emptied": (lambda path: os.truncate(path, 0), "the header of .* cannot be read"),
-    "halved": (lambda path: os.truncate(path, SEGMENT // 2), f"has {SEGMENT // 2} of the {SEGMENT} bytes"),
-    "one byte short": (lambda path: os.truncate(path, SEGMENT - 1), f"has {SEGMENT - 1} of the {SEGMENT} bytes"),
-    "zeroed": (lambda path: path.write_bytes(bytes(SEGMENT)), "the header of .* cannot be read"),
-    "noise": (lambda path: path.write_bytes(os.urandom(SEGMENT)), "the header of .* cannot be read"),
+    "emptied": (lambda path: os.truncate(path, 0), "cannot read the header of .*"),
+    "halved": (lambda path: os.truncate(path, SEGMENT // 2), f"has only {SEGMENT // 2} of the {SEGMENT} bytes"),
+    "one byte short": (lambda path: os.truncate(path, SEGMENT - 1), f"has only {SEGMENT - 1} of the {SEGMENT} bytes"),
+    "zeroed": (lambda path: path.write_bytes(bytes(SEGMENT)), "cannot read the header of .*"),
+    "noise": (lambda path: path.write_bytes(os.urandom(SEGMENT)), "cannot read the header of .*"),
     "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file: move it away"),
     "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is not a file: move it away"),
 }
@@ -368,7 +368,7 @@ def test_log_in_use_is_refused_when_a_bit_of_a_header_is_changed(machine: Machin
     head = bytearray(whole)
     head[bit // 8] ^= 1 << bit % 8
     machine.overwrite(1, 0, bytes(head))
-    with pytest.raises(LogDamaged, match=r"the header of .*/log/1 cannot be read"):
+    with pytest.raises(LogDamaged, match=r"cannot read the header of .*/log/1"):
         machine.log(in_use=True)
     machine.overwrite(1, 0, whole)
     machine.log(in_use=True).close(failed=True)
@@ -420,7 +420,7 @@ def test_salvage_returns_what_is_left_and_says_what_is_missing(machine: Machine,
     assert [record.payload for record in found] == [b"newer"]
     assert [flaw.rpartition("/")[2] for flaw in flaws] == [
         "0 is missing",
-        f"1 has {3 * PAGE} of the {SEGMENT} bytes that its header states",
+        f"1 has only {3 * PAGE} of the {SEGMENT} bytes that its header states",
     ]
 
 
@@ -433,7 +433,7 @@ def test_last_record_that_cannot_be_read_is_named(
     page[HEAD_BYTES] ^= 1
     machine.overwrite(0, 2, bytes(page))
     assert machine.payloads() == [b"one"]
-    assert "the log ends with a record that cannot be read" in caplog.text
+    assert "the log ends with an unreadable record" in caplog.text
     assert f"/log/0 at {2 * PAGE}" in caplog.text
 
 

@@ -873,7 +873,7 @@ async def test_format_says_how_a_root_is_used_and_how_it_was_left() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        (b"mq 5 clean     ", "has the format 5, and this mq serves format 4"),
+        (b"mq 5 clean     ", "has format 5, but this version of mq only supports format 4"),
         (b"mq 4 dirty     ", "is damaged"),
         (b"mq x clean     ", "is damaged"),
         (b"", "is damaged"),
@@ -913,7 +913,7 @@ def root(tmp_path: Path) -> Path:
 
 
 async def test_a_mover_leaves_a_root_with_a_log_alone(root: Path) -> None:
-    with pytest.raises(StorageUnusable, match="has a log in use there"):
+    with pytest.raises(StorageUnusable, match="the daemon of this root uses a log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
 
 
@@ -932,7 +932,7 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
 
 def test_mover_works_again_once_the_loss_of_a_log_is_accepted(root: Path) -> None:
     shutil.rmtree(root / "state" / "log")
-    with pytest.raises(StorageUnusable, match="has a log in use there"):
+    with pytest.raises(StorageUnusable, match="the daemon of this root uses a log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
     with pytest.raises(StorageUnusable, match=r"state/log is missing.*mq doctor --accept-loss"):
         repair(str(root))

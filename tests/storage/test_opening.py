@@ -64,7 +64,7 @@ async def test_a_medium_without_barriers_is_served_and_loudly_said_not_to_be_dur
     async with open_disk(MOUNTS["rename"]._replace(flushes=False)) as disk:
         assert not disk.storage.description.durable
         [line] = [record.getMessage() for record in caplog.records]
-        assert re.match(r'NOT DURABLE: "/root" is on rename, mounted without write barriers: .* Mount it with', line)
+        assert re.match(r'NOT DURABLE: "/root" is on rename, mounted without write barriers, .* Mount it with', line)
         await disk.bring(State.READY)
     caplog.clear()
     async with open_disk(MOUNTS["rename"]) as disk:
@@ -143,7 +143,9 @@ async def test_a_file_is_no_root() -> None:
 async def test_a_link_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    with pytest.raises(StorageUnusable, match="is a link or worse; give the folder that it leads to"):
+    with pytest.raises(
+        StorageUnusable, match="is not a folder but a link or another kind of file: give the folder itself"
+    ):
         await make_posix(str(tmp_path / "link"), StorageOptions()).open()
     assert os.listdir(tmp_path / "folder") == []
 
@@ -162,7 +164,7 @@ async def test_something_else_in_the_place_of_a_folder_is_named(folder: str) -> 
         if folder == "state":
             break
     disk.put(folder, b"kept")
-    assert f'"/root/{folder}" is not a folder; move it away' in await line(disk)
+    assert f'"/root/{folder}" is not a folder: move it away' in await line(disk)
     assert disk.bytes_of(folder) == b"kept"
 
 
@@ -170,21 +172,21 @@ async def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "new").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageUnusable, match="is not a folder; move it away"):
+    with pytest.raises(StorageUnusable, match="is not a folder: move it away"):
         await make_posix(str(tmp_path / "root"), StorageOptions()).open()
 
 
 @for_each(
     "verb, number, advice",
     [
-        ("mkdir", errno.EACCES, "Permission denied; give this user the right to write there"),
-        ("mkdir", errno.EROFS, "Read-only file system; choose a --root on a file system that can be written"),
-        ("mkdir", errno.ENOSPC, "No space left on device; make room first"),
+        ("mkdir", errno.EACCES, "Permission denied; grant this user write permission"),
+        ("mkdir", errno.EROFS, "Read-only file system; choose a --root on a writable file system"),
+        ("mkdir", errno.ENOSPC, "No space left on device; free some space first"),
         ("open", errno.EROFS, "Read-only file system; choose"),
-        ("open", errno.EACCES, "Permission denied; give"),
+        ("open", errno.EACCES, "Permission denied; grant"),
         ("open", errno.EMFILE, "Too many open files"),
         ("fsync", errno.EIO, "Input/output error"),
-        ("set_attribute", errno.ENOSPC, "No space left on device; make room first"),
+        ("set_attribute", errno.ENOSPC, "No space left on device; free some space first"),
         ("set_attribute", errno.EIO, "Input/output error"),
         ("names", errno.EIO, "Input/output error"),
     ],
@@ -218,9 +220,11 @@ async def test_every_call_of_an_opening_can_fail_and_leaves_nothing_open() -> No
 
 
 async def test_a_flaw_of_the_file_system_is_told_before_anything_is_made() -> None:
-    disk = Disk(Mount("overlay", flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without"))
+    disk = Disk(
+        Mount("overlay", flaw='is an overlay mounted with "volatile", which ignores every sync: mount it without')
+    )
     disk.inner.mkdir("/root")
-    assert "root \"/root\" is an overlay mounted 'volatile'" in await line(disk)
+    assert 'root "/root" is an overlay mounted with "volatile"' in await line(disk)
     assert disk.tree() == {}
 
 
@@ -248,7 +252,7 @@ async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, numbe
     disk = Disk(FAR)
     disk.calls.fail(verb, number, path="state/stage/probe-*" if verb != "lock" else "state/lock", times=None)
     told = await line(disk)
-    assert f"is on fuse.far, where {call} fails: {os.strerror(number)}" in told
+    assert f"is on fuse.far, where {call}, which mq needs, fails: {os.strerror(number)}" in told
     assert disk.files("state/stage") == set()
 
 
@@ -278,14 +282,14 @@ async def test_a_file_system_that_only_says_that_it_can_is_found_out(lie: str, m
     disk = Disk(FAR)
     monkeypatch.setattr(disk.calls, lie, lambda *_, **__: None)
     told = await line(disk)
-    assert ("rename does not move a name" if lie == "rename" else "flock gives one lock twice") in told
+    assert ("rename does not remove the old name" if lie == "rename" else "grants one flock to two processes") in told
     assert disk.files("state/stage") == set()
 
 
 async def test_where_nothing_was_measured_a_root_is_served_only_when_asked_for() -> None:
     disk = Disk(FAR._replace(kind="nfs4", assumed=True))
     disk.inner.mkdir("/root")
-    assert "is on nfs4, where mq was never put under power cuts" in await line(disk)
+    assert "is on nfs4, on which mq has not been tested with power failures" in await line(disk)
     assert "--untested-fs" in await line(disk)
     assert disk.tree() == {}
     async with opened(disk.another(untested=True)):
@@ -302,7 +306,7 @@ async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["posix", "tmpfs", "fake"])
 async def test_an_address_names_a_folder(name: str) -> None:
-    with pytest.raises(StorageUnusable, match="names no folder"):
+    with pytest.raises(StorageUnusable, match="has no folder"):
         async with open_storage(f"{name}:"):
             pass
 
@@ -326,7 +330,7 @@ async def test_a_daemon_with_peers_beside_one_without_waits_and_is_refused(
 ) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         said = await line(disk, disk.another(sharing=Sharing.PEERS))
-        assert "is served by a daemon with --peers=0; restart that one with --peers=1 or more" in said
+        assert "is served by a daemon with --peers=0: restart that daemon with --peers=1 or more" in said
         assert 1 < trio.current_time() < 60
 
 
@@ -427,7 +431,9 @@ def read_only(tmp_path: Path) -> Iterator[Mounted]:
 @pytest.mark.root
 async def test_a_read_only_file_system_is_refused(read_only: Mounted) -> None:
     for root in (read_only.folder, read_only.folder / "deeper" / "root"):
-        with pytest.raises(StorageUnusable, match="Read-only file system; choose a --root on a file system") as caught:
+        with pytest.raises(
+            StorageUnusable, match="Read-only file system; choose a --root on a writable file system"
+        ) as caught:
             await make_posix(str(root), StorageOptions()).open()
         assert "\n" not in str(caught.value)
 
@@ -455,6 +461,6 @@ def no_right(tmp_path: Path) -> Iterator[Path]:
 
 
 async def test_a_root_that_may_not_be_written_is_refused(no_right: Path) -> None:
-    with pytest.raises(StorageUnusable, match="Permission denied; give this user the right"):
+    with pytest.raises(StorageUnusable, match="Permission denied; grant this user write permission"):
         async with open_storage(f"posix:{no_right}/root"):
             pass

@@ -131,7 +131,9 @@ async def test_looks_at_no_description_before_open(register: Register) -> None:
 
 
 async def test_wants_a_colon() -> None:
-    assert await refusal("posix") == ('not a store\'s address: "posix". Write NAME:PLACE, such as posix:/var/lib/mq')
+    assert await refusal("posix") == (
+        'not the address of a store: "posix". Write NAME:ADDRESS, such as posix:/var/lib/mq'
+    )
 
 
 @pytest.mark.parametrize("address", ["", ":", ":/var/lib/mq", "POSIX:/x", "nosuch:x", "a\nb:x", "x" * 500 + ":"])
@@ -164,14 +166,16 @@ async def test_names_the_package_without_a_function(register: Register) -> None:
 async def test_names_the_package_that_makes_no_store(register: Register) -> None:
     register(("broken", "make_text", "mq-broken"))
     text = await refusal("broken:x")
-    assert text.startswith('storage backend "broken" of package mq-broken did not make a store: str has no ')
+    assert text.startswith('storage backend "broken" of package mq-broken did not return a store: str has no ')
     assert "commit" in text
 
 
 async def test_refuses_two_packages_with_one_name(register: Register) -> None:
     register(("posix", "Noted", "mq"), ("posix", "Noted", "mq-other"))
     text = await refusal("posix:/x")
-    assert text == 'storage backend "posix" is in package mq and package mq-other: uninstall all but one'
+    assert text == (
+        'several packages provide the storage backend "posix" (package mq and package mq-other): uninstall all but one'
+    )
 
 
 async def test_a_backend_that_is_broken_does_not_disturb_the_others(register: Register) -> None:

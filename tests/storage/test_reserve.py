@@ -213,7 +213,7 @@ async def test_what_is_new_waits_until_it_is_back(caplog: pytest.LogCaptureFixtu
         disk.heal()
         assert await disk.body(await disk.done(Write("q", new_id(), staged))) == b"body"
         assert size(disk) == BYTES
-        assert caplog.text.count("the disk is full") == caplog.text.count("there is room again") == 1
+        assert caplog.text.count("the disk is full") == caplog.text.count("the disk has free space again") == 1
 
 
 async def test_a_body_that_is_arriving_waits_too() -> None:
@@ -296,7 +296,7 @@ async def test_a_root_for_which_there_is_no_room_even_so_is_refused() -> None:
     disk = Disk(SIZED["rename"])
     await disk.open()
     disk.calls.fail("set_attribute", errno.ENOSPC, times=None)
-    with pytest.raises(StorageUnusable, match="make room first"):
+    with pytest.raises(StorageUnusable, match="free some space first"):
         await disk.open()
 
 

@@ -185,7 +185,7 @@ def test_a_folder_that_is_none_is_one_clear_line(apart: Path) -> None:
         (apart / "in", apart / "nowhere"),
         (apart / "in", apart / "file"),
     ):
-        with pytest.raises(StorageUnusable, match="cannot work on") as caught:
+        with pytest.raises(StorageUnusable, match="cannot use") as caught:
             SourceFolder(State.NEW, str(folder), str(destination))
         assert "\n" not in str(caught.value)
 
@@ -252,7 +252,7 @@ async def test_a_repair_does_not_come_between_the_two_steps_of_a_mover(temp_root
             assert calls.just_before("unlink", "new/*", start_a_broker) == []
             assert (await folder.commit([Move(entry, State.READY)]))[0].result is Result.DONE
             assert len(refusals) == 1
-            assert "cannot be repaired while a mover or a reaper is at work" in refusals[0]
+            assert "cannot be repaired while mq-mover or mq-reaper is running" in refusals[0]
         await disk.open()
         assert await disk.body(Entry("q", entry.id, State.READY)) == b"body"
 

@@ -77,7 +77,9 @@ def test_the_path_of_the_socket_is_short_wherever_the_root_is(tmp_path: Path) ->
 
 
 def test_it_is_refused_where_a_lock_can_be_lost(tmp_path: Path) -> None:
-    with pytest.raises(StorageUnusable, match="on nfs4, where one may lose its lock and live"):
+    with pytest.raises(
+        StorageUnusable, match="on nfs4, a network file system, where a running daemon can lose its lock"
+    ):
         open_turn(str(tmp_path / "root"), OPTIONS, mount=Mount("nfs4", remote=True))
     assert not (tmp_path / "root").exists()
 
@@ -85,7 +87,7 @@ def test_it_is_refused_where_a_lock_can_be_lost(tmp_path: Path) -> None:
 def test_it_is_refused_where_one_lock_is_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = open_turn(str(tmp_path / "root"), OPTIONS)
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
-    with pytest.raises(StorageUnusable, match="gives one lock twice"):
+    with pytest.raises(StorageUnusable, match="grants one lock to two processes"):
         turn.take()
     turn.close()
 
@@ -94,7 +96,7 @@ def test_a_root_of_a_stranger_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     open_turn(str(root), OPTIONS).close()
     (root / "state").chmod(0o777)
-    with pytest.raises(StorageUnusable, match="everybody on this machine may write"):
+    with pytest.raises(StorageUnusable, match="is writable by every user of this machine"):
         open_turn(str(root), OPTIONS)
 
 

@@ -89,9 +89,9 @@ def test_waiting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["size", "{}/none"], "make it with mkdir"),
-        (["delete", "{}", "../x"], "is no message id"),
-        (["send", "{}", "--capacity", "1"], "holds its 1 messages"),
+        (["size", "{}/none"], "create it with mkdir"),
+        (["delete", "{}", "../x"], "is not a message id"),
+        (["send", "{}", "--capacity", "1"], "the queue is full (1 messages)"),
     ],
 )
 def test_refusals_are_one_line_and_2(folder: Path, args: list[str], text: str) -> None:
@@ -111,7 +111,7 @@ def test_create(folder: Path) -> None:
 def test_a_flag_of_the_daemon_before_it_is_refused(folder: Path) -> None:
     refused = CliRunner().invoke(cli.main, ["--max-body", "1", "vsqs", "size", str(folder)])
     assert refused.exit_code == 2
-    assert "--max-body is for serving" in refused.stderr
+    assert "--max-body is an option of mq serve, not of vsqs" in refused.stderr
 
 
 def test_it_loads_no_event_loop(folder: Path) -> None:

@@ -124,11 +124,11 @@ def test_no_sync_is_tried_twice_and_nothing_is_changed_after_it(place: Place, pa
     queue = place.open()
     id = queue.publish(b"before")
     place.calls.fail("fsync", errno.EIO, path=path)
-    with pytest.raises(StorageFailed, match="repair it, remount it"):
+    with pytest.raises(StorageFailed, match="repair and remount it"):
         queue.publish(b"lost")
     before = place.names()
     for act in (lambda: queue.publish(b"x"), lambda: queue.receive(timeout=0), lambda: queue.delete(id)):
-        with pytest.raises(StorageFailed, match="open the queue anew"):
+        with pytest.raises(StorageFailed, match="open the queue again"):
             act()
     assert place.names() == before
     assert queue.size() == len(before)
@@ -140,7 +140,7 @@ def test_any_failure_of_the_disk_is_the_last(place: Place) -> None:
     place.calls.fail("write", errno.EIO)
     with pytest.raises(StorageFailed):
         queue.publish(b"x")
-    with pytest.raises(StorageFailed, match="open the queue anew"):
+    with pytest.raises(StorageFailed, match="open the queue again"):
         queue.publish(b"x")
 
 
@@ -158,7 +158,7 @@ def test_a_failed_sync_is_not_forgotten_for_what_failed_after_it(place: Place) -
 def test_room_that_is_short_passes(place: Place) -> None:
     queue = place.open()
     place.calls.fail("write", errno.ENOSPC)
-    with pytest.raises(StorageFull, match="try again later"):
+    with pytest.raises(StorageFull, match="Try again later"):
         queue.publish(b"x")
     assert place.names() == []
     queue.publish(b"x")

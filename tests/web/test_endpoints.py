@@ -381,7 +381,7 @@ class RottenBody(BytesBody):
     is_closed = False
 
     async def read(self) -> bytes:
-        raise CorruptMessage("the bytes are not those that were published")
+        raise CorruptMessage("the stored bytes do not match the checksum")
 
     async def aclose(self) -> None:
         self.is_closed = True

@@ -198,7 +198,9 @@ class ConsumerPump:
                 try:
                     arrival = await read(left[0], self.queue)
                 except CorruptMessage as error:
-                    logger.error("message %s of %s is not delivered: %s", left[0].message.id, self.queue.name, error)
+                    logger.error(
+                        "cannot deliver message %s of queue %s: %s", left[0].message.id, self.queue.name, error
+                    )
                     self._damaged.append(left.popleft())  # kept here, or this queue would hand it out again and again
                     continue
                 ready.append((left.popleft(), arrival))

@@ -467,7 +467,7 @@ class FullStoreAlarm:
         self._stuck.add(who)
         if not self.why:
             self.why = why or "no room"
-            logger.warning("publishers over AMQP wait: %s", why)
+            logger.warning("AMQP publishers are blocked: %s", why)
             self._changed()
 
     def clear(self, who: Hashable) -> None:
@@ -475,5 +475,5 @@ class FullStoreAlarm:
         self._stuck.discard(who)
         if self.why and not self._stuck:
             self.why = ""
-            logger.warning("publishers over AMQP go on")
+            logger.warning("AMQP publishers are unblocked")
             self._changed()

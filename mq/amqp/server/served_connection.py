@@ -36,8 +36,8 @@ from mq.turns import FRAME, parts
 
 logger = logging.getLogger("mq.amqp")
 
-_CLOSED: Final = FewLines(logger, logging.INFO, "connection of AMQP client %s was closed: %s")
-_DROPPED: Final = FewLines(logger, logging.INFO, "AMQP client %s was dropped: %s")
+_CLOSED: Final = FewLines(logger, logging.INFO, "closed the connection of AMQP client %s: %s")
+_DROPPED: Final = FewLines(logger, logging.INFO, "dropped AMQP client %s: %s")
 
 READ_BYTES: Final = 128 * 1024
 """What is read at once, at the most."""
@@ -197,8 +197,8 @@ class ServedConnection:
         if self._connection.why:
             _CLOSED.write(self._peer, self._connection.why)
         if self._publish_pump.lost:
-            why = self._publish_pump.why or "mq has stopped, and the store did not take them in time"
-            lost = "%d messages that AMQP client %s published are not stored, or not known to be: %s"
+            why = self._publish_pump.why or "mq stopped before they were stored"
+            lost = "%d messages published by AMQP client %s were not stored, or their outcome is unknown: %s"
             logger.error(lost, self._publish_pump.lost, self._peer, why)
 
     def _note_denied(self, right: str, what: str, name: str | None) -> None:
@@ -429,7 +429,7 @@ class ServedConnection:
         try:
             self._sending.cover(self._unsent.value)
         except MQError as error:
-            logger.info("AMQP client %s was dropped: it does not read, and %s", self._peer, error)
+            logger.info("closed AMQP client %s, which does not read: %s", self._peer, error)
             self._reading.cancel()
         self._sending.begin_sending()
 
@@ -516,7 +516,7 @@ class ServedConnection:
         connection.published([message for message in messages if id(message) not in refused], is_stored=True)
         unheard = [message for message in but.unserved if message.number is None] + but.unfit
         if unheard:
-            logger.warning("%d messages of AMQP client %s are not stored: %s", len(unheard), self._peer, but.why)
+            logger.warning("%d messages of AMQP client %s were not stored: %s", len(unheard), self._peer, but.why)
             self._close_channels(unheard, but.why)
         self._flush()
 
@@ -613,7 +613,7 @@ class ServedConnection:
             self._log_left(error)
 
     def _log_left(self, error: MQError) -> None:
-        logger.warning("AMQP client %s left something behind: %s", self._peer, error)
+        logger.warning("cannot clean up after AMQP client %s: %s", self._peer, error)
 
 
 def _send_now(plain: socket.socket, data: memoryview) -> memoryview:

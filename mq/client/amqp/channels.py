@@ -148,13 +148,14 @@ def _message_id(properties: bytes) -> str:
 
 
 def _no_queue(publication: PendingPublish) -> Why:
-    return lambda: NotFound(312, f"no queue {publication.queue!r}: the message was not kept ({publication.returned})")
+    return lambda: NotFound(
+        312, f"queue {publication.queue!r} does not exist: the message was not stored ({publication.returned})"
+    )
 
 
 def _not_kept(publication: PendingPublish) -> Why:
     return lambda: NotConfirmed(
-        f"queue {publication.queue!r} did not take the message, or not for certain: it is full, or its store is, or "
-        "was out of reach"
+        f"queue {publication.queue!r} did not confirm the message: the queue or its store is full or unavailable"
     )
 
 
@@ -315,7 +316,7 @@ class ConsumeChannel(ReceiveChannel):
     def consumer_ended(self) -> None:
         """End the iteration after the messages that have arrived: the connection still holds those."""
         self._over = lambda: ConsumerCancelled(
-            f"the server ended the consumer of {self.queue!r}: consume again if you like"
+            f"the server cancelled the consumer of {self.queue!r}: consume again to continue"
         )
         self._news.notify()
 

@@ -159,7 +159,7 @@ class AmqpClient:
         """
         self._may(Role.CONSUMER)
         if not 1 <= prefetch <= 65_535:
-            raise ValueError(f"prefetch is {prefetch}; give 1 to 65,535")
+            raise ValueError(f"prefetch must be from 1 to 65,535, got {prefetch}")
         return Consumer(partial(self._begin, queue, exclusive, prefetch), self._stop)
 
     async def ack(self, tag: int) -> None:
@@ -194,7 +194,7 @@ class AmqpClient:
     async def _unknown(self, tag: int) -> None:
         """Let the server judge a tag, on a channel that holds nothing; then close the connection, as the seed says."""
         if not 0 < tag <= _HIGHEST_TAG:
-            raise ValueError(f"{tag} is no tag: tags are 1 and more")
+            raise ValueError(f"{tag} is not a delivery tag: tags start at 1")
         try:
             async with self._control_lock:
                 channel = await self._controller()
@@ -205,12 +205,14 @@ class AmqpClient:
             text = error.detail
         await self._link.aclose()
         raise UnknownDeliveryTag(
-            406, f"no message of this connection has tag {tag}, so the connection was closed: {text}"
+            406, f"no unacknowledged message has delivery tag {tag}, so the connection was closed: {text}"
         )
 
     def _may(self, role: Role) -> None:
         if self._role not in (role, Role.BOTH):
-            raise WrongRole(f"this connection is a {self._role.value}'s: open one with role={role.value!r}, or 'both'")
+            raise WrongRole(
+                f"this connection has the role {self._role.value}: open one with role={role.value!r} or 'both'"
+            )
 
     async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:
         """One question at a time: a refusal closes the channel, and must not end another task's question."""

@@ -53,17 +53,15 @@ def parse(url: str) -> Address:
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https"):
-        raise ValueError(
-            f"{url!a:.80} is a URL of HTTP: give the URL of AMQP, such as amqp://127.0.0.1:{PORTS['amqp']}"
-        )
+        raise ValueError(f"{url!a:.80} is an HTTP URL: use an AMQP URL, such as amqp://127.0.0.1:{PORTS['amqp']}")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("a URL is shown in logs and lists: give the credentials apart from it, as user=(NAME, SECRET)")
+        raise ValueError("URLs appear in logs, so they must not contain credentials: use user=(NAME, SECRET)")
     try:
         port = parts.port
     except ValueError:
         port = -1
     if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment or port == -1:
-        raise ValueError(f"not a URL of AMQP: {url!a:.80}. Give amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
+        raise ValueError(f"not an AMQP URL: {url!a:.80}. Use amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
     return Address(parts.hostname, port or PORTS[parts.scheme], vhost, parts.scheme == "amqps")
 
@@ -148,7 +146,7 @@ async def connect_link(
     with anyio.move_on_after(timeout) as patience:
         stream = await _open(where, tls)
     if patience.cancelled_caught:
-        raise Unreachable(f"{where} does not answer within {timeout:g} seconds")
+        raise Unreachable(f"{where} did not respond within {timeout:g} seconds")
     async with _linked(stream, login, patience.deadline) as link:
         yield link
 
@@ -181,7 +179,7 @@ async def _linked(stream: ByteStream, login: Login, deadline: float) -> AsyncIte
                 await link.opened()
             if waiting.cancelled_caught:
                 link.end("the server was too slow")
-                raise Unreachable("the server is there, but does not let us in in time")
+                raise Unreachable("the server did not complete the AMQP handshake in time")
             yield link
         except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group
             failure = error
@@ -200,7 +198,7 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     try:
         stream: ByteStream = await anyio.connect_tcp(where.host, where.port)
     except OSError as error:
-        raise Unreachable(f"no server answers at {where}: {_cause(error)}") from error
+        raise Unreachable(f"cannot connect to {where}: {_cause(error)}") from error
     if tls is None:
         return stream
     try:
@@ -209,7 +207,9 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     except BaseException as error:
         await anyio.aclose_forcefully(stream)
         if isinstance(error, anyio.BrokenResourceError | anyio.EndOfStream | ssl.SSLError):
-            raise Unreachable(f"no TLS with {where}: {str(_cause(error)) or 'the server hung up'}") from error
+            raise Unreachable(
+                f"TLS handshake with {where} failed: {str(_cause(error)) or 'the server closed the connection'}"
+            ) from error
         raise
 
 

@@ -215,7 +215,7 @@ class Link:
             Unreachable: it has ended.
         """
         if self._ended is not None:
-            raise Unreachable(f"not sent, the connection has ended: {self._ended}")
+            raise Unreachable(f"not sent, the connection is closed: {self._ended}")
 
     async def run(self) -> None:
         """Serve the connection until it ends."""
@@ -262,7 +262,9 @@ class Link:
             self._refused = refused
         for channel in list(self._channels.values()):
             channel.end(
-                lambda: Interrupted(f"the connection ended before the answer came, it may have been done: {why}")
+                lambda: Interrupted(
+                    f"the connection closed before the server responded; the request may have been executed: {why}"
+                )
             )
         self._channels.clear()
         self._opened.set()
@@ -305,8 +307,8 @@ class Link:
         self.check()
         if not self._free and self._highest >= self.protocol.channel_max:
             raise NoFreeChannel(
-                f"all {self._highest} channels of the connection are in use: settle messages, end consumers, "
-                "or open another connection"
+                f"all {self._highest} channels of the connection are in use: settle messages, cancel "
+                "consumers, or open another connection"
             )
         if not self._free:
             self._highest += 1
@@ -323,7 +325,11 @@ class Link:
     def close_channel(self, channel: ClientChannel) -> None:
         """Close a channel. The server requeues what it held, each message at its place."""
         if self._channels.get(channel.number) is channel:
-            channel.end(lambda: Interrupted("its channel was closed before the answer came: it may have been done"))
+            channel.end(
+                lambda: Interrupted(
+                    "the channel closed before the server responded; the request may have been executed"
+                )
+            )
             self.protocol.close_channel(channel.number)
             self._to_send.notify()
 
@@ -336,7 +342,7 @@ class Link:
                 for event in self.protocol.receive(await self._stream.receive(_CHUNK)):
                     self._on(event)
             except anyio.EndOfStream:
-                self.end(f"the server hung up while {self.protocol.phase.value}")
+                self.end(f"the server closed the connection while {self.protocol.phase.value}")
             except UnexpectedResponse as error:
                 self.end(str(error), refused=error)
             except _BROKEN as error:

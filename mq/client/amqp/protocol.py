@@ -210,7 +210,7 @@ class Protocol:
             UnexpectedResponse: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
         """
         if self.phase is Phase.GREETING and data.startswith(b"HTTP/"):
-            raise UnexpectedResponse("this is a port of HTTP: AMQP is served on another one, usually 5672")
+            raise UnexpectedResponse("this is an HTTP port: AMQP uses another one, usually 5672")
         self.heartbeats.received()
         self._reader.feed(data)
         try:
@@ -220,7 +220,7 @@ class Protocol:
             if self.phase is Phase.OPEN:
                 self.close(error.code, error.text)
             self.phase = Phase.CLOSED
-            raise UnexpectedResponse(f"the server sent what is not AMQP 0-9-1: {error}") from error
+            raise UnexpectedResponse(f"the server does not speak AMQP 0-9-1: {error}") from error
 
     def send(self, channel: int, method_type: type[base.Frame], **values: Any) -> None:
         """Queue a method."""

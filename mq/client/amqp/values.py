@@ -83,4 +83,4 @@ class Delivery:
         try:
             return self._properties.headers()
         except Refusal as error:
-            raise UnexpectedResponse(f"the headers of the message cannot be read: {error}") from error
+            raise UnexpectedResponse(f"cannot read the message headers: {error}") from error

@@ -103,7 +103,7 @@ def finish(spark: SparkSession, out: str, progress: Progress | None = None) -> N
     root = Path(out).absolute()
     folders = sorted(root.glob(f"{_PREFIX}*"))
     if not folders and not (root / _CHECKPOINTS).exists():
-        raise InvalidSetting(f"{out} is not an archive: it has no folder {_PREFIX}QUEUE")
+        raise InvalidSetting(f"{out} is not an archive: it contains no folder {_PREFIX}QUEUE")
     for number, folder in enumerate(folders):
         if progress is not None:
             progress(folder.name.removeprefix(_PREFIX), number, len(folders))
@@ -129,11 +129,13 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     there = {queue: path for queue, path in there.items() if _is_drained(path) or any(path.iterdir())}
     missing = [queue for queue in queues if queue not in there]
     if missing or not there:
-        raise InvalidSetting(f"no {', '.join(missing) or 'queue'} in the archive {folder}; it has {', '.join(there)}")
+        raise InvalidSetting(
+            f"archive {folder} does not contain {', '.join(missing) or 'queue'}; it contains {', '.join(there)}"
+        )
     wanted = {queue: there[queue] for queue in queues or sorted(there)}
     unfinished = [path.name for path in wanted.values() if not _is_drained(path) and not (path / _DONE).exists()]
     if unfinished:
-        raise InvalidSetting(f"{', '.join(unfinished)} in {folder} is not finished: run mq-pipeline archive again")
+        raise InvalidSetting(f"{', '.join(unfinished)} in {folder} is incomplete: run mq-pipeline archive again")
     # Spark takes a folder's name for a number where it looks like one, so the queue is not read from it.
     tables = [
         spark.read.parquet(str(path)).withColumn("queue", F.lit(queue))
@@ -141,7 +143,7 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
         if next(path.glob(f"{_DAY}=*/*.parquet"), None) is not None
     ]
     if not tables:
-        raise InvalidSetting(f"there are no messages in the archive {folder}")
+        raise InvalidSetting(f"archive {folder} contains no messages")
     return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), tables)
 
 
@@ -168,12 +170,12 @@ def _check(folder: Path, checkpoint: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not _is_drained(folder):
-        raise Conflict(f"{folder} was browsed: drain into another archive")
+        raise Conflict(f"{folder} was written with --browse: use another archive without it")
     latest, query = _latest_batch(folder), (folder / _DRAINED).read_text()
     if latest >= 0 and (latest > _latest(checkpoint / _OFFSETS) or query != _query_of(checkpoint)):
         raise Conflict(
-            f"{folder} has more batches than its checkpoint {checkpoint}, which is lost or an old copy: the next ones "
-            "would take their places. Put the checkpoint back, or drain into another archive, with "
+            f"{folder} has more batches than its checkpoint {checkpoint}, which is lost or an old copy, so "
+            "new batches would overwrite existing ones. Restore the checkpoint, or use another archive with "
             "--option takeOver=true"
         )
 
@@ -269,7 +271,7 @@ def _hidden(day: Path, name: str) -> Path:
 
 def _browse(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
     if folder.exists() and _is_drained(folder):
-        raise Conflict(f"{folder} was drained: browse into another archive")
+        raise Conflict(f"{folder} was written without --browse: use another archive with it")
     if (folder / _DONE).exists():
         return
     messages = spark.read.format(SOURCE).options(**options).load()

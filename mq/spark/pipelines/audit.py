@@ -91,14 +91,14 @@ def read_damaged(path: str) -> dict[str, str]:
     try:
         found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
         if not found or "messages" not in found[-1]:
-            raise ValueError("its last line does not say how many messages there are")
+            raise ValueError("its last line does not contain the number of messages")
         return {each["id"]: each["detail"] for each in found if each.get("finding") == DAMAGED and each["id"]}
     except OSError as error:
-        raise InvalidSetting(f"--doctor {path}: cannot read it: {error.strerror}") from error
+        raise InvalidSetting(f"cannot read --doctor {path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidSetting(
-            f"--doctor {path}: this is not what mq doctor --json has printed ({error}). Make it by "
-            "mq doctor ROOT --json > FILE"
+            f"--doctor {path} is not the output of mq doctor --json ({error}). Create it with mq doctor ROOT "
+            "--json > FILE"
         ) from error
 
 

@@ -120,5 +120,5 @@ def chosen_of(messages: DataFrame, choice: Choice) -> DataFrame:
             messages = messages.where(choice.where)
         except (AnalysisException, ParseException) as error:
             why = str(error).splitlines()[0]
-            raise InvalidSetting(f"--where {shorten(choice.where)} is no condition over the archive: {why}") from error
+            raise InvalidSetting(f"--where {shorten(choice.where)} is not a valid condition: {why}") from error
     return messages.dropDuplicates(["id"])

@@ -113,7 +113,7 @@ def back_up(
     calls = LinuxCalls()
     root, folder = os.path.realpath(root), os.path.realpath(folder)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"{shorten(folder, 200)} and the root lie in each other; give a folder elsewhere")
+        raise StorageUnusable(f"{shorten(folder, 200)} and the root contain each other: choose another folder")
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(servable(calls, root, is_remote=mount_of(root).remote))
@@ -126,8 +126,8 @@ def back_up(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"no room for the backup in {shorten(folder, 200)}: make room, or keep fewer (--keep); the backups "
-                "before this one are whole"
+                f"no space left for the backup in {shorten(folder, 200)}: free some, or keep fewer backups "
+                "(--keep). Earlier backups are complete"
             ) from error
         where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
         who = "; run it as the user who serves the root, or as root" if error.errno in NO_PERMISSION else ""
@@ -144,18 +144,20 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     """
     layout, shown = Layout.under(root), shorten(root, 200)
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
-        raise StorageUnusable(f"{shown} is no root of mq: it has no new/, queues/ and state/")
+        raise StorageUnusable(f"{shown} is not a root of mq: new/, queues/ and state/ are missing")
     use = read_use(calls, layout)
     if use is RootUse.RESTORING:
-        raise StorageUnusable(f"{shown} is half restored: run mq restore again, with the same backup and the same root")
+        raise StorageUnusable(
+            f"{shown} is only partly restored: run mq restore again with the same backup and the same root"
+        )
     if use is RootUse.LOG:
         _check_log(calls, layout, shown)
     locks: list[int] = []
     try:
         if is_remote and not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True):
             raise StorageUnusable(
-                f"{shown} is served, and on a file system that tells nothing of what other machines do there: stop all "
-                "brokers, back it up, and start them again"
+                f"{shown} is in use on a network file system that does not report changes by other machines: "
+                "stop all daemons during the backup"
             )
         yield
     finally:
@@ -187,11 +189,11 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         close_all(calls, locks)
     if not is_served and _has_records(calls, layout):
         raise StorageUnusable(
-            f"the daemon of {shown} has not ended cleanly, and its log may have what the files lack: start it, or run "
-            "mq doctor --repair, and back up then"
+            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that the files "
+            "lack: start it, or run mq doctor --repair, then back up"
         )
     if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
-        raise StorageUnusable(f"{shown} is being repaired by a daemon that starts; try again in a moment")
+        raise StorageUnusable(f"a starting daemon is repairing {shown}: try again later")
 
 
 def _has_records(calls: Calls, layout: Layout) -> bool:
@@ -232,8 +234,8 @@ def save(
     before = backups.newest()
     if before is not None and before.header.root != root:
         raise StorageUnusable(
-            f"{shorten(backups.path, 200)} has the backups of {shorten(before.header.root, 200)}; give another folder "
-            f"for those of {shorten(root, 200)}"
+            f"{shorten(backups.path, 200)} contains the backups of {shorten(before.header.root, 200)}: choose "
+            f"another folder for {shorten(root, 200)}"
         )
     known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
     # A body that is gone from the folder is copied again. Without this no backup would have it as long as it waits.
@@ -316,8 +318,8 @@ class _Saver:
                     self._names.catch_up()
                 return
         raise StorageUnusable(
-            "the root changes faster than the kernel can tell: raise fs.inotify.max_queued_events, or try again when "
-            "less is going on"
+            "the root changes faster than inotify can report: raise fs.inotify.max_queued_events, or try "
+            "again when there is less load"
         )
 
     def _outwait_half(self, pauses: int) -> None:
@@ -328,8 +330,8 @@ class _Saver:
         """
         if pauses > _MOST_PAUSES:
             raise StorageUnusable(
-                "the daemon does not end what it has begun to change: it was stopped, or its disk has failed; start it "
-                "again, and back up then"
+                "the daemon does not finish its current changes: it was suspended or its disk failed. "
+                "Restart it, then back up"
             )
         if pauses:
             self._pause(_PAUSE_SECONDS)

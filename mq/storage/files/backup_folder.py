@@ -214,9 +214,9 @@ class BackupFolder:
                 else:
                     (backup.queues if kind == "q" else backup.removed_queues).append(values[0])
         except (ValueError, TypeError, IndexError, StopIteration) as error:
-            raise BackupDamaged(f"it makes no sense: {error}") from error
+            raise BackupDamaged(f"it is not valid: {error}") from error
         if (header.format, header.number) != (FORMAT, number):
-            raise BackupDamaged(f"it is number {header.number} of format {header.format}")
+            raise BackupDamaged(f"it is backup {header.number} in format {header.format}")
         _check_places(backup)
         return backup
 
@@ -230,7 +230,7 @@ class BackupFolder:
         try:
             return BackupHeader(**next(lines))
         except (ValueError, TypeError, StopIteration) as error:
-            raise BackupDamaged(f"it makes no sense: {error}") from error
+            raise BackupDamaged(f"it is not valid: {error}") from error
         finally:
             lines.close()
 
@@ -246,7 +246,7 @@ class BackupFolder:
     def warn(self, number: int, error: BackupDamaged) -> None:
         """Log that a backup cannot be read, unless it was never written to its end."""
         if self.has_end(number):
-            logger.warning("damaged: %s: %s; it is passed over", shorten(self._backup(number), 300), error)
+            logger.warning("damaged: %s: %s; ignored", shorten(self._backup(number), 300), error)
 
     def body(self, id: str) -> Generator[bytes]:
         """The bytes of a body, piece by piece; none where it is not there."""
@@ -397,7 +397,7 @@ class BackupFolder:
         finally:
             self._calls.close(fd)
         if rest or line != ["end", crc]:
-            raise BackupDamaged("its last line is missing, or wrong")
+            raise BackupDamaged("its last line is missing or wrong")
 
     def _names(self, folder: str) -> list[tuple[str, FileKind]]:
         try:
@@ -433,14 +433,16 @@ def open_backups(
     if make:
         _make(calls, path)
     elif calls.kind(f"{path}/{_MARK}") is not FileKind.FILE:
-        raise StorageUnusable(f"{shown} is no folder of backups: it has no file {_MARK}; give the one of mq backup")
+        raise StorageUnusable(
+            f"{shown} is not a backup folder, it has no file {_MARK}: use the folder given to mq backup"
+        )
     with contextlib.ExitStack() as stack:
         lock = calls.open(f"{path}/lock", _LOCK if make else OPEN_READ)
         stack.callback(close_all, calls, [lock])
         try:
             calls.lock(lock, exclusive=make)
         except BlockingIOError as error:
-            raise StorageUnusable(f"another backup or restore is at work in {shown}; let it end") from error
+            raise StorageUnusable(f"another backup or restore is using {shown}: wait until it ends") from error
         folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)
         yield folder
@@ -458,7 +460,7 @@ def _check_places(backup: Backup) -> None:
     for path, depth in places:
         parts = path.split("/") if isinstance(path, str) else []
         if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BackupDamaged(f"it names {shorten(str(path))}, which is no place in a root")
+            raise BackupDamaged(f"it contains {shorten(str(path))}, which is not a path in a root")
 
 
 def is_vacant(calls: Calls, path: str) -> bool:
@@ -469,7 +471,7 @@ def is_vacant(calls: Calls, path: str) -> bool:
 def _make(calls: Calls, path: str) -> None:
     kind = calls.kind(path)
     if kind not in (None, FileKind.FOLDER):
-        raise StorageUnusable(f"{shorten(path, 200)} is no folder; give one that is empty, or is not there")
+        raise StorageUnusable(f"{shorten(path, 200)} is not a folder: choose an empty or a new one")
     if kind is None:
         make_folder(calls, path)
         sync_folder(calls, os.path.dirname(path))
@@ -497,8 +499,8 @@ def _check_begun(calls: Calls, path: str, folders: Iterable[str]) -> None:
     ours = {"backups", "bodies", "lock", *_LEFT_BY_OTHERS}
     if any(name not in ours for name, _ in calls.names(path)) or any(calls.names(folder) for folder in folders):
         raise StorageUnusable(
-            f"{shorten(path, 200)} has other things in it, and no file {_MARK}: give a folder that is empty, or is not "
-            "there, or one of earlier backups"
+            f"{shorten(path, 200)} is not empty and has no file {_MARK}: choose an empty folder, a new one, "
+            "or one with earlier backups"
         )
 
 

@@ -436,7 +436,7 @@ class Batch:
         try:
             self._folders.reserve.give_way(self._calls.unlink, path)
         except OSError as error:  # no start would take it for torn, once the log says nothing of it
-            raise OSError(errno.EIO, "half of a message cannot be taken away", path) from error
+            raise OSError(errno.EIO, "cannot remove a part of a message", path) from error
 
     def _relink(self, source: str, target: str) -> None:
         """Let a complete file appear under its name. Its temporary name may stay after a crash."""

@@ -189,14 +189,14 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
     try:
         there = sum(calls.kind(folder) is FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state))
         if there < _ENOUGH:
-            raise StorageUnusable(f"{shorten(root)} is no root of mq: it has no new/, queues/ and state/")
+            raise StorageUnusable(f"{shorten(root)} is not a root of mq: new/, queues/ and state/ are missing")
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
         folders = Folders(calls, layout, Mount("unknown"), root_fd, syncfs=False, xattrs=True, published_whole=True)
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
     except OSError as error:
-        raise StorageUnusable(f"cannot look at {shorten(root)}: {explain(error)}") from error
+        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
     finally:
         close_all(calls, handles)
 
@@ -217,7 +217,7 @@ def check_ownership(root: str, options: StorageOptions, calls: Calls | None = No
     try:
         check_root(calls or LinuxCalls(), root, options, mount_of(root))
     except OSError as error:
-        raise StorageUnusable(f"cannot look at {shorten(root)}: {explain(error)}") from error
+        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
 
 
 def repair(
@@ -261,10 +261,10 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         StorageUnusable: a daemon serves the root, or a file cannot be moved.
     """
     if not inspectable.alone:
-        raise StorageUnusable("somebody serves the root: nothing is moved; stop the daemon first")
+        raise StorageUnusable("the root is in use, nothing was moved: stop the daemon first")
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:
-        raise StorageUnusable(f"{shorten(folder)} is in the root itself: give a folder elsewhere")
+        raise StorageUnusable(f"{shorten(folder)} is inside the root: choose another folder")
     for one in found:
         if one.kind in QUARANTINED:
             target = os.path.join(folder, os.path.relpath(one.path, root))

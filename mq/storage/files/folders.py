@@ -173,7 +173,7 @@ class Folders:
         """Change nothing more until the root is opened anew: the medium failed, and its contents are unknown."""
         if not self.failure:
             self.failure = f"{error.strerror or error} ({error.filename or 'sync'})"
-            logger.error("the medium failed: %s; only reading goes on until a restart", self.failure)
+            logger.error("the disk failed: %s. The store is read-only until mq is restarted", self.failure)
             if self.sync_every_move:
                 self.alarm.set()
 
@@ -407,7 +407,7 @@ class Folders:
         if side is None:
             raise Senseless("its side file is missing")
         if (side.size, side.checksum) != (noted.size, noted.checksum):
-            raise Senseless(f"its side file and its attribute {SUM} disagree")
+            raise Senseless(f"its side file and its attribute {SUM} do not match")
         return side
 
     def _side(self, entry: Entry) -> Properties | None:
@@ -458,9 +458,9 @@ class Folders:
             return
         self._skipped.add(path)
         self.health.skipped = len(self._skipped)
-        logger.warning("left alone, %s: %s", why, ascii(path))
+        logger.warning("ignored, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
-            logger.warning("%d names were left alone: of more of them nothing is said", _REMEMBERED_SKIPS)
+            logger.warning("%d files were ignored; further ones are not logged", _REMEMBERED_SKIPS)
 
 
 class RemovedQueues:

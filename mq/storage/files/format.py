@@ -70,14 +70,14 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     try:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():
-            raise ValueError("it does not say mq and a number")
+            raise ValueError("it does not contain mq and a number")
         use = RootUse(word) if int(number) == FORMAT else None
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
     if use is None:
         raise StorageUnusable(
-            f"root {shorten(os.path.dirname(layout.state))} has the format {number}, and this mq serves format "
-            f"{FORMAT}: start the version that has served it ({shorten(path, 200)})"
+            f"root {shorten(os.path.dirname(layout.state))} has format {number}, but this version of mq only "
+            f"supports format {FORMAT}: use the version that created it ({shorten(path, 200)})"
         )
     return use
 

@@ -198,7 +198,7 @@ class OwnThread:
         assert self.is_free, "start it, and ask for one call at a time"
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._is_dead:
-            raise threads.ThreadDied(f"thread {self._name} has died")
+            raise threads.ThreadDied(f"thread {self._name} failed")
         self.is_free = False
         self._told = 0
         self._jobs.put(job)
@@ -220,7 +220,7 @@ class OwnThread:
         await trio.lowlevel.wait_readable(self._hearing)
         said = list(_TOLD.iter_unpack(os.read(self._hearing, _MOST_READ)))
         if not said:
-            raise threads.ThreadDied(f"thread {self._name} has died: what became of its last call is not known")
+            raise threads.ThreadDied(f"thread {self._name} failed: the outcome of its last call is unknown")
         count, at = said[-1]
         self.heard_late = max(0.0, time.monotonic() - at)
         if count != _END:

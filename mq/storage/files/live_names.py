@@ -89,7 +89,7 @@ class Inotify:
             self._inner = inotify_simple.INotify(nonblocking=True)
         except OSError as error:
             raise StorageUnusable(
-                f"cannot watch the root: {error.strerror}; raise fs.inotify.max_user_instances"
+                f"cannot watch the root: {error.strerror}. Raise fs.inotify.max_user_instances"
             ) from error
 
     def watch(self, path: str) -> int:
@@ -240,7 +240,7 @@ class LiveNames:
             if error.errno != errno.ENOSPC:
                 raise
             raise StorageUnusable(
-                f"cannot watch {path}: {error.strerror}; raise fs.inotify.max_user_watches"
+                f"cannot watch {path}: {error.strerror}. Raise fs.inotify.max_user_watches"
             ) from error
 
     def _drop(self, folder: str) -> None:

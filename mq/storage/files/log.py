@@ -197,7 +197,7 @@ def open_segment(calls: Calls, path: str) -> Segment:
     segment = Segment(calls, path, header)
     try:
         if (size := calls.file_size(segment.fd) or 0) < header.size:
-            raise LogDamaged(f"{path} has {size} of the {header.size} bytes that its header states")
+            raise LogDamaged(f"{path} has only {size} of the {header.size} bytes that its header states")
     except BaseException:
         close_all(calls, [segment.fd])
         raise
@@ -416,7 +416,7 @@ class Log:
 
     def cut_off(self) -> None:
         """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
-        self._note_failure(OSError(errno.EIO, "a batch was cut off"))
+        self._note_failure(OSError(errno.EIO, "a batch was interrupted"))
 
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
@@ -468,7 +468,7 @@ class Log:
         try:
             self._checkpoint_until_end()
         except BaseException:
-            self._note_failure(OSError(errno.EIO, "the thread of checkpoints has died"))  # no commit waits for it
+            self._note_failure(OSError(errno.EIO, "the checkpoint thread failed"))  # no commit waits for it
             raise
 
     def _checkpoint_until_end(self) -> None:
@@ -492,7 +492,7 @@ class Log:
         segment = self._leaving
         assert segment is not None, "no segment was left"
         epoch = segment.epoch
-        failure: OSError | None = OSError(errno.EIO, "a checkpoint was cut off")
+        failure: OSError | None = OSError(errno.EIO, "a checkpoint was interrupted")
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:
@@ -550,8 +550,8 @@ def _open_both(calls: Calls, folder: str) -> list[Segment]:
         older, newer = sorted(segments, key=lambda segment: segment.epoch)
         if newer.epoch - older.epoch != 1:
             raise LogDamaged(
-                f"the epochs of {older.path} and {newer.path} are {older.epoch} and {newer.epoch}, not consecutive: "
-                "one of them is a copy of another time"
+                f"the epochs of {older.path} and {newer.path} are {older.epoch} and {newer.epoch}, not "
+                "consecutive: one of the files is an old copy"
             )
     except (OSError, LogDamaged):
         close_all(calls, (segment.fd for segment in segments))
@@ -656,7 +656,7 @@ def _read_header(calls: Calls, fd: int, path: str) -> Header:
         magic, epoch, size, key, life, crc = _HEADER.unpack(head)
         if magic == _MAGIC and crc == zlib.crc32(head[:-4]):
             return Header(epoch, size, key, life.rstrip(b"\0").decode(errors="replace"))
-    raise LogDamaged(f"the header of {path} cannot be read")
+    raise LogDamaged(f"cannot read the header of {path}")
 
 
 def _read(segments: Sequence[Segment]) -> list[Record]:
@@ -681,13 +681,13 @@ def _read(segments: Sequence[Segment]) -> list[Record]:
             flushed = max(flushed, record.flushed)
         if segment.is_torn(end):
             logger.warning(
-                "the log ends with a record that cannot be read (%s at %d): its batch was not confirmed, or that part "
-                "of the file is damaged",
+                "the log ends with an unreadable record (%s at %d): either its batch was never confirmed, or "
+                "this part of the file is damaged",
                 segment.path,
                 end,
             )
     if missing is not None and flushed >= missing[0]:
-        raise LogDamaged(f"a record that was on the medium cannot be read: {missing[1]}")
+        raise LogDamaged(f"a synced record cannot be read: {missing[1]}")
     return found
 
 

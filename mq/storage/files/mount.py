@@ -129,7 +129,7 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     size = room.f_frsize * room.f_blocks
     kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
     if kind == "overlay" and "volatile" in options:
-        return Mount(kind, flaw="is an overlay mounted 'volatile', which ignores every sync; mount it without")
+        return Mount(kind, flaw='is an overlay mounted with "volatile", which ignores every sync: mount it without')
     if not _LOCAL_LOCKS.isdisjoint(options):
         return Mount(
             kind,

@@ -139,8 +139,8 @@ def open_root(
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
     if mount.assumed and not options.untested:
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, where mq was never put under power cuts and lost servers; "
-            "choose a --root on ext4, xfs or btrfs, or serve it all the same with --untested-fs"
+            f"root {shorten(root)} is on {mount.kind}, on which mq has not been tested with power failures "
+            "and lost servers. Choose a --root on ext4, xfs or btrfs, or allow it with --untested-fs"
         )
     try:
         return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw, accept_loss=accept_loss)
@@ -204,13 +204,13 @@ def _open(
                 handles += (moves := [_lock_moves(calls, layout, root)])
         elif use is RootUse.LOG:
             raise StorageUnusable(
-                f"root {shorten(root)} has a log in use, of a daemon that serves it alone; start one daemon alone, "
-                "stop that, and start all of them again"
+                f"root {shorten(root)} has a log of a daemon without --peers. Start one daemon without "
+                "--peers, stop it, then start all daemons"
             )
         elif folders.sync_every_move and folders.alarm.is_set():
             raise StorageUnusable(
-                f"cannot serve root {shorten(root)}: another mq on it has seen the medium fail. Stop all of them, "
-                "repair the disk, remount it, and start again"
+                f"cannot serve root {shorten(root)}: another daemon on this root found that the disk failed. "
+                "Stop all daemons, repair and remount the disk, then start them again"
             )
         if options.sharing is Sharing.PEERS:
             _lock_shared(calls, lock, root)
@@ -249,8 +249,8 @@ LOST_STATE: Final = (
 def _cure(root: str) -> str:
     """What an operator can do about files that are gone."""
     return (
-        "Restore the root from a backup (mq restore), or list what is lost and serve what is left: "
-        f"mq doctor --accept-loss {shorten(root, 200)}"
+        "Restore the root from a backup (mq restore), or accept the losses and serve the rest: mq doctor "
+        f"--accept-loss {shorten(root, 200)}"
     )
 
 
@@ -269,8 +269,8 @@ def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool)
     lost = [path for path in needed if calls.kind(path) is None]
     if lost and not accept_loss:
         raise StorageUnusable(
-            f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} missing, "
-            f"with all that was in there. {_cure(root)}"
+            f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} "
+            f"missing with all contents. {_cure(root)}"
         )
     return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
 
@@ -314,8 +314,8 @@ def _use_before(
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}, and it says whether the log has messages that the "
-                f"files lack. {_cure(root)}"
+                f"cannot serve root {shorten(root, 200)}: {error}, so it is unknown whether the log contains "
+                f"messages that the files lack. {_cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:
@@ -323,7 +323,7 @@ def _use_before(
         return RootUse.FILES if calls.kind(layout.log) is None else RootUse.LOG
     if use is RootUse.RESTORING:
         raise StorageUnusable(
-            f"root {shorten(root)} is half restored: run mq restore again, with the same backup and the same root"
+            f"root {shorten(root)} is only partly restored: run mq restore again with the same backup and the same root"
         )
     if use is None and alone:
         note_use(calls, layout, RootUse.FILES)  # before the first record and the log
@@ -475,7 +475,7 @@ class _Start:
             why = f"{LOST_STATE}. Queues without settings: {', '.join(sorted(queues)) or 'none'}"
             folders.note_damage(Damage("", None, self._layout.state, why))
         elif queues:
-            logger.info("queues made by hand, with default settings: %s", ", ".join(sorted(queues)))
+            logger.info("found queue folders without settings, using defaults: %s", ", ".join(sorted(queues)))
 
 
 def _remove_log(calls: Calls, layout: Layout) -> None:
@@ -491,8 +491,8 @@ def _meet_peers(peer_lease: PeerLease, root: str, options: StorageOptions, *, al
         peer_lease.announce()
     elif living:
         raise RootBusy(
-            f"root {shorten(root)} was served by a daemon with --peers a moment ago, which may be cut off and alive; "
-            "stop it, or try again in 15 seconds"
+            f"root {shorten(root)} was served by a daemon with --peers until recently, which may still be "
+            "running without a connection: stop it, or try again in 15 seconds"
         )
     return alone and not living
 
@@ -509,10 +509,10 @@ def _fill_reserve(folders: Folders) -> None:
 def explain(error: OSError) -> str:
     """The text of an error from the system, for an operator."""
     advice = {
-        errno.EACCES: "; give this user the right to write there, or choose another --root",
-        errno.EROFS: "; choose a --root on a file system that can be written",
+        errno.EACCES: "; grant this user write permission, or choose another --root",
+        errno.EROFS: "; choose a --root on a writable file system",
         errno.ENOTDIR: "; choose a folder as --root",
-        errno.ENOSPC: "; make room first",
+        errno.ENOSPC: "; free some space first",
     }
     where = f" ({shorten(str(error.filename), 200)}: move it away)" if error.errno in _IN_PLACE else ""
     if error.filename and not where:
@@ -529,7 +529,9 @@ def _open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict
         OSError: from the system.
     """
     if (kind := calls.kind(root)) is FileKind.OTHER:
-        raise StorageUnusable(f"root {shorten(root)} is a link or worse; give the folder that it leads to as --root")
+        raise StorageUnusable(
+            f"root {shorten(root)} is not a folder but a link or another kind of file: give the folder itself as --root"
+        )
     if kind is FileKind.FILE:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
     guard.check_above()
@@ -582,7 +584,7 @@ def _lock_shared(calls: Calls, lock: int, root: str) -> None:
         calls.lock(lock, exclusive=False)
     except BlockingIOError as error:
         raise RootBusy(
-            f"root {shorten(root)} is served by a daemon with --peers=0; restart that one with --peers=1 or more"
+            f"root {shorten(root)} is served by a daemon with --peers=0: restart that daemon with --peers=1 or more"
         ) from error
 
 
@@ -608,7 +610,7 @@ def _lock_moves(calls: Calls, layout: Layout, root: str) -> int:
         if not isinstance(error, BlockingIOError):
             raise
         raise RootBusy(
-            f"root {shorten(root)} cannot be repaired while a mover or a reaper is at work; stop it"
+            f"root {shorten(root)} cannot be repaired while mq-mover or mq-reaper is running: stop them first"
         ) from error
     return fd
 
@@ -644,8 +646,8 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
         if error.errno not in _NO_LINKS:
             raise
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, which has no hard links and of whose renames mq knows nothing; "
-            "choose a --root on a local disk"
+            f"root {shorten(root)} is on {mount.kind}, which has no hard links and no atomic renames that mq "
+            "knows of. Choose a --root on a local disk"
         ) from error
     finally:
         for name in names:
@@ -662,8 +664,8 @@ def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
         if error.errno not in _NO_SUCH_CALL:
             raise
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, where {call} fails: {error.strerror}. mq cannot do without; "
-            "choose a --root on a local disk"
+            f"root {shorten(root)} is on {mount.kind}, where {call}, which mq needs, fails: {error.strerror}. "
+            "Choose a --root on a local disk"
         ) from error
 
 
@@ -685,14 +687,14 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
         with _named(root, mount, "rename"):
             calls.rename(written, moved)
         if calls.kind(written) is not None or calls.kind(moved) is not FileKind.FILE:
-            raise StorageUnusable(f"root {shorten(root)} is on {mount.kind}, where rename does not move a name")
+            raise StorageUnusable(f"root {shorten(root)} is on {mount.kind}, where rename does not remove the old name")
         with _named(root, mount, "flock"):
             calls.lock(handles[0], exclusive=True)
             handles.append(calls.open(moved, _WRITABLE))
             if not _is_locked(calls, handles[1]):
                 raise StorageUnusable(
-                    f"root {shorten(root)} is on {mount.kind}, where flock gives one lock twice: two daemons would "
-                    "think that each serves the root alone. Choose a --root on a local disk"
+                    f"root {shorten(root)} is on {mount.kind}, which grants one flock to two processes, so "
+                    "two daemons could serve the root at once. Choose a --root on a local disk"
                 )
     finally:
         close_all(calls, handles)

@@ -70,14 +70,14 @@ class Guard:
             found = self._calls.ownership(path)
             if found.mode & stat.S_IWOTH and not found.mode & stat.S_ISVTX:
                 raise self._refusal(
-                    "everybody on this machine may put another folder in its place, for "
-                    f"{_octal(found)} is the mode of {_shown(path)} above it; take that right away (chmod o-w), "
-                    "or choose another --root"
+                    f"every user of this machine could replace it, because the parent folder {_shown(path)} "
+                    f"is writable (mode {_octal(found)}). Restrict that folder (chmod o-w), or choose another "
+                    "--root"
                 )
             if self._is_strange(found):
                 logger.warning(
-                    "%s belongs to %s, who can put another folder in the place of the root: choose another --root, "
-                    "unless you trust that user",
+                    "%s belongs to %s, who can replace the root by another folder. Choose another --root "
+                    "unless you trust this user",
                     _shown(path),
                     _user(found.user),
                 )
@@ -97,7 +97,7 @@ class Guard:
             fd = self._calls.open(name, OPEN_FOLDER, dir_fd=dir_fd)
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                raise self._refusal(f"{_shown(path)} is not a folder; move it away") from None
+                raise self._refusal(f"{_shown(path)} is not a folder: move it away") from None
             raise
         try:
             self.check(self._calls.ownership(fd), path)
@@ -118,8 +118,9 @@ class Guard:
             raise self._open_to_all(found, path)
         if found.mode & stat.S_IWGRP and not self._trusts_group:
             raise self._refusal(
-                f"group {_group(found.group)} may write in {_shown(path)} (mode {_octal(found)}), and lead mq to other "
-                "folders; take that right away (chmod g-w), or trust the group with --group-writable"
+                f"{_shown(path)} is writable by group {_group(found.group)} (mode {_octal(found)}), which "
+                "could redirect mq to other folders. Restrict it (chmod g-w), or trust the group with "
+                "--group-writable"
             )
 
     def check_inside(self, fd: int, path: str) -> None:
@@ -146,7 +147,8 @@ class Guard:
                     of_group.append(name)
         if of_group:
             logger.warning(
-                "its group may write in the folder of %s: it can take messages away, and put its own there (chmod g-w)",
+                "the folder of queue %s is writable by its group, which can add and remove messages; "
+                "restrict it with chmod g-w",
                 shorten(", ".join(sorted(of_group)), 200),
             )
 
@@ -157,15 +159,16 @@ class Guard:
         owner = _user(found.user)
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
-            f"{_shown(path)} belongs to {owner}, who can lead mq to other folders, and mq runs as "
-            f"{_user(os.geteuid())}; run mq as {owner}, give it the folder once you know what is in it (chown), "
+            f"{_shown(path)} belongs to {owner}, who could redirect mq to other folders, but mq runs as "
+            f"{_user(os.geteuid())}. Run mq as {owner}, change the owner after checking its contents (chown), "
             f"choose another --root, or trust {owner} with --root-owner {owner}{mapped}"
         )
 
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
         return self._refusal(
-            f"everybody on this machine may write in {_shown(path)} (mode {_octal(found)}), and lead mq to other "
-            "folders; take that right away once you know what is in it (chmod go-w), or choose another --root"
+            f"{_shown(path)} is writable by every user of this machine (mode {_octal(found)}), who could "
+            "redirect mq to other folders. Restrict it after checking its contents (chmod go-w), or choose "
+            "another --root"
         )
 
     def _refusal(self, why: str) -> StorageUnusable:

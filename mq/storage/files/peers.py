@@ -102,7 +102,9 @@ class PeerLease:
     def beat(self) -> None:
         """Renew the lease; take it again if peers took this process for dead."""
         if self._calls.kind(self._file) is None or self._calls.kind(self.stage) is None:
-            logger.warning("others on this root took us for dead: nothing of ours was lost but what was arriving")
+            logger.warning(
+                "other daemons on this root took this daemon for dead. Only messages that were arriving were lost"
+            )
             self.announce()
         elif self._expires:
             fd = self._calls.open(self._file, _ANEW)
@@ -162,7 +164,7 @@ class PeerLease:
                 return False
             self._heard.pop(name, None)
             self._clear(name)
-            logger.info("cleared what a dead peer left: %s", name)
+            logger.info("cleaned up after a dead peer: %s", name)
             return True
         finally:
             close_all(self._calls, [fd])
@@ -230,7 +232,7 @@ class Heartbeat:
                 self._peer_lease.beat()
                 self._peer_lease.sweep()
             except OSError as error:
-                logger.warning("cannot tell the others on this root that we live: %s", error.strerror)
+                logger.warning("cannot send the heartbeat to the other daemons on this root: %s", error.strerror)
 
 
 class PeerFailed(OSError):
@@ -261,7 +263,7 @@ class Alarm:
             PeerFailed: one has.
         """
         if self.is_set():
-            raise PeerFailed(errno.EIO, "another mq on this root has seen the medium fail", self._path)
+            raise PeerFailed(errno.EIO, "another daemon on this root found that the disk failed", self._path)
 
     def is_set(self) -> bool:
         """Whether a process has set it."""

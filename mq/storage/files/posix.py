@@ -128,7 +128,7 @@ class FolderStorage:
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
-            raise StorageUnusable(f"{shorten(name)} names no folder. Write NAME:/a/folder")
+            raise StorageUnusable(f"{shorten(name)} has no folder: write NAME:/path/to/folder")
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
@@ -206,8 +206,8 @@ class FolderStorage:
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
         if not self._mount.flushes and not self._mount.flaw:
             logger.warning(
-                "NOT DURABLE: %s is on %s, mounted without write barriers: what was answered can go with the power. "
-                "Mount it with barriers, and start mq again",
+                "NOT DURABLE: %s is on %s, mounted without write barriers, so confirmed messages can be lost "
+                "in a power failure. Mount it with barriers and restart mq",
                 shorten(self._root),
                 self._mount.kind,
             )
@@ -417,7 +417,7 @@ class FolderStorage:
         folders = self._root_open.folders
         if folders.failure:
             raise StorageStopped(
-                f"the store has failed ({folders.failure}); repair the disk, remount it, and start mq again"
+                f"the store has failed ({folders.failure}). Repair and remount the disk, then restart mq"
             )
         try:
             result: _T = await self._hop(self._noting_cut, verb, *args)
@@ -427,8 +427,8 @@ class FolderStorage:
                 raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
             folders.fail(error)
             raise StorageFailed(
-                f"the store failed meanwhile: it may have been done, or not ({folders.failure}); repair the disk, "
-                "remount it, and start mq again"
+                "the store failed during the request, which may or may not have been executed "
+                f"({folders.failure}). Repair and remount the disk, then restart mq"
             ) from error
 
     def _noting_cut(self, verb: Callable[..., _T], *args: object) -> _T:
@@ -493,4 +493,4 @@ def _is_record(operation: AnyOperation) -> bool:
 def _unreadable(error: OSError) -> StorageError:
     if is_transient(error):
         return StorageFull(f"cannot read now: {error.strerror}. Try again later")
-    return StorageStopped(f"cannot read: {error.strerror}; repair the disk, remount it, and start mq again")
+    return StorageStopped(f"cannot read: {error.strerror}. Repair and remount the disk, then restart mq")

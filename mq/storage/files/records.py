@@ -173,7 +173,7 @@ class Records:
             try:
                 record = decode_record(content)
                 if file != file_of(record["key"]):
-                    raise ValueError("it is the record of another key")
+                    raise ValueError("it is the record of a different key")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
                 self._note_damaged(kind, file, version)
@@ -189,7 +189,7 @@ class Records:
         damaged. Durable on return."""
         if self._versions_of(kind, file) != [1] or _WRITTEN.fullmatch(self._content(damage.path)):
             return damage
-        logger.warning("a torn record that was never answered is taken away: %s", ascii(damage.path))
+        logger.warning("removed a torn record that was never confirmed: %s", ascii(damage.path))
         if self._kept is not None:
             self._kept.damaged.discard((kind, file, 1))
         self._unlink(kind, file, 1)
@@ -205,7 +205,7 @@ class Records:
         others = [other for other in self._versions_of(kind, file) if other != version]
         for other in others:
             if other > version:
-                logger.warning("a torn record is taken away: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
+                logger.warning("removed a torn record: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
             elif self._decoded(path := f"{self._folder}/{kind}/{file}.{other}", self._content(path)) is None:
                 self._note_damaged(kind, file, other)  # an operator has written a later one, and not moved it away
                 continue
@@ -400,7 +400,7 @@ class Records:
             return decode_record(content)
         except ValueError as error:
             self.passed_over += 1
-            logger.warning("a record that cannot be read is passed over: %s: %s", ascii(path), error)
+            logger.warning("ignoring an unreadable record: %s: %s", ascii(path), error)
             return None
 
 
@@ -421,7 +421,7 @@ def decode_record(content: bytes) -> Mapping[str, Any]:
     except RecursionError as error:
         raise ValueError("its checksum matches, but it is nested too deeply") from error
     if not _is_record(record):
-        raise ValueError("its checksum matches, but it has no key and value")
+        raise ValueError("its checksum matches, but its key or value is missing")
     return record
 
 

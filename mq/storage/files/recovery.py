@@ -193,7 +193,7 @@ def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> in
         if but_empty and flaw != EMPTY:
             continue
         if flaw:
-            logger.warning("a message that was never acknowledged is torn (%s): %s %s", flaw, entry.queue, entry.id)
+            logger.warning("a message that was never confirmed is incomplete (%s): %s %s", flaw, entry.queue, entry.id)
             folders.health.torn += 1
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))

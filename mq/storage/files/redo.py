@@ -102,7 +102,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     try:
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
-        raise LogDamaged(f"a record of the log makes no sense: {error}") from error
+        raise LogDamaged(f"a record of the log is not valid: {error}") from error
     _drop_refused(folders, told, _refused(told))
     done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]
@@ -121,7 +121,9 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     _write_again(folders, records, everything, unsure)
     if any(redone):
         counts = {what: count for what, count in redone._asdict().items() if what != "lost"}
-        logger.warning("done again after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items()))
+        logger.warning(
+            "replayed from the log after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items())
+        )
     return redone
 
 
@@ -447,7 +449,7 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
                 made[key] = True
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
-            logger.warning("queue %s had no folder, and gets one: the log has its record", queue)
+            logger.warning("created the missing folder of queue %s, which has a record in the log", queue)
             calls.mkdir(f"{layout.queues}/{queue}")
 
 
@@ -456,7 +458,7 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
-            logger.info("the log has a record that the files lack: %s %s", kind, shorten(key))
+            logger.info("restored a missing record from the log: %s %s", kind, shorten(key))
             records.put(kind, key, kept.value)
 
 

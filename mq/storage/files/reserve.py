@@ -71,7 +71,7 @@ class Reserve:
             self._in_place = True
             if self._missed:
                 self._missed = False
-                logger.warning("there is room again: messages are stored")
+                logger.warning("the disk has free space again: new messages are accepted")
 
     def give_way(self, verb: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Make a call, at the cost of the reserve if there is no other room."""
@@ -103,12 +103,14 @@ class Reserve:
                 self._calls.unlink(self._path)
             except FileNotFoundError:
                 return
-        logger.debug("the ballast is given up")
+        logger.debug("the disk is nearly full: released the reserved space")
 
     def _miss(self, error: OSError) -> None:
         if error.errno in NO_ROOM and not self._missed:
             self._missed = True
-            logger.warning("the disk is full: nothing new is stored until there is room; fetches and removals go on")
+            logger.warning(
+                "the disk is full: new messages are refused until there is free space; fetches and removals still work"
+            )
 
     def _fill(self) -> None:
         """Append the missing bytes, which no file system can compress. A part of them is better than none."""

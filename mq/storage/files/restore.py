@@ -101,7 +101,7 @@ def restore(
     calls = LinuxCalls()
     folder, root = os.path.realpath(folder), os.path.realpath(root)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"{shorten(folder, 200)} and the root lie in each other; give a root elsewhere")
+        raise StorageUnusable(f"{shorten(folder, 200)} and the root contain each other: choose another root")
     try:
         above = root if calls.kind(root) is FileKind.FOLDER else os.path.dirname(root)
         mount = mount_of(above)
@@ -116,7 +116,7 @@ def restore(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"no room for the root {shorten(root, 200)}: make room, and run the same command again"
+                f"no space left for root {shorten(root, 200)}: free some, then run the same command again"
             ) from error
         raise StorageUnusable(f"cannot restore {shorten(root, 200)}: {explain(error)}") from error
 
@@ -126,14 +126,14 @@ def _find(backups: BackupFolder, number: int | None) -> Backup:
     if number is None:
         newest = backups.newest()
         if newest is None:
-            raise StorageUnusable(f"{shown} has no backup that is whole: mq backup has not come to its end there")
+            raise StorageUnusable(f"{shown} has no complete backup: mq backup was interrupted there")
         return newest
     if number not in backups.numbers():
-        raise StorageUnusable(f"{shown} has no backup {number}: mq restore --list shows those it has")
+        raise StorageUnusable(f"{shown} has no backup {number}: list its backups with mq restore --list")
     try:
         return backups.read(number)
     except BackupDamaged as error:
-        raise StorageUnusable(f"backup {number} in {shown} is damaged ({error}): restore another") from error
+        raise StorageUnusable(f"backup {number} in {shown} is damaged ({error}): restore another backup") from error
 
 
 def bring_back(
@@ -169,7 +169,9 @@ def bring_back(
         try:
             calls.lock(lock, exclusive=True)
         except BlockingIOError as error:
-            raise StorageUnusable(f"another restore, or a daemon, has {shorten(root, 200)}; let it end") from error
+            raise StorageUnusable(
+                f"another restore or a daemon is using {shorten(root, 200)}: wait until it ends"
+            ) from error
         root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
         stack.callback(calls.close, root_fd)
         _empty(calls, layout, root)
@@ -201,11 +203,11 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
         make_folder(calls, root)
         sync_folder(calls, os.path.dirname(root))
     elif kind is not FileKind.FOLDER:
-        raise StorageUnusable(f"{shorten(root, 200)} is no folder; give one that is empty, or is not there")
+        raise StorageUnusable(f"{shorten(root, 200)} is not a folder: choose an empty or a new one")
     elif not (is_vacant(calls, root) or is_half_restored(calls, layout) or _has_just_begun(calls, layout, root)):
         raise StorageUnusable(
-            f"{shorten(root, 200)} is not empty: move it away (a root's messages would be mixed with older ones), or "
-            "give a folder that is empty, or is not there"
+            f"{shorten(root, 200)} is not empty: move it away, or choose an empty or a new folder, so that "
+            "restored messages are not mixed with others"
         )
     if calls.kind(layout.state) is None:
         make_folder(calls, layout.state)

@@ -29,9 +29,7 @@ from mq.storage.files.watch import watch_folders
 from mq.storage.interface import Change, Entry, MessageOperation, Outcome, Result
 from mq.storage.options import StorageOptions
 
-_LOG: Final = (
-    "a daemon that serves its root alone has a log in use there. Start it with --no-mover or --no-reaper, or stop it"
-)
+_LOG: Final = "the daemon of this root uses a log. Start the daemon with --no-mover or --no-reaper, or stop it"
 """A move without a record could be undone by a power cut."""
 _SERVED: Final = (
     "a daemon repairs the root, or serves it alone: start that one with --no-mover or --no-reaper, or stop it"
@@ -65,7 +63,7 @@ class SourceFolder:
         source = os.path.abspath(source)
         layout = Layout(source, destination, source, source, os.path.join(os.path.dirname(source), "state"))
         if is_in_use(self._calls, layout):
-            raise StorageUnusable(f"cannot work on {shorten(source)}: {_LOG}")
+            raise StorageUnusable(f"cannot use {shorten(source)}: {_LOG}")
         mount = mount_of(source)
         self._root_fd = self._open(source, options, mount)
         if destination:
@@ -83,7 +81,7 @@ class SourceFolder:
 
     def _open(self, folder: str, options: StorageOptions, mount: Mount) -> int:
         """Open the folder, if no stranger can change it or those above it."""
-        guard = Guard(self._calls, folder, options, mount, failing="cannot work on")
+        guard = Guard(self._calls, folder, options, mount, failing="cannot use")
         guard.check_above()
         return guard.open(folder, None, folder)
 
@@ -132,6 +130,6 @@ def _check(path: str) -> None:
     try:
         os.listdir(path)
     except OSError as error:
-        raise StorageUnusable(f"cannot work on {shorten(path)}: {explain(error)}") from error
+        raise StorageUnusable(f"cannot use {shorten(path)}: {explain(error)}") from error
     if not os.access(path, os.W_OK):
-        raise StorageUnusable(f"cannot work on {shorten(path)}: it is not writable for this user")
+        raise StorageUnusable(f"cannot use {shorten(path)}: it is not writable for this user")

@@ -163,7 +163,7 @@ class FileBody:
             found, left = checksum(chunk, found), left - len(chunk)
             wrong = left == 0 and self._expected.checksum not in (None, found)
             if not chunk or left < 0 or wrong:
-                raise CorruptMessage("the bytes are not those that were published")
+                raise CorruptMessage("the stored bytes do not match the checksum")
             yield chunk
 
     async def aclose(self) -> None:

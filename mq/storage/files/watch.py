@@ -195,7 +195,7 @@ class _Watch:
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
-                    logger.warning("cannot look for new queues now: %s", error.strerror)
+                    logger.warning("cannot scan for new queues now: %s", error.strerror)
                     await trio.sleep(_PAUSE_SECONDS)
 
     def _add_queues(self) -> None:
@@ -227,7 +227,7 @@ def _no_watch_is_unusable() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageUnusable(
-            f"cannot watch the folders: {error.strerror}; raise fs.inotify.max_user_instances or max_user_watches"
+            f"cannot watch the folders: {error.strerror}. Raise fs.inotify.max_user_instances or max_user_watches"
         ) from error
 
 

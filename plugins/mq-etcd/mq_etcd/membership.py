@@ -161,8 +161,8 @@ class EtcdCoordinator:
             return
         if await self.voters() == 1:
             logger.warning(
-                "etcd at %s has one member: when its disk is lost, so are all queues of the cluster, with all that "
-                "is in them. Run three members, on three machines",
+                "etcd at %s has a single member: if its disk fails, all queues of the cluster are lost. Run "
+                "three members on three machines",
                 self._client.endpoints[0],
             )
         self._has_counted = True

@@ -74,7 +74,7 @@ class Room:
             MEND_SECONDS if since > LONGEST_MEND_SECONDS else min(2 * self._mend_pause, LONGEST_MEND_SECONDS)
         )
         self._mended, self._looked = now, -math.inf
-        logger.warning("etcd has raised its NOSPACE alarm: compacting and defragmenting it, and ending the alarm")
+        logger.warning("etcd raised its NOSPACE alarm: compacting and defragmenting it, then disarming the alarm")
         try:
             await self._compact((await self._client.status()).revision)
             # etcd counts the pages that a compaction frees at its next write, which the alarm refuses. A defragmented
@@ -83,7 +83,7 @@ class Room:
             await self._client.defragment()
             await self._client.disarm()
         except EtcdError as error:
-            logger.warning("cannot make room in etcd: %s", error)
+            logger.warning("cannot free space in etcd: %s", error)
 
     def _is_short(self, size: int) -> bool:
         return self._used + self._lagging + self._written + size > self._limit
@@ -104,7 +104,7 @@ class Room:
                     await self._compact(self._old_revision)
                 self._old_revision, self._compacted = found.revision, now
         except EtcdError as error:
-            logger.warning("cannot see how full etcd is: %s", error)
+            logger.warning("cannot read the size of etcd's database: %s", error)
             return
         self._used = found.used
         self._lagging, self._written = self._written, 0

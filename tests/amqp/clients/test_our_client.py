@@ -181,7 +181,7 @@ async def test_a_nack_gives_the_message_back(server: Server, client: AmqpClient,
 async def test_a_tag_that_never_was_ends_the_connection(server: Server, queue: str, tag: int) -> None:
     async with connect(server.url) as client:
         with pytest.raises(
-            UnknownDeliveryTag, match=f"tag {tag}, so the connection was closed: PRECONDITION_FAILED.*{tag}"
+            UnknownDeliveryTag, match=f"delivery tag {tag}, so the connection was closed: PRECONDITION_FAILED.*{tag}"
         ):
             await client.ack(tag)
         with pytest.raises(Unreachable):
