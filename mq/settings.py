@@ -44,6 +44,27 @@ _YES: Final = ("1", "true", "yes", "on")
 _NO: Final = ("0", "false", "no", "off")
 
 
+class UnixSocket(NamedTuple):
+    """The path of a Unix socket, empty for none, and its file mode."""
+
+    path: str = ""
+    mode: int = 0o600
+
+
+class JournalKeep(NamedTuple):
+    """How much of a journal is kept: bytes, and seconds."""
+
+    bytes: int = 1 << 30
+    seconds: float = 604_800.0
+
+
+class SchedulesPerUser(NamedTuple):
+    """How many schedules a user may have, and how many messages a second they publish together; 0 for no limit."""
+
+    number: int = 100
+    rate: float = 10.0
+
+
 class ValueKind(NamedTuple):
     """What a value may be.
 
@@ -81,18 +102,6 @@ def _seconds(low: float, high: int) -> ValueKind:
 
     bounds = f"from {show_duration(low)} to {show_duration(high)}"
     return ValueKind(parse, f"a duration {bounds}, such as {DURATION_EXAMPLES}", "DURATION")
-
-
-def _number(low: float, high: int, what: str) -> ValueKind:
-    def parse(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError
-        number = float(value)
-        if not low <= number <= high:  # not a NaN either
-            raise ValueError
-        return number
-
-    return ValueKind(parse, f"{what} from {low} to {high}", "NUMBER")
 
 
 def _size(high: int) -> ValueKind:
@@ -138,10 +147,35 @@ def _parse_user(value: object) -> int:
     return number
 
 
-def _parse_mode(value: object) -> int:
-    if not isinstance(value, str) or _MODE.fullmatch(value) is None:  # 660 as a number of TOML would be another mode
+def _parse_socket(value: object) -> UnixSocket:
+    path, given, mode = _parse_text(value).partition(",mode=")
+    if not path or (given and _MODE.fullmatch(mode) is None):
         raise ValueError
-    return int(value, 8)
+    return UnixSocket(path, int(mode, 8)) if given else UnixSocket(path)
+
+
+def _parse_keep(value: object) -> JournalKeep:
+    keep = JournalKeep()
+    for part in map(str.strip, _parse_text(value).split(",")):
+        if part.isdecimal():  # bytes or seconds?
+            raise ValueError
+        try:
+            keep = keep._replace(bytes=parse_size(part))
+        except ValueError:
+            keep = keep._replace(seconds=parse_duration(part))
+    if not (1 <= keep.bytes <= LARGEST_JOURNAL and 1 <= keep.seconds <= 10**9):
+        raise ValueError
+    return keep
+
+
+def _parse_schedules(value: object) -> SchedulesPerUser:
+    number, given, rate = _parse_text(str(value) if type(value) is int else value).partition(",")
+    limits = SchedulesPerUser(int(number))
+    if given:
+        limits = limits._replace(rate=float(rate.strip().removesuffix("/s")))
+    if not (0 <= limits.number <= 10_000 and 0 <= limits.rate <= 10_000):  # not a NaN either
+        raise ValueError
+    return limits
 
 
 def _one_of(*words: str) -> ValueKind:
@@ -192,7 +226,13 @@ _ADDRESS: Final = _TEXT._replace(metavar="ADDRESS")
 _NAME: Final = _TEXT._replace(metavar="NAME")
 _NAMES: Final = ValueKind(_parse_names, "a list of names, separated by commas, each at most 255 bytes long", "NAMES")
 _USER: Final = ValueKind(_parse_user, "the name or the number of a user of this machine", "USER")
-_OCTAL: Final = ValueKind(_parse_mode, 'a file mode in octal, written as text, such as "0660"', "MODE")
+_SOCKET: Final = ValueKind(
+    _parse_socket, "a path, perhaps with a file mode in octal, such as /run/mq/http,mode=0660", "FILE[,mode=MODE]"
+)
+_KEEP: Final = ValueKind(_parse_keep, "a size, a duration or both, such as 10GiB,30d", "SIZE,DURATION")
+_SCHEDULES: Final = ValueKind(
+    _parse_schedules, "a number, perhaps with a rate, both from 0 to 10000, such as 100,10/s", "NUMBER[,RATE/s]"
+)
 _SWITCHED: Final = ValueKind(_parse_switch, "true or false", "")
 
 
@@ -225,9 +265,12 @@ class Settings:
     keep_alive: float = _line(
         75.0, _seconds(1, 120), "how long an idle HTTP connection stays open between two requests", "75s"
     )
-    socket: str = _line("", _FILE, "path of a Unix socket that serves HTTP as well, for users of this machine", "none")
-    socket_mode: int = _line(
-        0o600, _OCTAL, "file mode of the Unix socket; users with write permission can connect", "0600"
+    socket: UnixSocket = _line(  # noqa: RUF009 - immutable
+        UnixSocket(),
+        _SOCKET,
+        "path of a Unix socket that serves HTTP as well, for users of this machine, and its file mode (0600): users "
+        "with write permission can connect",
+        "none",
     )
     amqp_port: int | None = _line(
         None, _whole(0, 65_535), "AMQP 0-9-1 port, on the same address; 0 turns AMQP off", f"{AMQP_PORT}, if it is free"
@@ -310,21 +353,21 @@ class Settings:
         _whole(0, 1_000_000),
         "maximum number of connections per client address, except from this machine; 0 for no limit",
     )
-    schedules_per_user: int = _line(100, _whole(0, 10_000), "maximum number of schedules per user; 0 for no limit")
-    schedules_rate: float = _line(
-        10.0,
-        _number(0, 10_000, "a number"),
-        "maximum rate at which the schedules of one user publish, in messages per second; 0 for no limit",
-        "10",
+    schedules_per_user: SchedulesPerUser = _line(  # noqa: RUF009 - immutable
+        SchedulesPerUser(),
+        _SCHEDULES,
+        "maximum number of schedules per user, and maximum rate at which they publish together, in messages per "
+        "second; 0 for no limit",
+        "100,10/s",
     )
     journal: str = _line(
         "", _FOLDER, "folder for the journal, which records every state transition of every message", "none"
     )
-    journal_bytes: int = _line(
-        1 << 30, _size(LARGEST_JOURNAL), "maximum size of the journal; the oldest segments are deleted", "1GiB"
-    )
-    journal_age: float = _line(
-        604_800.0, _seconds(1, 10**9), "maximum age of the journal; older segments are deleted", "7d"
+    journal_keep: JournalKeep = _line(  # noqa: RUF009 - immutable
+        JournalKeep(),
+        _KEEP,
+        "maximum size and age of the journal, beyond which the oldest segments are deleted",
+        "1GiB,7d",
     )
     cluster: str = _line("", _FILE, "cluster file; makes this daemon a node of that cluster", "none")
     node: str = _line("", _NAME, "name of this node; overrides the cluster file", "from the cluster file")

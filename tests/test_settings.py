@@ -121,7 +121,8 @@ def test_every_setting_has_a_flag_a_variable_and_a_key(tmp_path: Path, line) -> 
         "storage": "memory:",
         "log_level": "debug",
         "log_format": "json",
-        "socket_mode": "0660",
+        "socket": "/s,mode=0660",
+        "journal_keep": "2GiB,1h",
         "default_store": "cluster",
         "base_path": "/mq",
         "trusted_proxies": "10.0.0.0/8,unix",
@@ -219,10 +220,21 @@ def test_switches(word: str, on: bool) -> None:
         ("address", ""),
         ("log_level", "loud"),
         ("no_mover", "maybe"),
-        ("socket_mode", "660x"),
-        ("socket_mode", "0o660"),
-        ("socket_mode", "1660"),
-        ("socket_mode", "680"),
+        ("socket", "s,mode=660x"),
+        ("socket", "s,mode=0o660"),
+        ("socket", "s,mode=1660"),
+        ("socket", "s,mode=680"),
+        ("socket", "s,mode="),
+        ("socket", ",mode=0660"),
+        ("journal_keep", "30"),
+        ("journal_keep", "1GiB,2"),
+        ("journal_keep", "1GiB,7d,x"),
+        ("journal_keep", "0s"),
+        ("schedules_per_user", "ten"),
+        ("schedules_per_user", "10001"),
+        ("schedules_per_user", "10,nan/s"),
+        ("schedules_per_user", "10,fast"),
+        ("schedules_per_user", "-1,5/s"),
         ("no_mover", ""),
     ],
 )
@@ -255,7 +267,9 @@ def test_the_wrong_value_as_the_issue_has_it() -> None:
         "root = 7",
         "address = ['::1']",
         "no_mover = 1",
-        "socket_mode = 432",
+        "socket = 432",
+        "journal_keep = 30",
+        "schedules_per_user = 1.5",
         "log_level = 3",
     ],
 )
@@ -302,3 +316,22 @@ def test_experiments_are_variables_and_no_settings() -> None:
     assert Experiments.of({"MQ_NO_LOG": "1", "MQ_NO_NATIVE": "0", "MQ_NO_FAST_PATH": ""}) == (True, False, True)
     assert not {line.variable for line in LINES} & set(EXPERIMENTS)
     assert near_misses(dict.fromkeys(EXPERIMENTS, "1")) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("socket", "/run/mq/http", ("/run/mq/http", 0o600)),
+        ("socket", "/run/mq/http,mode=0666", ("/run/mq/http", 0o666)),
+        ("journal_keep", "10GiB,30d", (10 << 30, 2_592_000.0)),
+        ("journal_keep", "12h", (1 << 30, 43_200.0)),
+        ("journal_keep", "5MB", (5_000_000, 604_800.0)),
+        ("schedules_per_user", "7", (7, 10.0)),
+        ("schedules_per_user", "0,0/s", (0, 0.0)),
+        ("schedules_per_user", "20, 0.5/s", (20, 0.5)),
+    ],
+)
+def test_a_setting_of_two_parts_keeps_the_default_of_the_part_that_is_left_out(
+    name: str, text: str, value: tuple[object, ...]
+) -> None:
+    assert getattr(load_settings({name: text}, {}), name) == value

@@ -125,7 +125,11 @@ LIMITS: Final = (
     ("schedules", "mq.schedules.scheduler.MOST_SCHEDULES", ""),
     ("messages of all schedules together", "mq.schedules.scheduler.MOST_BYTES", "bytes"),
     ("schedules of a user", "mq.schedules.scheduler.SCHEDULES_PER_USER", "(`--schedules-per-user`)"),
-    ("messages a second of a user's schedules", "mq.schedules.scheduler.MESSAGES_PER_SECOND", "(`--schedules-rate`)"),
+    (
+        "messages a second of a user's schedules",
+        "mq.schedules.scheduler.MESSAGES_PER_SECOND",
+        "(`--schedules-per-user`)",
+    ),
     ("the body of a schedule's message", "mq.schedules.schedule.LARGEST_BODY", "bytes"),
     ("a cron line", "mq.schedules.schedule.LONGEST_LINE", "characters"),
     ("queues with metrics of their own", "mq.web.prometheus.MOST_QUEUES", ""),

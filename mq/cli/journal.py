@@ -83,7 +83,7 @@ def _start(settings: Settings, clock: Clock) -> Journal:
         raise InvalidSetting(f"--journal needs the package {error.name}: pip install 'mq[journal]'") from error
     journal: Journal = journal_module.open_journal(
         settings.journal,
-        segments_module.Limits(settings.journal_bytes, settings.journal_age),
+        segments_module.Limits(*settings.journal_keep),
         store=settings.store,
         peers=settings.peers + settings.no_mover + settings.no_reaper,
         version=__version__,

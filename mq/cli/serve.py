@@ -163,7 +163,7 @@ async def _serve_root(
 ) -> None:
     config = _broker_config(settings, cluster)
     metrics = Metrics(boot_seconds, folder=settings.folder, version=__version__)
-    schedule_limits = ScheduleLimits(settings.schedules_per_user, settings.schedules_rate)
+    schedule_limits = ScheduleLimits(*settings.schedules_per_user)
     shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
     budget = Budget(settings.memory, settings.staging, has_users=users is not None)
@@ -246,7 +246,7 @@ async def _serve_root(
             urls += await serving(needs_port=is_node)
         if doorways.owner is not None:
             await nursery.start(_take_until, stop, doorways.owner)
-        if settings.socket:
+        if settings.socket.path:
             # No browser gets there by itself, so any name will do. Behind a proxy it may: where a page comes from still
             # counts.
             by_socket = guarded(handler, [ANY_HOST], needs_login=False)
@@ -366,7 +366,7 @@ async def _open_socket(
     """The URLs."""
     PROTOCOL.set("http")
     fast_lane = Experiments.of(os.environ).fast_path
-    serving = partial(serve_socket, app, settings.socket, settings.socket_mode, fast_lane=fast_lane)
+    serving = partial(serve_socket, app, *settings.socket, fast_lane=fast_lane)
     serving = partial(serving, keep_alive_seconds=settings.keep_alive)
     urls: list[str] = await nursery.start(partial(serving, stop=until_stop, seen=seen, budget=budget))
     return urls

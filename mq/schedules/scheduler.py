@@ -121,7 +121,7 @@ class ScheduleLimits(NamedTuple):
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
             raise Conflict(
                 f"the schedules of user {owner} would publish {rate:.4g} messages a second, and may publish "
-                f"{self.rate:g}: let them fire less often, or start mq with a greater --schedules-rate"
+                f"{self.rate:g}: let them fire less often, or start mq with a greater rate in --schedules-per-user"
             )
 
 

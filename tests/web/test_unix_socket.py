@@ -205,7 +205,7 @@ def test_another_user_gets_as_far_as_the_mode_and_the_users_file_let_it(open_fol
     with running():
         assert "000" in curl("-X", "PUT", "http://mq/q", before=before)
     write_users(Path("users.toml"), NOT_SERVED)
-    with running("--users=users.toml", "--socket-mode=0666"):
+    with running("--users=users.toml", "--socket=s,mode=0666"):
         assert curl("-X", "PUT", "http://mq/q") == "401"
         assert curl("-X", "PUT", "http://mq/q", before=before) == "201"
         assert f'address="uid:{them.pw_uid}" user="us"' in Path("log").read_text()
