@@ -202,7 +202,14 @@ class Http2Requests:
 
     async def _end(self, stream_id: int) -> None:
         stream = self._protocol.streams.get(stream_id)
-        await self._close_stream(stream_id)
+        try:
+            await self._close_stream(stream_id)
+        finally:
+            # Also where that is cancelled: the request that finds out that the connection has ended closes all streams,
+            # its own too, and is cancelled by that. Hypercorn knows the stream no more, and would not end it later.
+            await self._end_work(stream_id, stream)
+
+    async def _end_work(self, stream_id: int, stream: object) -> None:
         work = self._works.pop(stream_id, None)
         is_answered = isinstance(stream, HTTPStream) and stream.state is ASGIHTTPState.CLOSED
         if work is not None and not is_answered:

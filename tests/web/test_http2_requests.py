@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import AsyncIterator
 
 import pytest
@@ -95,7 +97,7 @@ async def client(server: Server) -> AsyncIterator[Client]:
 
 async def until_free(budget: Budget, free: int | None = None) -> None:
     """Wait until so much is free; with None until nothing is reserved."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while budget.free != (budget.most if free is None else free):
             await trio.sleep(0.01)  # the sockets are real, and so is the time
 
@@ -134,6 +136,20 @@ async def test_a_long_answer_stays_where_it_is_while_the_window_is_shut(
             frame = await client.frame()
             sent += len(frame.data) if isinstance(frame, DataFrame) else 0
     assert largest <= BUFFER_HIGH_WATER + PIECE_BYTES
+
+
+async def test_all_requests_end_when_one_of_them_finds_the_connection_broken(server: Server, budget: Budget) -> None:
+    """It closes the others' streams and its own, and is cancelled meanwhile."""
+    for _ in range(20):
+        async with await server.connect() as stream:
+            client = Client(stream)
+            await stream.send_all(PREFACE)
+            await client.send(SHUT, *(client.ask(number, "/-/openapi.json") for number in range(1, 161, 2)))
+            assert isinstance(await client.frame(), SettingsFrame)
+            while not isinstance(await client.frame(), HeadersFrame):
+                pass  # the first answers are being sent
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # it vanishes
+    await until_free(budget)
 
 
 async def test_a_request_that_is_reset_ends(client: Client, budget: Budget, broker: Broker) -> None:
