@@ -13,6 +13,9 @@ MARGIN_SECONDS: Final = 2.0
 barrier; a slower one gives no lease. So a lease outlives a restart, too, for as long as was said."""
 LONGEST_LEASE_SECONDS: Final = 43200.0
 """No lease is longer; a deadline further off than that is a clock's mistake."""
+KEY_BYTES: Final = 64
+"""About what an idempotency key takes in memory."""
+MOST_KEYS: Final = (256 << 20) // KEY_BYTES
 GRACE_SECONDS: Final = 5.0
 """How long after a start leases from before the start are kept at the least. Their holders could not extend them while
 no broker ran, and a start may take longer than a short lease."""
@@ -46,6 +49,7 @@ class BrokerConfig:
             connection ends. Quorum queues count so.
         verify_seconds: how long a pass over all stored messages takes that compares them with their checksums; 0 for
             no such passes.
+        most_keys: idempotency keys that are remembered at a time, of all queues together.
 
     Raises:
         InvalidSetting: a number out of its range.
@@ -62,6 +66,7 @@ class BrokerConfig:
     awaits_sink: bool = False
     counts_returns: bool = False
     verify_seconds: float = 0.0
+    most_keys: int = MOST_KEYS
 
     def __post_init__(self) -> None:
         for name, low, high in (

@@ -21,6 +21,7 @@ import trio
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
 from mq.broker.ledger import Ledger
+from mq.errors import NoMemory
 from mq.message import MessageId
 
 KIND: Final = "key"
@@ -28,6 +29,8 @@ KIND: Final = "key"
 _LOOKS_PER_KEY: Final = 3
 """Keys that are looked at, in turn, for each one that is put. So all have been looked at before there are half as many
 again, and those that are over never outnumber the others."""
+_LOOKS_IF_FULL: Final = 1024
+"""Keys that are looked at for one that is refused, because there are too many."""
 _UNSURE, _SURE = 0, 1
 _DIGEST_BYTES: Final = 15
 """Of a key, in memory: so many that no two keys have one digest, and that it fits 48 bytes of Python."""
@@ -78,6 +81,7 @@ class Keys:
         )
         self._catalog = core.catalog
         self._clock = core.clock
+        self._most = core.config.most_keys
         self._noted: dict[MessageId, str] = {}
         self._unsecured: set[MessageId] = set()
 
@@ -101,6 +105,20 @@ class Keys:
             self.ledger.forget(name)
             return None
         return record.message
+
+    def check_room(self) -> None:
+        """Refuse another key if there are too many.
+
+        Raises:
+            NoMemory: there are; some end soon.
+        """
+        if len(self.ledger) >= self._most:
+            self._forget_old(_LOOKS_IF_FULL)
+            if len(self.ledger) >= self._most:
+                raise NoMemory(
+                    f"{self._most} idempotency keys are remembered, the most (--memory): try again later, set a "
+                    "shorter key_window, or publish without keys"
+                )
 
     async def note(self, index: QueueIndex, ids: Mapping[str, MessageId]) -> None:
         """Let keys stand for messages that are about to be written. Durable on return.

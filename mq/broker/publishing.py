@@ -275,6 +275,8 @@ class Publisher:
             if earlier is not None:
                 return earlier
             self._check(index, draft)
+            if draft.key is not None and self._keys is not None and not draft.is_decided:
+                self._keys.check_room()
             return _waiting_for(self._new_job(index, draft, digest), is_new=True)
         except MQError as error:
             return _Prepared(None, is_new=False, answer=error)

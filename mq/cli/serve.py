@@ -23,6 +23,7 @@ from mq.amqp.server.state import AmqpState
 from mq.broker import BrokerConfig, open_broker
 from mq.broker.api import DISK, NODE
 from mq.broker.clock import Clock
+from mq.broker.config import KEY_BYTES
 from mq.broker.kernel_clock import boot_seconds, heed_steps, system_clock
 from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
@@ -105,6 +106,7 @@ def _broker_config(settings: Settings, cluster: ClusterConfig | None) -> BrokerC
         awaits_sink=settings.serves_amqp,
         store=DISK if cluster is None else NODE,
         verify_seconds=settings.verify_every,
+        most_keys=settings.memory // KEY_BYTES,
     )
 
 

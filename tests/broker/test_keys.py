@@ -15,7 +15,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, Published, open_broker
 from mq.broker.ledger import LARGEST_SEGMENT
-from mq.errors import Conflict, NoSuchQueue, StorageFailed, StorageFull, StorageStopped
+from mq.errors import Conflict, NoMemory, NoSuchQueue, StorageFailed, StorageFull, StorageStopped
 from mq.storage.interface import Description
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
@@ -107,6 +107,23 @@ async def test_for_as_long_as_the_window_says(disk_address: str, opened: Opener)
         assert await broker.publish("q", b"x", key="k") == ids["q"]
         await trio.sleep(2)
         assert await broker.publish("q", b"x", key="k") != ids["q"]
+
+
+async def test_key_is_refused_when_as_many_are_remembered_as_may_be(disk_address: str, opened: Opener) -> None:
+    async with opened(disk_address, most_keys=10) as broker:
+        await broker.create_queue("q")
+        await broker.change_settings("q", {"key_window": 60})
+        first = await broker.publish("q", b"x", key="0")
+        for number in range(1, 10):
+            await broker.publish("q", b"x", key=str(number))
+        with pytest.raises(NoMemory, match="10 idempotency keys are remembered, the most"):
+            await broker.publish("q", b"x", key="10")
+        assert await broker.publish("q", b"x", key="0") == first
+        await broker.publish("q", b"x")
+        outcomes = await broker.publish_many("q", [Draft(b"x", key="11"), Draft(b"x")])
+        assert [type(outcome) for outcome in outcomes] == [NoMemory, Published]
+        await trio.sleep(61)
+        assert await broker.publish("q", b"x", key="10") != first
 
 
 async def test_not_for_a_queue_that_is_made_anew(broker: Broker) -> None:

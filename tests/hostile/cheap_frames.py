@@ -74,11 +74,13 @@ class Memory(NamedTuple):
         before: the attack.
         most: that it had during the attack.
         after: the attack, some seconds later.
+        reserved: bytes that are still reserved then.
     """
 
     before: float
     most: float
     after: float
+    reserved: float = 0.0
 
 
 class Result(NamedTuple):
@@ -242,6 +244,15 @@ class House(Daemon):
         connection.getresponse().read()
         connection.close()
 
+    def reserved_bytes(self) -> float:
+        """The memory that clients have reserved."""
+        connection = self.connect()
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        connection.request("GET", "/-/metrics", headers=headers)
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        return next(float(line.split()[1]) for line in lines if line.startswith("mq_memory_reserved_bytes "))
+
     @property
     def processor_seconds(self) -> float:
         """The processor time that it has used."""
@@ -393,7 +404,7 @@ def measure(house: House, name: str, connections: int, seconds: float, quiet_sec
         name: of a flood or a hoarder.
         connections: of a flood.
         seconds: how long.
-        quiet_seconds: after which its memory is looked at again.
+        quiet_seconds: after which its memory is looked at again, once it has stored what it has received.
     """
     memory = house.resident_mebibytes()
     house.forget_peak()
@@ -419,8 +430,13 @@ def measure(house: House, name: str, connections: int, seconds: float, quiet_sec
     if name in HOARDERS:
         for queue in HOARDERS[name].queues:
             house.delete(queue)
+    if not quiet_seconds:
+        return Result(times, cores, Memory(memory, most, house.resident_mebibytes()))
+    until = time.monotonic() + _PATIENCE_SECONDS
+    while (reserved := house.reserved_bytes()) and time.monotonic() < until:
+        time.sleep(1)
     time.sleep(quiet_seconds)
-    return Result(times, cores, Memory(memory, most, house.resident_mebibytes()))
+    return Result(times, cores, Memory(memory, most, house.resident_mebibytes(), reserved))
 
 
 def main(arguments: list[str] | None = None) -> int:

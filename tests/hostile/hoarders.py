@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import secrets
 import struct
 import sys
 from collections.abc import Awaitable, Callable
@@ -267,6 +268,18 @@ def _binding(number: int) -> bytes:
     return words(method)
 
 
+def _pattern(number: int) -> bytes:
+    method = commands.Queue.Bind(
+        queue="bound", exchange="amq.topic", routing_key=f"{secrets.token_hex(4)}.{number}" + ".k" * 110, nowait=True
+    )
+    return words(method)
+
+
+_KEEP: Final = words(commands.Queue.Declare(queue="kept", durable=True)) + words(commands.Basic.Consume(queue="kept"))
+_LASTING: Final = (
+    words(commands.Basic.Publish(routing_key="kept"))
+    + content(1, bytes(50_000), commands.Basic.Properties(delivery_mode=2, headers={"h": "y" * 10_000}))
+) * 4  # fmt: skip
 _PROPERTIES: Final = commands.Basic.Properties(delivery_mode=1, headers={f"h{n:02}": "y" * 100 for n in range(30)})
 _TINY: Final = (words(commands.Basic.Publish(routing_key="tiny")) + content(1, b"x", _PROPERTIES)) * 20
 _BARE: Final = (words(commands.Basic.Publish(routing_key="tiny")) + content(1, b"x")) * 500
@@ -294,8 +307,13 @@ AMQP: Final[dict[str, Hoarder]] = {
     "AMQP queues with long arguments": Hoarder(_again(_queue), 10),
     "AMQP consumers with long arguments": Hoarder(_again(_consumer), 10),
     "AMQP bindings with long arguments": Hoarder(
-        _again(_binding, hello=words(commands.Queue.Declare(queue="bound", auto_delete=True))), 4
+        _again(_binding, hello=words(commands.Queue.Declare(queue="bound", auto_delete=True))), 4, queues=("bound",)
     ),
+    "AMQP bindings with long patterns": Hoarder(
+        _again(_pattern, hello=words(commands.Queue.Declare(queue="bound", auto_delete=True))), 4, queues=("bound",)
+    ),
+    "AMQP exclusive queues": Hoarder(_again(lambda _: words(commands.Queue.Declare(queue="", exclusive=True))), 10),
+    "AMQP deliveries that are not acknowledged": Hoarder(_again(lambda _: _LASTING, hello=_KEEP), 4, queues=("kept",)),
     "transient messages with long headers": Hoarder(
         _again(lambda _: _TINY, hello=words(commands.Queue.Declare(queue="tiny"))), 4, queues=("tiny",)
     ),

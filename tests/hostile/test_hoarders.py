@@ -39,6 +39,7 @@ def test_memory_is_bounded_during_an_attack_and_goes_back(house_for: Callable[[s
     first, again = [measure(house, name, CONNECTIONS, SECONDS, QUIET_SECONDS).memory for _ in range(2)]
     assert house.is_running()
     assert max(first.most, again.most) <= MOST_MEBIBYTES
+    assert (first.reserved, again.reserved) == (0, 0)
     assert again.after <= MOST_LEFT * again.before
 
 
