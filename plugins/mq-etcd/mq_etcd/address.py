@@ -88,11 +88,11 @@ def parse_address(rest: str) -> Address:
     except ValueError as error:
         raise StorageUnusable(str(error)) from error
     if not endpoints:
-        raise StorageUnusable("etcd: names no member. Write etcd:http://127.0.0.1:2379")
+        raise StorageUnusable("etcd: has no address. Write etcd:http://127.0.0.1:2379")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"etcd: does not know {shorten(unknown[0])}. There are {', '.join(_KNOWN)}")
+        raise StorageUnusable(f"etcd: unknown option {shorten(unknown[0])}. Known: {', '.join(_KNOWN)}")
     return Address(
         endpoints,
         _prefix(options.get("prefix", DEFAULT_PREFIX)),
@@ -108,7 +108,7 @@ def parse_address(rest: str) -> Address:
 
 def _prefix(text: str) -> str:
     if not text or len(text) > 200 or not text.isascii() or not text.isprintable():
-        raise StorageUnusable(f"not a prefix of keys: {shorten(text)}. Write prefix=/mq/orders, in ASCII")
+        raise StorageUnusable(f"not a key prefix: {shorten(text)}. Write prefix=/mq/orders, in ASCII")
     return text.rstrip("/") + "/"
 
 
@@ -117,7 +117,7 @@ def _user(options: dict[str, str]) -> tuple[str, str] | None:
     if name is None and file is None:
         return None
     if not name or not file:
-        raise StorageUnusable("etcd: takes user and password-file together")
+        raise StorageUnusable("etcd: user and password-file must be used together")
     return name, _read(file).rstrip("\r\n")
 
 
@@ -137,7 +137,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
         if cert is not None:
             context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise StorageUnusable(f"etcd: cannot use the files that ca, cert and key name: {error}") from error
+        raise StorageUnusable(f"etcd: cannot use the files of ca, cert and key: {error}") from error
     return context
 
 
@@ -161,5 +161,7 @@ def _seconds(options: dict[str, str], name: str, default: float) -> float:
 def _fence(text: str) -> Fence:
     key, at, revision = text.rpartition("@")
     if not at or not key or not revision.isascii() or not revision.isdecimal():
-        raise StorageUnusable(f"not a fence: {shorten(text)}. Write KEY@REVISION, the revision at which it was made")
+        raise StorageUnusable(
+            f"not a fence: {shorten(text)}. Write KEY@REVISION, with the revision at which the key was created"
+        )
     return Fence(key, int(revision))

@@ -134,7 +134,7 @@ class Client:
         connections: int = CONNECTIONS,
     ) -> None:
         if not endpoints:
-            raise ValueError("no member of etcd is named: give at least one endpoint, such as http://127.0.0.1:2379")
+            raise ValueError("no etcd endpoint given: use at least one, such as http://127.0.0.1:2379")
         self._silence = patience
         self._members = Members(
             [parse_endpoint(endpoint) for endpoint in endpoints],
@@ -266,7 +266,7 @@ class Client:
         reply = await self._members.ask("/v3/lease/keepalive", {"ID": str(lease)}, changes=True)
         seconds = int(reply.get("result", {}).get("TTL", 0))
         if seconds <= 0:
-            raise Absent(f"lease {lease:x} has ended: take a new one")
+            raise Absent(f"lease {lease:x} has expired: request a new one")
         return seconds
 
     async def revoke(self, lease: int) -> bool:

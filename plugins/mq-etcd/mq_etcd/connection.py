@@ -119,7 +119,7 @@ class Connection:
             parts.append(part)
             size += len(part)
             if size > LARGEST_REPLY:
-                raise Malformed(f"a reply of more than {LARGEST_REPLY} bytes")
+                raise Malformed(f"the response exceeds {LARGEST_REPLY} bytes")
         return b"".join(parts)
 
     async def aclose(self) -> None:

@@ -51,7 +51,7 @@ class ReplyParser:
             Malformed: there are none: the server hung up.
         """
         if not data:
-            raise Malformed("the connection ended in the middle of a reply" if self._buffer else "no reply came")
+            raise Malformed("the connection closed in the middle of a response" if self._buffer else "no response")
         self._buffer += data
 
     def head(self) -> Head | None:
@@ -64,7 +64,7 @@ class ReplyParser:
             status_line, *fields = head.split(b"\r\n")
             version, _, rest = status_line.partition(b" ")
             if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
-                raise Malformed(f"not a reply of HTTP/1.1: {bytes(status_line[:60])!r}")
+                raise Malformed(f"not an HTTP/1.1 response: {bytes(status_line[:60])!r}")
             status = int(rest[:3])
             if status >= 200:
                 return self._begin(status, version == b"HTTP/1.1", fields)
@@ -97,17 +97,17 @@ class ReplyParser:
             name, colon, value = field.partition(b":")
             name, value = name.lower(), value.strip()
             if not colon:
-                raise Malformed(f"a field of a reply without a colon: {field[:60]!r}")
+                raise Malformed(f"a header of the response has no colon: {field[:60]!r}")
             if name == b"content-length":
                 length = _number(value, 10)
             elif name == b"transfer-encoding":
                 if value.lower() != b"chunked":
-                    raise Malformed(f"a reply in an unknown transfer encoding: {value[:60]!r}")
+                    raise Malformed(f"the response has an unknown transfer encoding: {value[:60]!r}")
                 self._is_chunked = self._is_first_chunk = True
             elif name == b"connection" and value.lower() == b"close":
                 keeps_alive = False
         if length is None and not self._is_chunked:
-            raise Malformed("a reply that does not say how long it is")
+            raise Malformed("the response has no length")
         self._left = 0 if self._is_chunked else length or 0
         return Head(status, keeps_alive)
 
@@ -119,7 +119,7 @@ class ReplyParser:
             self._check_length()
             return None
         if self._buffer[:start] != b"\r\n"[:start]:
-            raise Malformed("a chunk of a reply is longer than it says")
+            raise Malformed("a chunk of the response is longer than announced")
         size = _number(bytes(self._buffer[start:end]).partition(b";")[0], 16)
         if size:
             del self._buffer[: end + 2]
@@ -148,13 +148,13 @@ class ReplyParser:
 
     def _check_length(self) -> None:
         if len(self._buffer) > LONGEST_HEAD:
-            raise Malformed(f"the head of a reply is longer than {LONGEST_HEAD} bytes")
+            raise Malformed(f"the head of the response exceeds {LONGEST_HEAD} bytes")
 
 
 def _number(digits: bytes, base: int) -> int:
     if not digits or len(digits) > 15 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise Malformed(f"a reply says that it is {digits[:60]!r} bytes long")
+        raise Malformed(f"the response has the invalid length {digits[:60]!r}")
     try:
         return int(digits, base)
     except ValueError as error:
-        raise Malformed(f"a reply says that it is {digits[:60]!r} bytes long") from error
+        raise Malformed(f"the response has the invalid length {digits[:60]!r}") from error

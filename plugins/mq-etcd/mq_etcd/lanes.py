@@ -146,12 +146,12 @@ class Lane:
         if not fence or fence[0].created != self._fence.revision:
             raise shut_out(self._fence)
         if not lane:
-            raise StorageFailed(f"somebody has deleted {self._key}; only mq may")
+            raise StorageFailed(f"{self._key} was deleted by another program; only mq may delete it")
         return lane[0]
 
     def _expect(self, value: bytes, found: KeyValue) -> KeyValue:
         if found.value != value:
-            raise StorageFailed(f"somebody has changed {self._key}; only mq may")
+            raise StorageFailed(f"{self._key} was changed by another program; only mq may change it")
         return found
 
     def _next(self) -> bytes:
@@ -161,4 +161,4 @@ class Lane:
 def shut_out(fence: Fence) -> StorageFenced:
     """The error for a broker that is in charge no more."""
     was = f"{fence.key} in etcd is no longer the one of revision {fence.revision}"
-    return StorageFenced(f"another broker is in charge of the store, or was: {was}. Start mq again")
+    return StorageFenced(f"another broker has taken over the store: {was}. Restart mq")

@@ -222,7 +222,11 @@ class Members:
     def _refused(self, words: str, error: EtcdError) -> EtcdError:
         if words.startswith(INVALID_TOKEN):
             self._token = ""
-            return error if self._user else Rejected(f"{error}; this etcd asks for a user and a password: give them")
+            return (
+                error
+                if self._user
+                else Rejected(f"{error}. This etcd requires authentication: set user and password-file")
+            )
         return error
 
     def _fields(self, *, needs_leader: bool = True) -> bytes:
@@ -260,8 +264,10 @@ class Members:
         seconds = f"within {self._deadline:g} seconds"
         reasons = "; ".join(str(error) for error in failures.values())
         if is_uncertain:
-            return Uncertain(f"etcd did not say what became of a change {seconds}: {reasons}")
-        return Unavailable(f"no member of etcd answered {seconds}: {reasons}. Are {_listed(self._endpoints)} running?")
+            return Uncertain(f"etcd did not report the outcome of a change {seconds}: {reasons}")
+        return Unavailable(
+            f"no etcd member responded {seconds}: {reasons}. Check that {_listed(self._endpoints)} are running"
+        )
 
 
 async def _close(connection: Connection | None) -> None:
@@ -280,9 +286,9 @@ def _decoded(content: bytes, member: Endpoint) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise Uncertain(f"what answers at {member} does not speak JSON: is it etcd's client port?") from error
+        raise Uncertain(f"the server at {member} did not return JSON: is it etcd's client port?") from error
     if not isinstance(found, dict):
-        raise Uncertain(f"what answers at {member} is not etcd")
+        raise Uncertain(f"the server at {member} is not etcd")
     return found
 
 

@@ -121,7 +121,7 @@ class EtcdCoordinator:
             done = await self._client.txn([absent(key)], [Put(key, value, lease.id)], [Get(key)])
             if not done.succeeded:
                 await self._clear(done.answers[0], lease.id)
-                raise CoordinatorError(f"there is a node {node} already, or its last life is not quite over")
+                raise CoordinatorError(f"node {node} is already a member, or its previous lease has not expired yet")
         return EtcdCandidacy(
             self._renewing, self._rest, self._reserved, key, done.revision, lease.id, self._lease_seconds
         )
@@ -231,11 +231,11 @@ class EtcdCandidacy:
         with translated():
             kept = await self._client.get(self._key)
             if kept is None or kept.created != self.number:
-                raise CandidacyEnded("the key of this member is gone")
+                raise CandidacyEnded("the key of this member was deleted")
             value = json.dumps(json.loads(kept.value) | {SEEN: seen, DRAINING: is_draining}).encode()
             done = await self._client.txn([created_at(self._key, self.number)], [Put(self._key, value, self._lease)])
         if not done.succeeded:
-            raise CandidacyEnded("the key of this member is gone")
+            raise CandidacyEnded("the key of this member was deleted")
 
     async def leave(self) -> None:
         """Revoke the lease, and with it the key."""
@@ -265,9 +265,7 @@ class EtcdCandidacy:
         options_of_messages = StorageOptions(confirmed=ConfirmedRecord(names))
         store = make_storage(messages + term, options_of_messages)
         if not is_for_cluster(store):
-            raise StorageUnusable(
-                f"{messages} cannot keep the messages of a cluster. Name a store of postgres:, or none"
-            )
+            raise StorageUnusable(f"{messages} cannot store the messages of a cluster: use a postgres: store, or none")
         return SplitStorage(names, store)
 
 

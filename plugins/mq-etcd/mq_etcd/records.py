@@ -104,7 +104,10 @@ class Records:
     async def _reserved_by(self, queue: str, begin: str) -> str:
         page = await self._client.range(begin, end_of_prefix(begin), keys_only=True)
         nodes = " and ".join(found.key.removeprefix(begin) for found in page.found) or "another node"
-        return f"queue {queue} is there already, on node {nodes} alone: delete it there first, or choose another name"
+        return (
+            f"queue {queue} already exists on node {nodes} as a local queue: delete it there first, or choose "
+            "another name"
+        )
 
     async def _found(self, kind: str) -> list[KeyValue]:
         prefix = self._keys.records(kind)

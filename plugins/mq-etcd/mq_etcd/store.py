@@ -56,8 +56,8 @@ def make_etcd(rest: str, options: StorageOptions) -> EtcdStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "etcd: serves one broker at a time: run without peers, mover and reaper inside. "
-            "Another broker takes over when that one has ended"
+            "etcd: is for one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker can "
+            "take over after the first has stopped"
         )
     return EtcdStorage(f"etcd:{rest}", parse_address(rest))
 

@@ -90,7 +90,7 @@ async def test_who_lost_the_store_ends(place, client, monkeypatch: pytest.Monkey
 
     with pytest.raises(ExceptionGroup) as raised:
         await lose()
-    assert raised.group_contains(StorageFenced, match="another broker is in charge")
+    assert raised.group_contains(StorageFenced, match="another broker has taken over the store")
     async with open_broker(place.address) as broker:
         [message] = await broker.fetch_many("orders", 10)
         assert await message.body.read() == b"mine now"

@@ -91,7 +91,7 @@ NOT_KNOWN: dict[str, Answer] = {
     "hanging up": b"",
     "timed out": TIMED_OUT,
     "leader changed": refusal(14, "etcdserver: leader changed"),
-    "not a reply": b"220 smtp.example.org\r\n\r\n",
+    "not an HTTP/1.1 response": b"220 smtp.example.org\r\n\r\n",
     "not JSON": reply(b"<html>"),
 }
 
@@ -140,8 +140,8 @@ async def test_comes_back_to_one_that_recovers() -> None:
 @pytest.mark.parametrize(
     ("answers", "error", "text"),
     [
-        ((BUSY, BUSY), Unavailable, "no member of etcd answered within 0.5 seconds.*no leader.*running"),
-        ((BUSY, None), Uncertain, "did not say what became of a change within 0.5 seconds.*does not answer"),
+        ((BUSY, BUSY), Unavailable, "no etcd member responded within 0.5 seconds.*no leader.*running"),
+        ((BUSY, None), Uncertain, "did not report the outcome of a change within 0.5 seconds.*does not answer"),
     ],
 )
 async def test_gives_up_in_time(answers: tuple[Answer, ...], error: type[Exception], text: str) -> None:
@@ -149,7 +149,7 @@ async def test_gives_up_in_time(answers: tuple[Answer, ...], error: type[Excepti
     async with asking(*map(Stub, answers), deadline=0.5) as client:
         with pytest.raises(error, match=text):
             await client.put("key", b"value")
-        with pytest.raises(Unavailable, match="answered"):
+        with pytest.raises(Unavailable, match="responded"):
             await client.get("key")
     assert trio.current_time() - started < 3, "two calls of half a second"
 

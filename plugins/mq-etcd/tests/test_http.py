@@ -58,18 +58,18 @@ def test_tells_a_connection_that_ends() -> None:
 
 
 BROKEN = {
-    "another protocol": (b"220 smtp.example.org\r\n\r\n", "not a reply"),
-    "no number": (b"HTTP/1.1 OK\r\n\r\n", "not a reply"),
-    "a field without a colon": (HEAD + b"nonsense\r\n\r\n", "without a colon"),
-    "no length": (HEAD + b"\r\n", "how long it is"),
-    "a negative length": (HEAD + b"Content-Length: -1\r\n\r\n", "bytes long"),
-    "a length in letters": (HEAD + b"Content-Length: ff\r\n\r\n", "bytes long"),
+    "another protocol": (b"220 smtp.example.org\r\n\r\n", "not an HTTP/1.1 response"),
+    "no number": (b"HTTP/1.1 OK\r\n\r\n", "not an HTTP/1.1 response"),
+    "a field without a colon": (HEAD + b"nonsense\r\n\r\n", "has no colon"),
+    "no length": (HEAD + b"\r\n", "has no length"),
+    "a negative length": (HEAD + b"Content-Length: -1\r\n\r\n", "invalid length"),
+    "a length in letters": (HEAD + b"Content-Length: ff\r\n\r\n", "invalid length"),
     "another encoding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", "transfer encoding"),
-    "a chunk in words": (CHUNKED + b"five\r\nhello\r\n0\r\n\r\n", "bytes long"),
-    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than it says"),
-    "an endless head": (HEAD + b"X: " + b"x" * LONGEST_HEAD, "longer than"),
-    "an endless chunk line": (CHUNKED + b"1" * (LONGEST_HEAD + 1), "longer than"),
-    "endless trailers": (CHUNKED + b"0\r\n" + b"x" * LONGEST_HEAD, "longer than"),
+    "a chunk in words": (CHUNKED + b"five\r\nhello\r\n0\r\n\r\n", "invalid length"),
+    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than announced"),
+    "an endless head": (HEAD + b"X: " + b"x" * LONGEST_HEAD, "exceeds"),
+    "an endless chunk line": (CHUNKED + b"1" * (LONGEST_HEAD + 1), "exceeds"),
+    "endless trailers": (CHUNKED + b"0\r\n" + b"x" * LONGEST_HEAD, "exceeds"),
 }
 
 
@@ -81,7 +81,7 @@ def test_refuses_what_is_no_reply(data: bytes, text: str) -> None:
 
 @pytest.mark.parametrize("data", [b"", HEAD, CHUNKED + b"5\r\nhel"[:-3]])
 def test_refuses_a_reply_that_is_cut_off(data: bytes) -> None:
-    with pytest.raises(Malformed, match=r"no reply came|in the middle"):
+    with pytest.raises(Malformed, match=r"no response|in the middle"):
         read(ReplyParser(), [*filter(None, [data]), b""])
 
 

@@ -239,7 +239,7 @@ async def test_a_group_in_doubt_whose_past_is_thrown_away_stops_the_store(place)
         for _ in range(2):
             outcome = await one(storage, Write("orders", IDS.new(), b""))
             assert outcome.result is Result.FAILED
-            assert "start mq again" in outcome.reason
+            assert "restart mq" in outcome.reason
         assert (await all_of(storage))[1] == {"changed": {}, "made": {}}
     async with place.reopen() as storage:
         assert (await one(storage, group)).result is Result.EXISTS
@@ -310,7 +310,7 @@ async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:
             assert (await one(storage, Write("orders", id, b"body"))).result is Result.UNKNOWN
             again = await one(storage, Write("orders", IDS.new(), b"body"))
             assert again.result is Result.FULL
-            assert "did not say what became of a change within 0.6 seconds" in again.reason
+            assert "did not report the outcome of a change within 0.6 seconds" in again.reason
             with pytest.raises(StorageFull, match="Try again later"):
                 await put_record(storage, "exchange", "e", {})
         wire.holds = Times(0)

@@ -68,7 +68,7 @@ async def test_three_and_no_more_each_with_a_name_of_its_own(coordinator: Coordi
         await coordinator.join(node)
     with pytest.raises(CoordinatorError, match="has its 3 nodes: a, b, c"):
         await coordinator.join("d")
-    with pytest.raises(CoordinatorError, match="a node b already"):
+    with pytest.raises(CoordinatorError, match="node b is already a member"):
         await coordinator.join("b")
 
 

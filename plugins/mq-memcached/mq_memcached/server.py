@@ -65,13 +65,11 @@ def limits_of(settings: dict[str, str], address: Address) -> Limits:
         StorageUnusable: the server throws away what it has no room for, or its items are too small.
     """
     if settings.get("evictions") != "off":
-        raise StorageUnusable(
-            f"the memcached at {address} throws messages away when it is full: start it with -M, which refuses new ones"
-        )
+        raise StorageUnusable(f"the memcached at {address} evicts messages when it is full: start it with -M")
     try:
         value = int(settings["item_size_max"]) - _OVERHEAD
     except (KeyError, ValueError) as error:
-        raise StorageUnusable(f"the server at {address} does not say how much it takes (stats settings)") from error
+        raise StorageUnusable(f"the server at {address} does not report its limits (stats settings)") from error
     if value < _SMALLEST_ITEM:
-        raise StorageUnusable(f"the memcached at {address} takes items that are too small: start it with -I 1m")
+        raise StorageUnusable(f"the memcached at {address} has too low an item size limit: start it with -I 1m")
     return Limits(value)

@@ -113,7 +113,7 @@ class SimpleMessageQueue:
         value = _encode(message)
         with self._translated(), self.lock():
             if len(value) > self._known_limits().value:
-                raise BodyTooLarge(f"the message is longer than {self._known_limits().value} bytes, the server's limit")
+                raise BodyTooLarge(f"the message exceeds the server's limit of {self._known_limits().value} bytes")
             while True:
                 at = self._number("head")
                 number = int(at.value)
@@ -149,7 +149,7 @@ class SimpleMessageQueue:
             ValueError: the queue is not unique.
         """
         if not self.unique:
-            raise ValueError(f"{self.name} is not unique: it does not know what it contains")
+            raise ValueError(f"{self.name} is not a unique queue, so it cannot tell what it contains")
         with self._translated():
             number = self._listed(_body(_encode(message)))
             return number is not None and int(self._number("tail").value) <= number < int(self._number("head").value)
@@ -204,7 +204,7 @@ class SimpleMessageQueue:
         ends = time.monotonic() + self._patience_seconds
         while not (self._with_room(add) if with_room else add()):
             if time.monotonic() > ends:
-                raise QueueLocked(f"others held the lock of {self.name} for {self._patience_seconds} s. Try again")
+                raise QueueLocked(f"cannot lock {self.name} within {self._patience_seconds} s: try again later")
             time.sleep(random.uniform(0, _LONGEST_NAP_SECONDS))
 
     def _release(self, token: bytes) -> None:

@@ -61,8 +61,8 @@ class Address(NamedTuple):
             with open(self.password_file, encoding="utf-8") as file:
                 if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IROTH:
                     raise StorageUnusable(
-                        f"every user of this machine can read {shorten(self.password_file)}: "
-                        "chmod it to 600, or to 640 with a group of mq's own"
+                        f"{shorten(self.password_file)} is readable by every user of this machine: run chmod "
+                        "600 on it, or chmod 640 with a group for mq"
                     )
                 return file.readline().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -78,19 +78,19 @@ def parse_address(rest: str) -> Address:
     try:
         parts = urlsplit(f"postgres:{rest}")
     except ValueError:
-        raise StorageUnusable(f"not an address of PostgreSQL. Write {_EXAMPLE}") from None
+        raise StorageUnusable(f"not a PostgreSQL address. Write {_EXAMPLE}") from None
     user, _, hosts = parts.netloc.rpartition("@")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if ":" in user or "password" in options:
         raise StorageUnusable(
-            "an address takes no password, for lists of processes and logs show it: name a file with password-file=, "
-            "or set PGPASSFILE"
+            "the address must not contain a password, since it appears in logs and process lists: use "
+            "password-file= or set PGPASSFILE"
         )
     if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
-        raise StorageUnusable(f"postgres: wants a host and a database. Write {_EXAMPLE}")
+        raise StorageUnusable(f"postgres: needs a host and a database. Write {_EXAMPLE}")
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"postgres: does not know {shorten(unknown[0])}. There are {', '.join(_KNOWN)}")
+        raise StorageUnusable(f"postgres: unknown option {shorten(unknown[0])}. Known: {', '.join(_KNOWN)}")
     parameters = {"dbname": unquote(parts.path.removeprefix("/"))} | _hosts(hosts, options.get("host"))
     if user:
         parameters["user"] = unquote(user)
@@ -114,14 +114,14 @@ def _hosts(text: str, folder: str | None) -> dict[str, str]:
     if folder is not None:
         if text or not folder.startswith("/"):
             raise StorageUnusable(
-                "host= is for the folder of a socket alone. Write postgres:///mq?host=/run/postgresql"
+                "host= is only for the folder of a Unix socket. Write postgres:///mq?host=/run/postgresql"
             )
         return {"host": folder}
     if not text:
         return {}
     found = [_HOST.fullmatch(each) for each in text.split(",")]
     if not all(match is not None and match["host"] for match in found):
-        raise StorageUnusable(f"not hosts of PostgreSQL: {shorten(text)}. Write {_EXAMPLE}")
+        raise StorageUnusable(f"not PostgreSQL hosts: {shorten(text)}. Write {_EXAMPLE}")
     # of several hosts one takes changes at a time; which, only asking tells
     hosts = {"host": ",".join(match["host"].strip("[]") for match in found if match)}
     ports = {"port": ",".join(match["port"] or "" for match in found if match)}
@@ -132,7 +132,7 @@ def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
     is_local = hosts.startswith("/") or all(_LOCAL.fullmatch(host) for host in hosts.split(","))
     mode = options.get("sslmode", "prefer" if is_local else "verify-full")
     if mode not in _SSL_MODES:
-        raise StorageUnusable(f"not an sslmode: {shorten(mode)}. There are {', '.join(_SSL_MODES)}")
+        raise StorageUnusable(f"not an sslmode: {shorten(mode)}. Known: {', '.join(_SSL_MODES)}")
     given: dict[str, str] = {name: options[name] for name in _TLS if name in options}
     # libpq itself looks for a file in the home of the user, which a service hardly has
     authorities = {"sslrootcert": "system"} if mode == "verify-full" and pq.version() >= _SYSTEM_AUTHORITIES else {}
@@ -141,7 +141,7 @@ def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
 
 def _schema(text: str) -> str:
     if _SCHEMA.fullmatch(text) is None or text.startswith("pg_"):
-        raise StorageUnusable(f"not a schema for mq: {shorten(text)}. Use a-z, 0-9 and _, beginning with a letter")
+        raise StorageUnusable(f"not a valid schema name: {shorten(text)}. Use a-z, 0-9 and _, starting with a letter")
     return text
 
 
@@ -157,5 +157,5 @@ def _seconds(options: dict[str, str]) -> float:
 def _term(options: dict[str, str]) -> int:
     text = options.get("term", "0")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise StorageUnusable(f"term is not a number: {shorten(text)}. The leader of a cluster gives it: leave it out")
+        raise StorageUnusable(f"term is not a number: {shorten(text)}. Omit it: the master of a cluster sets it")
     return int(text)

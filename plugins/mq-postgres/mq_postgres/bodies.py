@@ -79,7 +79,7 @@ class ChunkedBody:
         for part in range(-(-self.size // CHUNK_BYTES)):
             chunk = await self._read_chunk(self._number, part)
             if chunk is None:
-                raise StorageError("the message was removed while its body was read: read it within its lease")
+                raise StorageError("the message was removed while its body was being read: read it within its lease")
             crc, length = checksum(chunk, crc), length + len(chunk)
             if length == self.size and crc != self._checksum:
                 break

@@ -195,4 +195,4 @@ def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _fenced() -> StorageError:
-    return StorageFenced("another broker has taken the store: this one changes nothing more. Start mq again")
+    return StorageFenced("another broker has taken over the store, which is now read-only here: restart mq")

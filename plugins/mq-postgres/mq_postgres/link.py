@@ -122,8 +122,8 @@ class Landed:
         row = connection.execute("SELECT landed FROM lane").fetchone()
         if row is None or row[0] < believed:
             raise StorageUnusable(
-                f"this PostgreSQL knows of no change after {row and row[0]}, and {believed} was confirmed: "
-                "a standby was promoted that does not hold it. Promote one that does"
+                f"the last change on this PostgreSQL is {row and row[0]}, but {believed} was confirmed: a "
+                "standby without the confirmed changes was promoted. Promote one that has them"
             )
 
 
@@ -229,7 +229,7 @@ class Link:
             raise self._translated(connection, error) from error
         if self._is_behind:
             self.close()
-            raise Lost("meanwhile changes have gone to another server")
+            raise Lost("changes have been written to another server meanwhile")
         if self._warnings:
             warning = self._warnings[0]
             self.close()
@@ -264,7 +264,7 @@ class Link:
         except psycopg.Error:
             self.close()
         if state == FENCED:
-            return StorageFenced("another broker has taken the store: this one changes nothing more. Start mq again")
+            return StorageFenced("another broker has taken over the store, which is now read-only here: restart mq")
         if state == REFUSED:
             told = (each.split(" ", 1) for each in (error.diag.message_detail or "").split(","))
             return Refused({int(n): result for n, result in told})

@@ -114,15 +114,16 @@ def check_server(connection: psycopg.Connection[Any]) -> None:
     for setting, value in (("fsync", fsync), ("full_page_writes", full_page_writes)):
         if value != "on":
             raise StorageUnusable(
-                f"PostgreSQL runs with {setting} = {value}: a loss of power would take what it has answered. "
-                f"Set {setting} = on in postgresql.conf, and restart it"
+                f"PostgreSQL runs with {setting} = {value}, so confirmed changes can be lost in a power "
+                f"failure: set {setting} = on in postgresql.conf and restart it"
             )
     if synchronous_commit != "on":
         raise StorageUnusable(
-            f"PostgreSQL keeps synchronous_commit at {synchronous_commit} here: a commit has to wait for the disk"
+            f"this PostgreSQL has synchronous_commit = {synchronous_commit}, but commits must wait for the "
+            "disk: set it to on"
         )
     if in_recovery or read_only != "off":
-        raise StorageUnusable("this PostgreSQL takes no changes: it is a standby, or read-only. Name the primary")
+        raise StorageUnusable("this PostgreSQL is a standby or read-only: use the address of the primary")
 
 
 def make_ready(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -146,15 +147,16 @@ def _check_tables(connection: psycopg.Connection[Any], schema: str) -> None:
     row = connection.execute("SELECT number FROM version").fetchone()
     if row is None or row[0] != VERSION:
         raise StorageUnusable(
-            f"the tables in schema {schema} are version {row and row[0]}, and this mq-postgres knows {VERSION}: "
-            "use the mq-postgres that made them, or another schema"
+            f"the tables in schema {schema} have version {row and row[0]}, but this mq-postgres needs version "
+            f"{VERSION}: use the mq-postgres that created them, or another schema"
         )
     unlogged = (
         "SELECT 1 FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r' AND relpersistence <> 'p'"
     )
     if _exists(connection, unlogged, schema):
         raise StorageUnusable(
-            f"a table in schema {schema} is UNLOGGED: a crash of PostgreSQL would empty it. ALTER TABLE ... SET LOGGED"
+            f"a table in schema {schema} is UNLOGGED, so a crash of PostgreSQL would empty it: run ALTER "
+            "TABLE ... SET LOGGED"
         )
 
 

@@ -73,8 +73,8 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "postgres: serves one broker at a time: run without peers, mover and reaper inside. "
-            "Another broker takes over when that one has ended"
+            "postgres: is for one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker "
+            "can take over after the first has stopped"
         )
     return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)
 
@@ -261,10 +261,10 @@ class PostgresStorage:
         except owner.Lacking as lacking:
             assert self._confirmed is not None, "nothing was recalled"
             raise StorageUnusable(
-                f"this PostgreSQL knows of no change after {lacking.landed}, and {confirmed} was confirmed before mq "
-                "was started again: a standby was promoted that does not hold it, or a backup was restored. Promote a "
-                "server that holds it, and demote this one; or, if what is missing is lost for good, "
-                f"{self._confirmed.forgetting(self._address.name)}, and start mq again"
+                f"the last change on this PostgreSQL is {lacking.landed}, but {confirmed} was confirmed "
+                "before mq was restarted: a standby without the confirmed changes was promoted, or a backup "
+                "was restored. Promote a server that has them and demote this one; or, if they are lost for "
+                f"good, {self._confirmed.forgetting(self._address.name)}, and restart mq"
             ) from None
 
     async def _take_from(self, confirmed: int) -> owner.Taken:
@@ -275,8 +275,8 @@ class PostgresStorage:
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):
             if found.until != first.until:  # a broker that renews it lives
                 raise StorageUnusable(
-                    f"the store at {self._name} is in use by {first.holder}. "
-                    "Stop that broker first, or give this one a schema of its own"
+                    f"the store at {self._name} is in use by {first.holder}. Stop that broker first, or use "
+                    "another schema for this one"
                 )
             await trio.sleep(owner.TRY_AGAIN_SECONDS)
             now = trio.current_time()
@@ -360,7 +360,7 @@ class PostgresStorage:
         try:
             return await self._write(verb, *arguments)
         except InDoubt as error:
-            raise StorageUnsure(f"it may have been done, or not: {error}. Try again") from error
+            raise StorageUnsure(f"the request may or may not have been executed: {error}. Try again") from error
         except NotNow as error:
             raise StorageFull(f"PostgreSQL: {error}. Try again later") from error
 
@@ -410,7 +410,7 @@ class PostgresStorage:
                 except psycopg.Error as error:
                     raise StorageFailed(f"PostgreSQL: {in_one_line(error)}") from error
                 await trio.sleep(owner.TRY_AGAIN_SECONDS)
-        raise StorageFull("PostgreSQL does not answer. Try again later")
+        raise StorageFull("PostgreSQL does not respond. Try again later")
 
     async def _hop(
         self, by: tuple[Link, trio.CapacityLimiter], deadline: float, verb: Callable[..., _T], *arguments: object

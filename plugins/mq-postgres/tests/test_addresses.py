@@ -41,20 +41,20 @@ def test_says_where_and_how(rest: str, parameters: dict[str, str]) -> None:
 @for_each(
     "rest, text",
     [
-        ("", "wants a host and a database"),
-        ("//localhost", "wants a host and a database"),
-        ("mq", "wants a host and a database"),
-        ("//mq:hunter2@localhost/mq", "takes no password"),
-        ("//localhost/mq?password=hunter2", "takes no password"),
-        ("//localhost/mq?schema=Orders", "not a schema for mq"),
-        ("//localhost/mq?schema=pg_mine", "not a schema for mq"),
-        ("//localhost/mq?schema=a-b%22", "not a schema for mq"),
+        ("", "needs a host and a database"),
+        ("//localhost", "needs a host and a database"),
+        ("mq", "needs a host and a database"),
+        ("//mq:hunter2@localhost/mq", "must not contain a password"),
+        ("//localhost/mq?password=hunter2", "must not contain a password"),
+        ("//localhost/mq?schema=Orders", "not a valid schema name"),
+        ("//localhost/mq?schema=pg_mine", "not a valid schema name"),
+        ("//localhost/mq?schema=a-b%22", "not a valid schema name"),
         ("//localhost/mq?sslmode=on", "not an sslmode"),
         ("//localhost/mq?deadline=0", "Write deadline=10"),
-        ("//localhost/mq?options=-c", "does not know"),
-        ("//localhost/mq?host=/run", "is for the folder of a socket alone"),
-        ("//a b/mq", "not hosts of PostgreSQL"),
-        ("//[::1/mq", "not an address of PostgreSQL"),
+        ("//localhost/mq?options=-c", "unknown option"),
+        ("//localhost/mq?host=/run", "is only for the folder of a Unix socket"),
+        ("//a b/mq", "not PostgreSQL hosts"),
+        ("//[::1/mq", "not a PostgreSQL address"),
     ],
 )
 def test_says_what_makes_no_sense(rest: str, text: str) -> None:
@@ -74,7 +74,7 @@ def test_a_password_file_is_for_mq_alone(tmp_path: Path) -> None:
     file.write_text("hunter2\n")
     address = Address({}, password_file=str(file))
     file.chmod(0o604)
-    with pytest.raises(StorageUnusable, match="chmod it to 600") as raised:
+    with pytest.raises(StorageUnusable, match="run chmod 600 on it") as raised:
         address.password()
     assert "hunter2" not in str(raised.value)
     file.chmod(0o640)

@@ -63,7 +63,10 @@ async def test_a_node_that_becomes_master_knows_what_was_confirmed_before(place)
             await storage.commit([Write("orders", MessageIds().new(), b"confirmed")])
     with place.server.admin() as admin:
         admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
-    with pytest.raises(StorageUnusable, match=r"a standby was promoted.* delete the key of the record confirmed mq/"):
+    with pytest.raises(
+        StorageUnusable,
+        match=r"a standby without the confirmed changes was promoted.* delete the key of the record confirmed mq/",
+    ):
         async with led(2):
             pytest.fail("what was confirmed is lost, and nothing says so")
     with place.server.admin() as admin:

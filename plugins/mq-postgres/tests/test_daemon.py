@@ -48,7 +48,7 @@ def test_a_daemon_that_is_killed_has_lost_nothing(place, tmp_path: Path) -> None
         daemon.kill()
         with place.server.admin() as admin:  # as on a standby that lacks the last change
             admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
-            with pytest.raises(DaemonFailed, match=r"before mq was started again.*remove .*root/state/confirmed-mq"):
+            with pytest.raises(DaemonFailed, match=r"before mq was restarted.*remove .*root/state/confirmed-mq"):
                 daemon.start()
             admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
         daemon.start()

@@ -49,7 +49,7 @@ async def test_who_hung_changes_nothing(place, monkeypatch: pytest.MonkeyPatch) 
             results = [(await first.commit([Write("orders", IDS.new(), b"late")]))[0].result for _ in range(3)]
             # its session was ended in between, so of the first one it cannot know
             assert results == [Result.UNKNOWN, Result.FENCED, Result.FENCED]
-            with pytest.raises(StorageFenced, match="Start mq again"):
+            with pytest.raises(StorageFenced, match="restart mq"):
                 await put_record(first, "exchange", "a", {})
             with pytest.raises(StorageFenced):
                 await drop_record(first, QUEUE, "orders")
@@ -117,7 +117,7 @@ async def test_a_leader_takes_it_from_every_earlier_one(place) -> None:
                 results = [(await old.commit([Write("orders", IDS.new(), b"late")]))[0].result for _ in range(3)]
                 assert results[-1] is Result.FENCED
                 assert Result.DONE not in results
-                with pytest.raises(StorageUnusable, match="taken for a later term than 100"):
+                with pytest.raises(StorageUnusable, match="taken over in a later term than 100"):
                     async with open_storage(first):
                         pytest.fail("it was deposed")
                 assert (await new.commit([Write("orders", IDS.new(), b"new")]))[0].result is Result.DONE

@@ -83,7 +83,7 @@ class Database:
             self._connection.execute(f"PRAGMA {setting} = {value}")
             [found] = self._connection.execute(f"PRAGMA {setting}").fetchone()
             if found != value:
-                raise StorageUnusable(f"{self._path}: SQLite keeps {setting} at {found} here, not {value}")
+                raise StorageUnusable(f"{self._path}: SQLite has {setting} = {found}, but {value} is needed")
         with self._transaction():
             for table in SCHEMA:
                 self._connection.execute(table)

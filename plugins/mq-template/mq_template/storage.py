@@ -30,9 +30,9 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
         StorageUnusable: the address or the options ask for what this store cannot do.
     """
     if not rest:
-        raise StorageUnusable("template: needs the path of a file. Write template:/var/lib/mq/queue.db")
+        raise StorageUnusable("template: needs a file path. Write template:/var/lib/mq/queue.db")
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("template: serves one process. Run without peers, mover and reaper inside")
+        raise StorageUnusable("template: is for a single process: omit --peers, --no-mover and --no-reaper")
     return TemplateStorage(rest)
 
 
@@ -97,7 +97,7 @@ class TemplateStorage:
         try:
             await self._hop(self._database.open)
         except sqlite3.Error as error:
-            raise StorageUnusable(f"cannot serve {self._path}: {error}. It may be in use, or not be a store") from error
+            raise StorageUnusable(f"cannot serve {self._path}: {error}. It may be in use, or not a store") from error
 
     async def aclose(self) -> None:
         """Let go of the file.
@@ -122,7 +122,7 @@ class TemplateStorage:
         async for chunk in chunks:
             data += chunk
             if len(data) > MAX_BODY:
-                raise StorageFull(f"{self._name} takes bodies of up to {MAX_BODY} bytes")
+                raise StorageFull(f"{self._name} supports message bodies of up to {MAX_BODY} bytes")
         return StagedBytes(bytes(data))
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:

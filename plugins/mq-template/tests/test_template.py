@@ -87,7 +87,7 @@ async def test_refuses_a_file_where_a_setting_does_not_hold(
     place: Place, monkeypatch: pytest.MonkeyPatch, setting: str, value: object
 ) -> None:
     monkeypatch.setitem(SETTINGS, setting, "nonsense")
-    with pytest.raises(StorageUnusable, match=f"keeps {setting} at "):
+    with pytest.raises(StorageUnusable, match=f"SQLite has {setting} = "):
         async with place.make():
             pytest.fail("it opened")
 
@@ -193,9 +193,9 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
 @pytest.mark.parametrize(
     ("address", "options", "text"),
     [
-        ("template:", {}, "needs the path of a file"),
-        ("template:x.db", {"sharing": Sharing.PEERS}, "serves one process"),
-        ("template:x.db", {"sharing": Sharing.WATCHED}, "serves one process"),
+        ("template:", {}, "needs a file path"),
+        ("template:x.db", {"sharing": Sharing.PEERS}, "is for a single process"),
+        ("template:x.db", {"sharing": Sharing.WATCHED}, "is for a single process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),
     ],
 )
