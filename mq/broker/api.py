@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
 from mq.broker.clock import Clock
 from mq.broker.columns import BrowsedColumns
-from mq.broker.commit import StoreProgress
+from mq.broker.commit import Done, StoreProgress
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
@@ -468,9 +468,20 @@ class BrokerAPI(Protocol):
         precedence: Precedence | None = None,
     ) -> list[UnackedMessage]: ...
 
+    def hold_now(
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> list[UnackedMessage] | None: ...
+
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion: ...
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None: ...
+
+    def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool: ...
 
     async def put_back(
         self,

@@ -22,13 +22,13 @@ from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, InFlight, SaveWorker, StoreProgress, Together
+from mq.broker.commit import Committer, Done, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.damage import pause_damaged
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
-from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, UnackedDeliverer
+from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, ReadyMessages, UnackedDeliverer
 from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
@@ -454,6 +454,9 @@ class Broker:
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
         """
+        held = self.hold_now(queue, most, exclusion=exclusion, precedence=precedence)
+        if held or (held is not None and not wait):
+            return held
         index = await self._queues.get(queue)
         in_memory = self.config.sharing is not Sharing.PEERS
         seconds = None if in_memory else self.config.visibility_seconds
@@ -468,6 +471,22 @@ class Broker:
         )
         with self._in_flight:
             return await self._unacked.hold(request, wait)
+
+    def hold_now(
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> list[UnackedMessage] | None:
+        """As :meth:`hold`, in the caller's step; none if none is READY. None where that takes longer: then ask by
+        :meth:`hold`."""
+        index = self._known.get(queue)
+        if index is None:
+            return None
+        self._in_flight.check()
+        return self._unacked.hold_now(index, most, exclusion, precedence)
 
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
@@ -492,6 +511,16 @@ class Broker:
         """
         with self._in_flight:
             await self._unacked.acknowledge(held, durable=durable)
+
+    def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
+        """Begin to remove held messages in the caller's step. False where something has to be waited for first: nothing
+        has begun, and :meth:`acknowledge` does it.
+
+        Args:
+            held: the messages.
+            done: called once they are removed, or with the error of one that is READY again.
+        """
+        return self._in_flight.runs(done, partial(self._unacked.acknowledge_now, held))
 
     async def put_back(
         self,
@@ -583,7 +612,7 @@ class Wiring:
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
-            core.secure_keys = self._keys.secure
+            core.secure_keys, core.are_keys_secured = self._keys.secure, self._keys.are_secured
         sinks = DeadLetterSinks(storage, is_awaited=config.awaits_sink)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
@@ -599,7 +628,8 @@ class Wiring:
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
-        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, dead, leases, recent)
+        self._ready = ReadyMessages(core, upkeep)
+        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases, recent)
         remover = Remover(core, second_names)
         self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
@@ -644,7 +674,9 @@ class Wiring:
         for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
             nursery.start_soon(SaveWorker(self.committer).run)
             nursery.start_soon(deliverer.run)
-            worker = FetchWorker(self._core, calls, deliverer, self._unacked_deliverer, self.watcher.refresh)
+            worker = FetchWorker(
+                self._core, calls, self._ready, deliverer, self._unacked_deliverer, self.watcher.refresh
+            )
             nursery.start_soon(worker.run)
         nursery.start_soon(self._deliverers[0].run)
         await self.upkeep.start(nursery)

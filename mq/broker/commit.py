@@ -377,6 +377,10 @@ class BatchTurn(Protocol):
         rest, if there is one."""
 
 
+Done = Callable[[Exception | None], object]
+"""Called once when something is done, with its error if it failed."""
+
+
 class Submission:
     """What waits for a batch: as :meth:`Committer.submit` was told, and how many calls have brought it.
 
@@ -622,7 +626,7 @@ class Future(Generic[T]):
         abandoned: whether a task that waited was cancelled.
     """
 
-    __slots__ = ("_error", "_waiters", "abandoned", "answered", "value")
+    __slots__ = ("_callbacks", "_error", "_waiters", "abandoned", "answered", "value")
 
     def __init__(self) -> None:
         self.value: T | None = None
@@ -630,6 +634,7 @@ class Future(Generic[T]):
         self.abandoned = False
         self._error: Exception | None = None
         self._waiters: list[trio.lowlevel.Task] = []
+        self._callbacks: list[Done] = []
 
     def set(self, value: T) -> None:
         """Answer with a value."""
@@ -640,6 +645,13 @@ class Future(Generic[T]):
         """Answer with an error."""
         self._error = error
         self._answer()
+
+    def then(self, done: Done) -> None:
+        """Call this with the error, or None, in the step that answers; now if that is over. It must not raise."""
+        if self.answered:
+            done(self._error)
+        else:
+            self._callbacks.append(done)
 
     async def get(self) -> T:
         """Wait for the answer. A task that is cancelled here sets `abandoned`."""
@@ -668,6 +680,9 @@ class Future(Generic[T]):
         for task in self._waiters:
             trio.lowlevel.reschedule(task)
         self._waiters.clear()
+        callbacks, self._callbacks = self._callbacks, []
+        for done in callbacks:
+            done(self._error)
 
 
 CLOSING: Final = "the broker is closing; connect to another one, or try again when it is back"
@@ -757,6 +772,28 @@ class InFlight:
         self._running -= 1
         if self.is_closed and not self._running:
             self._finished.value = True
+
+    def runs(self, done: Done, begin: Callable[[Done], bool]) -> bool:
+        """Run a request that `begin` begins, and that ends when it calls its argument: `done` is called then. False if
+        it has not begun.
+
+        Raises:
+            As entering.
+        """
+
+        def ended(error: Exception | None) -> None:
+            self.__exit__()
+            done(error)
+
+        self.__enter__()
+        try:
+            has_begun = begin(ended)
+        except BaseException:
+            self.__exit__()
+            raise
+        if not has_begun:
+            self.__exit__()
+        return has_begun
 
     def close(self) -> None:
         """Accept no more requests."""

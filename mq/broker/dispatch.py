@@ -116,12 +116,44 @@ class Fulfilment:
         return bool(self.broken) and number_of(entry.id) in self.broken
 
 
+class ReadyMessages:
+    """Chooses the next message of a queue that may be delivered, for leases, removals, gets and consumers alike.
+
+    Args:
+        core: what every part has.
+        upkeep: ends messages that have expired, or were received too often.
+    """
+
+    def __init__(self, core: Core, upkeep: Upkeep) -> None:
+        self._catalog = core.catalog
+        self._upkeep = upkeep
+        self._peers = core.config.peers
+        self._random = core.random
+
+    def take(self, index: QueueIndex, last: MessageId | None = None) -> Entry | None:
+        """Take the next message that may be delivered, out of the index; None without one. `last` is what the same
+        request got just before."""
+        while (entry := self._candidate(index, last)) is not None:
+            # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
+            if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
+                return entry
+            last = entry.id  # no other of its group has to wait for one that is dead
+        return None
+
+    def _candidate(self, index: QueueIndex, last: MessageId | None) -> Entry | None:
+        if not self._peers:
+            return index.take(last)
+        candidates = index.first(self._peers + 1)  # any of these, so that brokers seldom want the same one
+        return index.discard(self._random.choice(candidates).id) if candidates else None
+
+
 class FetchWorker:
     """Serves the waiters of its queues, one group at a time. Start :meth:`run`.
 
     Args:
         core: what every part has.
         calls: the queues whose waiters changed, or for which a message came.
+        ready: chooses messages.
         deliverer: answers the requests that get a lease.
         unacked_deliverer: answers those that hold messages in memory.
         refresh: reads from the store which messages of a queue are READY; used at peers > 0.
@@ -131,6 +163,7 @@ class FetchWorker:
         self,
         core: Core,
         calls: BatchChannel[QueueIndex],
+        ready: ReadyMessages,
         deliverer: Deliverer,
         unacked_deliverer: UnackedDeliverer,
         refresh: Callable[[QueueIndex], Awaitable[None]],
@@ -139,6 +172,7 @@ class FetchWorker:
         self._committer = core.committer
         self._secure_keys = core.secure_keys
         self._calls = calls
+        self._ready = ready
         self._deliverer = deliverer
         self._waiters = deliverer.waiters
         self._leases = deliverer.leases
@@ -214,7 +248,7 @@ class FetchWorker:
             if not messages and not request.future.abandoned:
                 break
             if messages:
-                self._waiters.keep_place(request)
+                self._waiters.keep_place(index, request.precedence)
             wait_queue.leave(request)
             assignments += [Assignment(request, entry) for entry in messages]
         for request in nonblocking:
@@ -233,11 +267,11 @@ class FetchWorker:
         turn = iter(range(LONGEST_SLICE))
 
         def take() -> Entry | None:
-            return None if next(turn, None) is None else self._take(index)
+            return None if next(turn, None) is None else self._ready.take(index)
 
         portions = share_out([request for request in holders if not request.future.abandoned], take)
         for portion in portions:
-            self._waiters.keep_place(portion.request)
+            self._waiters.keep_place(index, portion.request.precedence)
             wait_queue.leave(portion.request)
             for entry in portion.messages:
                 index.hold(entry)
@@ -273,28 +307,12 @@ class FetchWorker:
         """The next messages that may be handed out, locked."""
         messages: list[Entry] = []
         while len(messages) < count:
-            taken = self._take(index, messages[-1].id if messages else None)
+            taken = self._ready.take(index, messages[-1].id if messages else None)
             if taken is None:
                 break
             self._catalog.begin(taken, is_out=not self._others_move)
             messages.append(taken)
         return messages
-
-    def _take(self, index: QueueIndex, last: MessageId | None = None) -> Entry | None:
-        """Take the next message that may be handed out, out of the index; None without one. `last` is what the same
-        request got just before."""
-        while (entry := self._candidate(index, last)) is not None:
-            # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
-            if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
-                return entry
-            last = entry.id  # no other of its group has to wait for one that is dead
-        return None
-
-    def _candidate(self, index: QueueIndex, last: MessageId | None) -> Entry | None:
-        if not self._peers:
-            return index.take(last)
-        candidates = index.first(self._peers + 1)  # any of these, so that brokers seldom want the same one
-        return index.discard(self._random.choice(candidates).id) if candidates else None
 
     def _move(self, assignment: Assignment, allowance: float) -> Move:
         reads = assignment.stored is None and assignment.entry.id not in self._recent
@@ -738,13 +756,20 @@ class UnackedDeliverer:
     Args:
         core: what every part has.
         waiters: gets the requests back whose messages were gone.
+        ready: chooses messages.
         dead_letters: gives the history of a message.
         leases: names leases.
         recent: bodies that are still in memory.
     """
 
     def __init__(
-        self, core: Core, waiters: Waiters, dead_letters: DeadLetters, leases: Leases, recent: RecentBodies
+        self,
+        core: Core,
+        waiters: Waiters,
+        ready: ReadyMessages,
+        dead_letters: DeadLetters,
+        leases: Leases,
+        recent: RecentBodies,
     ) -> None:
         self._catalog = core.catalog
         self._committer = core.committer
@@ -753,8 +778,32 @@ class UnackedDeliverer:
         self._dead_letters = dead_letters
         self._leases = leases
         self._jobs = core.jobs
+        self._ready = ready
         self._recent = recent
         self._seconds = core.config.visibility_seconds
+
+    def deliver_now(self, index: QueueIndex, most: int) -> list[tuple[Entry, Message]] | None:
+        """Up to `most` messages, held from now on, in the caller's step; none if none is READY. None where that takes
+        longer: others wait for messages of the queue, or a body has to be read."""
+        settings = index.settings
+        if index in self._waiters.queues or index.undelivered or index.deleted or settings.paused:
+            return None
+        if not index.is_plain or self._committer.failure:
+            return None
+        entries: list[Entry] = []
+        while len(entries) < most and (entry := self._ready.take(index)) is not None:
+            entries.append(entry)
+            if entry.id not in self._recent:
+                for each in entries:
+                    index.add(each)
+                return None
+        found: list[tuple[Entry, Message]] = []
+        for entry in entries:
+            stored = self._recent.take(entry.id)
+            assert stored is not None, "it was there"
+            index.hold(entry)
+            found.append((entry, self._message(index, entry, stored)))
+        return found
 
     async def serve(self, portions: Sequence[Portion]) -> None:
         """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its

@@ -286,6 +286,11 @@ class QueueIndex:
         return is_moved or not self.new.keys().isdisjoint(self.returned)
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its order is that of its messages alone: no groups take turns, or are waited for."""
+        return self.groups is None and self._turns is None
+
+    @property
     def ready(self) -> int:
         """How many messages are READY, and neither held nor claimed."""
         return len(self._ready)

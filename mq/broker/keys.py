@@ -181,8 +181,12 @@ class Keys:
         Raises:
             StorageError: that may not be durable; the messages must stay.
         """
-        if not self._unsecured.isdisjoint(ids):
+        if not self.are_secured(ids):
             await self._flush()
+
+    def are_secured(self, ids: Iterable[MessageId]) -> bool:
+        """Whether it is durable that the keys of messages are sure."""
+        return self._unsecured.isdisjoint(ids)
 
     async def _put(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
         self._add(index, ids, is_sure=is_sure)

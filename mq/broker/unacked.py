@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from mq import turns
-from mq.broker.commit import Future
+from mq.broker.commit import Done, Future
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
@@ -22,7 +22,7 @@ from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex, order_of, priority_of
 from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
-from mq.broker.waiters import FetchRequest, Waiters
+from mq.broker.waiters import FetchRequest, Precedence, Waiters
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import BytesBody, Message, MessageId, Properties
@@ -83,7 +83,7 @@ class Unacked:
         self._unacked_deliverer = unacked_deliverer
         self._consuming = consuming
         self._dead_letters = dead_letters
-        self._secure_keys = core.secure_keys
+        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
         self._remover = remover
         self._jobs = core.jobs
         self._committer = core.committer
@@ -95,6 +95,30 @@ class Unacked:
     def loaded(self) -> None:
         """Note that the store's messages are loaded: each of them may have been delivered before."""
         self._loaded_until = self._ids.last  # a hold in memory leaves no trace on disk
+
+    def hold_now(
+        self, index: QueueIndex, most: int, exclusion: object | None, precedence: Precedence | None
+    ) -> list[UnackedMessage] | None:
+        """Up to `most` messages in the caller's step; none if none is READY. None where that takes longer: ask by
+        :meth:`hold`.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        if self._config.others_move:
+            return None
+        self._consuming.check_exclusion(index, exclusion)
+        if precedence is not None:
+            precedence.step_aside()
+        messages = self._unacked_deliverer.deliver_now(index, most)
+        if not messages:
+            return None if messages is None else []
+        self._waiters.keep_place(index, precedence)
+        held = [
+            UnackedMessage(message, self._may_be_known(index, message, entry), entry) for entry, message in messages
+        ]
+        self._catalog.tell_held(Kind.LEASE, index.name, [each.entry.id for each in held])
+        return held
 
     async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
@@ -131,6 +155,17 @@ class Unacked:
         turn: Future[Exclusion] = Future()
         index.turns_to_exclude.append(turn)
         return await turn.get()
+
+    def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
+        """As :meth:`acknowledge`, in the caller's step: `done` is called with the error, or None. False where something
+        has to be waited for first; then nothing has begun."""
+        if len(held) > self._committer.portion or any(each.entry.meta.receipt is not None for each in held):
+            return False
+        if not self._are_keys_secured([each.entry.id for each in held]):
+            return False
+        entries = dict.fromkeys(each.entry for each in held if self._in_memory(each.entry))
+        self._remover.remove(list(entries), durable=False, were_held=True).then(done)
+        return True
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.

@@ -249,11 +249,11 @@ class Waiters:
         self._tidy(request.index)
         return left
 
-    def keep_place(self, request: FetchRequest) -> None:
+    def keep_place(self, index: QueueIndex, precedence: Precedence | None) -> None:
         """Keep the place of a request that is being served, for the next one of its consumer."""
-        if request.precedence is not None:
-            self.queues[request.index].keep_place(request.priority)
-            request.precedence.keep_place(partial(self._give_up_place, request.index, request.priority))
+        if precedence is not None:
+            self.queues.setdefault(index, WaitQueue()).keep_place(precedence.priority)
+            precedence.keep_place(partial(self._give_up_place, index, precedence.priority))
 
     def _give_up_place(self, index: QueueIndex, priority: int) -> None:
         if self.queues[index].give_up_place(priority):
@@ -274,7 +274,7 @@ class Waiters:
         request = wait_queue.first() if wait_queue is not None else None
         if request is None or request.holds:
             return None
-        self.keep_place(request)
+        self.keep_place(index, request.precedence)
         self.withdraw(request)
         return request
 

@@ -19,7 +19,7 @@ from mq.broker import (
 )
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.clock import Clock
-from mq.broker.commit import StoreProgress
+from mq.broker.commit import Done, StoreProgress
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -271,6 +271,19 @@ class ClusterBroker(Forwarding):
 
     # Holding
 
+    def hold_now(
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> list[UnackedMessage] | None:
+        """As :meth:`hold`, in the caller's step, from a queue of this node; None where that takes longer."""
+        if self._sessions.owns(queue):
+            return None
+        return self._local.hold_now(queue, most, exclusion=exclusion, precedence=precedence)
+
     async def hold(
         self,
         queue: str,
@@ -299,6 +312,12 @@ class ClusterBroker(Forwarding):
             await self._remote.acknowledge(remote, durable=durable)
         if local:
             await self._local.acknowledge(local, durable=durable)
+
+    def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
+        """As :meth:`acknowledge`, in the caller's step, of messages of this node; else False."""
+        if any(isinstance(each, RemoteUnacked) or self._sessions.owns(each.entry.queue) for each in held):
+            return False
+        return self._local.acknowledge_now(held, done)
 
     async def put_back(
         self,

@@ -45,7 +45,9 @@ BUGS: Final = {
         "[(await self._above.read([e]))[0] if self._above.holds(e) else next(from_below) for e in entries]",
     ),
     "a command is dropped that waits for acknowledgements as its client goes": Bug(
-        "ServedConnection._work", "with trio.CancelScope(shield=True): ...", "await self._acknowledged(0)"
+        "ServedConnection._acknowledged",
+        "with self._state.broker.progress.shielded(): ...",
+        "await self._acknowledging.wait_value(lambda count: count <= most)",
     ),
     "a close is answered before the confirms": Bug(
         "Handlers._leave", "self._connection.owes_confirms(command.channel)", "False"

@@ -6,10 +6,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
 
+from mq import turns
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import ConsumerRegistry
@@ -87,7 +89,8 @@ class ConsumerPump:
         self._delivering = memory.reserve(Use.DELIVERY)
         self._lacking = 0
         self._scope = trio.CancelScope()
-        self._fed = trio.Event()
+        self._fed = trio.lowlevel.ParkingLot()  # its task, while it waits for credit
+        self._held: list[UnackedMessage] = []  # for its task to deliver
         self._damaged: list[UnackedMessage] = []
         self._stopped = trio.Event()
         self._stopped.set()
@@ -99,9 +102,55 @@ class ConsumerPump:
             return self.exclusion is not None
         return not self._is_single or self._consumers.active(self.queue.key) is self
 
-    def feed(self) -> None:
-        """Go on: the consumer has credit again, or may be the active one now."""
-        self._fed.set()
+    def feed(self) -> int:
+        """Go on: the consumer has credit again. Returns how many messages were written in this step, for the caller
+        to send; its task does what takes longer."""
+        if not self._fed:
+            return 0  # its task is at it
+        taken = self._deliver_now()
+        if taken is None or self._connection.credit(self.channel, self.tag):
+            self._fed.unpark()
+        else:
+            self._precedence.step_aside()
+        return taken or 0
+
+    def go_on(self) -> None:
+        """Let its task look again: it may be the active one now."""
+        self._fed.unpark()
+
+    def _deliver_now(self) -> int | None:
+        """Write messages that are there, as many as a turn has. None where that takes longer."""
+        if self._no_ack or self._lacking or not self.is_active:
+            return None
+        most = min(self._connection.credit(self.channel, self.tag), turns.MESSAGES_A_TURN)
+        try:
+            held = most and self._broker.hold_now(
+                self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence
+            )
+        except MQError:
+            return None  # of which its task hears, too
+        if not held:
+            return None
+        needed = sum([delivery_bytes(each.message, self._delivering.client.budget) for each in held])
+        arrivals = [found for each in held if (found := arrival(each, self.queue)) is not None]
+        if len(arrivals) < len(held) or not self._is_free(needed):
+            self._held = held
+            return None
+        taken = self._connection.deliver(self.channel, self.tag, arrivals)
+        assert taken == len(held), "no more than the credit"
+        if needed > UNCOUNTED_BYTES:
+            self._delivering.give_back()
+        self._count(taken)
+        return taken
+
+    def _is_free(self, size: int) -> bool:
+        """Whether there is memory for a delivery now."""
+        return size <= UNCOUNTED_BYTES or (size <= MOST_BYTES_TOGETHER and self._delivering.cover_if_free(size))
+
+    def _count(self, taken: int) -> None:
+        self.delivered += taken
+        self.last_delivery = trio.current_time()
+        self.rate.add(self.last_delivery, taken)
 
     def start(self) -> None:
         """:meth:`run` is about to be called."""
@@ -130,7 +179,9 @@ class ConsumerPump:
                 if self._waits_its_turn:
                     self.exclusion = await self._broker.exclude(self.queue.key, in_turn=True)
                 while True:
-                    self._fed = trio.Event()
+                    if self._held:
+                        held, self._held = self._held, []
+                        await self._deliver(held)
                     if self._lacking:
                         self._precedence.step_aside()
                         await self._wait_for_memory()
@@ -143,12 +194,12 @@ class ConsumerPump:
                         await self._deliver(held)
                     else:
                         self._precedence.step_aside()
-                        await self._fed.wait()
+                        await self._fed.park()
         finally:
             self._precedence.step_aside()
             self._delivering.give_back()
             try:
-                await self._give_back(self._damaged)
+                await self._give_back(self._held + self._damaged)
             finally:
                 if self.exclusion is not None and self._waits_its_turn:
                     self.exclusion.end()  # not before what was not sent is back: the next one sees the queue's order
@@ -167,12 +218,10 @@ class ConsumerPump:
                 ready = await self._read(left)
                 if not ready and self._lacking:
                     break
-                taken = self._connection.deliver(self.channel, self.tag, [arrival for _, arrival in ready])
+                taken = self._connection.deliver(self.channel, self.tag, [found for _, found in ready])
                 self._delivering.give_back()  # what is written now reserves memory as far as the client does not read
                 self._sent()
-                self.delivered += taken
-                self.last_delivery = trio.current_time()
-                self.rate.add(self.last_delivery, taken)
+                self._count(taken)
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft([held for held, _ in ready[taken:]][::-1])
                 if self._no_ack and sent:
@@ -180,6 +229,7 @@ class ConsumerPump:
                         await self._broker.acknowledge(sent)
                 if taken < len(ready):
                     break
+                await turns.spend(messages=taken)
         finally:
             await self._give_back(left)
 
@@ -196,15 +246,15 @@ class ConsumerPump:
                     if not covered:
                         break
                 try:
-                    arrival = await read(left[0], self.queue)
+                    found = await read(left[0], self.queue)
                 except CorruptMessage as error:
                     logger.error(
                         "cannot deliver message %s of queue %s: %s", left[0].message.id, self.queue.name, error
                     )
                     self._damaged.append(left.popleft())  # kept here, or this queue would hand it out again and again
                     continue
-                ready.append((left.popleft(), arrival))
-                size += len(arrival.body)
+                ready.append((left.popleft(), found))
+                size += len(found.body)
         except trio.Cancelled:
             left.extendleft([held for held, _ in ready][::-1])
             raise
@@ -273,17 +323,30 @@ async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False
     Raises:
         CorruptMessage: its bytes are not those that were published.
     """
-    message = held.message
-    if isinstance(message.body, BytesBody):
-        body = message.body.data
+    body = held.message.body
+    if isinstance(body, BytesBody):
+        data = body.data
     else:
-        body = await message.body.read()
+        data = await body.read()
         with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
-            await message.body.aclose()
+            await body.aclose()
+    return _arrival(held, queue, data, is_asked_for=is_asked_for)
+
+
+def arrival(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival | None:
+    """As :func:`read`, of a message whose body is in memory; None if it is not, or the message is damaged."""
+    body = held.message.body
+    with suppress(CorruptMessage):
+        return _arrival(held, queue, body.data, is_asked_for=is_asked_for) if isinstance(body, BytesBody) else None
+    return None
+
+
+def _arrival(held: UnackedMessage, queue: Queue, body: bytes, *, is_asked_for: bool) -> Arrival:
+    message = held.message
     attributes = message.properties.attributes
     token = held.to_settle()
-    arrival = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
+    found = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
     returns = message.receives - 1
     if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):
-        return arrival._replace(properties=with_delivery_count(arrival.properties, returns))
-    return arrival
+        return found._replace(properties=with_delivery_count(found.properties, returns))
+    return found

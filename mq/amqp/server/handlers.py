@@ -35,13 +35,13 @@ from mq.amqp.protocol.commands import (
     UnsettledDelivery,
 )
 from mq.amqp.protocol.connection import Connection
-from mq.amqp.server.consumer_pump import ConsumerPump, delivery_bytes, read
+from mq.amqp.server.consumer_pump import ConsumerPump, arrival, delivery_bytes, read
 from mq.amqp.server.publish_pump import PublishPump
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.doors.audit import note
-from mq.doors.budget import Use
+from mq.doors.budget import UNCOUNTED_BYTES, Use
 from mq.errors import (
     BrokerClosed,
     CallerError,
@@ -121,7 +121,7 @@ class Handlers:
         elif isinstance(command, Credit):
             consumer = self._consumers.get((command.channel, command.tag))
             if consumer is not None:
-                consumer.feed()
+                self._connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
         else:
             await self._answer(command)
 
@@ -159,7 +159,8 @@ class Handlers:
 
     async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
         """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
-        await self._publish_pump.wait_for_all()
+        if not self._publish_pump.is_idle:
+            await self._publish_pump.wait_for_all()
         with self._broker.progress.shielded():
             return await do()
 
@@ -347,43 +348,61 @@ class Handlers:
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             raise Refusal(Code.RESOURCE_LOCKED, f"{what} has one active consumer: consume from it instead of basic.get")
 
-        async def do() -> Result:
-            self._state.unused.note_use(queue)
-            unsent: list[UnackedMessage] = []
-            room = self._memory.reserve(Use.DELIVERY)
-            try:
-                while held := await self._hold(queue):
-                    try:
-                        room.cover(delivery_bytes(held[0].message, self._memory.budget))
-                        arrival = await read(held[0], queue, is_asked_for=True)
-                        if command.no_ack:
-                            await self._broker.acknowledge(held)
-                        await self._broker.declarations.look(queue.key)
-                        return commands.Got(arrival, self._broker.declarations.ready(queue.key))
-                    except CorruptMessage as error:
-                        logger.error("cannot deliver message %s of queue %s: %s", held[0].message.id, queue.name, error)
-                        unsent += held  # passed over while the next one is looked at
-                    except BaseException:
-                        unsent += held
-                        raise
-                return None
-            finally:
-                room.give_back()  # before it is written, which reserves memory for what is left unsent
-                if unsent:
-                    with self._broker.progress.shielded():
-                        for each in unsent:
-                            await each.message.body.aclose()
-                        await self._broker.put_back(unsent, redelivered=False)
-
         await self._room()
-        return await self._in_order(do)
-
-    async def _hold(self, queue: Queue) -> list[UnackedMessage]:
+        if not self._publish_pump.is_idle:
+            await self._publish_pump.wait_for_all()
+        self._state.unused.note_use(queue)
         try:
-            return await self._broker.hold(queue.key)
+            held = self._broker.hold_now(queue.key)
+            if held == []:
+                return None
+            found = arrival(held[0], queue, is_asked_for=True) if held and self._is_small(held[0]) else None
+            if held and found is not None:
+                if command.no_ack:
+                    await self._acknowledge(held)
+                return commands.Got(found, self._broker.declarations.ready(queue.key))
+            with self._broker.progress.shielded():
+                return await self._get_slowly(command, held or [])
         except QueueHeld as error:
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
             raise Refusal(Code.ACCESS_REFUSED, text) from error
+
+    def _is_small(self, held: UnackedMessage) -> bool:
+        return delivery_bytes(held.message, self._memory.budget) <= UNCOUNTED_BYTES
+
+    async def _get_slowly(self, command: commands.Get, held: list[UnackedMessage]) -> Result:
+        """Read a message, and reserve memory for it. Damaged ones are passed over.
+
+        Args:
+            command: asks for it.
+            held: the first message; empty if it is to be fetched.
+        """
+        queue, unsent = command.queue, list[UnackedMessage]()
+        room = self._memory.reserve(Use.DELIVERY)
+        try:
+            while held := held or await self._broker.hold(queue.key):
+                try:
+                    room.cover(delivery_bytes(held[0].message, self._memory.budget))
+                    found = await read(held[0], queue, is_asked_for=True)
+                    if command.no_ack:
+                        await self._broker.acknowledge(held)
+                    await self._broker.declarations.look(queue.key)
+                    return commands.Got(found, self._broker.declarations.ready(queue.key))
+                except CorruptMessage as error:
+                    logger.error("cannot deliver message %s of queue %s: %s", held[0].message.id, queue.name, error)
+                    unsent += held  # passed over while the next one is looked at
+                    held = []
+                except BaseException:
+                    unsent += held
+                    raise
+            return None
+        finally:
+            room.give_back()  # before it is written, which reserves memory for what is left unsent
+            if unsent:
+                with self._broker.progress.shielded():
+                    for each in unsent:
+                        await each.message.body.aclose()
+                    await self._broker.put_back(unsent, redelivered=False)
 
     async def _commit(self, command: commands.Commit) -> Result:
         stored = await self._publish_pump.store_now(command.messages)

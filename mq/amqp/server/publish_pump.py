@@ -6,6 +6,7 @@ While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells al
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -136,6 +137,11 @@ class PublishPump:
         return not (self._progress.others_wait and self._has_work_for(MOST_SECONDS))
 
     @property
+    def is_idle(self) -> bool:
+        """Whether everything is stored, or refused."""
+        return not self._bytes.value and self._failure is None
+
+    @property
     def is_awaited(self) -> bool:
         """Whether the connection waits for the store, so that nothing is read from its client."""
         return self._who_wait > 0
@@ -180,7 +186,10 @@ class PublishPump:
         try:
             async with trio.open_nursery() as self._nursery:
                 self._call_worker()
-                self._nursery.start_soon(trio.sleep_forever)
+                try:
+                    await trio.sleep(math.inf)
+                finally:
+                    self._nursery = None  # it takes no task any more
             if self._failure is not None:
                 raise self._failure
         finally:

@@ -8,7 +8,9 @@ import socket
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Final
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final
 
 import trio
 from pamqp import commands as methods
@@ -141,6 +143,7 @@ class ServedConnection:
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
         SOURCE.set(object())
+        self._context = copy_context()
         with self._state.seen.entry(self) as id:
             self._memory.name = f"{id} ({self._peer})"
             try:
@@ -176,7 +179,6 @@ class ServedConnection:
         :data:`LINGER_SECONDS`."""
         self._publish_pump.leave()
         await self._give_back()
-        await self._acknowledged(0)
         with trio.move_on_after(LINGER_SECONDS):
             await self._store_all()
             self._flush()
@@ -320,8 +322,7 @@ class ServedConnection:
             carrier.socket.close()
 
     def _give_up(self) -> None:
-        if self._nursery is not None:  # not at once: this connection itself, at work, may want the memory
-            self._nursery.start_soon(self._end_slowness)
+        self._start(self._end_slowness)  # not at once: this connection itself, at work, may want the memory
 
     async def _end_slowness(self) -> None:
         slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB a second"
@@ -353,8 +354,7 @@ class ServedConnection:
         try:
             while (command := self._connection.next_command()) is not None:
                 if not is_acknowledgement(command) and not isinstance(command, Credit):
-                    with trio.CancelScope(shield=True):  # a command that was taken is carried out
-                        await self._acknowledged(0)  # it may count what they remove
+                    await self._acknowledged(0)  # it may count what they remove; and a command that was taken is done
                 if isinstance(command, PublishMessages):
                     try:
                         if not self._publishes:  # a client that connects anew for each message is slowed down as well
@@ -393,8 +393,12 @@ class ServedConnection:
         """Close the connection after a command without an answer failed, so that the client knows."""
         code = refusal.code if refusal.closes_connection else Code.INTERNAL_ERROR
         self._connection.close(code, str(refusal))
+        self._start(self._work_again)
+
+    def _start(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Start a task of this connection, unless it has ended. The caller may be a completion, in another task."""
         if self._nursery is not None:
-            self._nursery.start_soon(self._work_again)
+            self._context.copy().run(self._nursery.start_soon, work, *args)
 
     async def _work_again(self) -> None:
         """Do what a close from this side has left to do."""
@@ -414,6 +418,9 @@ class ServedConnection:
         else:
             self._connection.unblock()
         data = self._connection.outgoing()
+        if data and self._plain is not None and not self._unsent.value:
+            # Directly, without a task: all of it, nearly always. The writing task sends the rest.
+            data = self._send_now(self._plain, data)
         if data:
             self._outgoing.append(data)
             self._unsent.value = unsent = self._unsent.value + len(data)
@@ -423,6 +430,15 @@ class ServedConnection:
         wake_at = self._connection.wake_at()
         if wake_at < self._sleeps_until:
             self._sleeps_until = self._sleep.deadline = wake_at
+
+    def _send_now(self, plain: socket.socket, data: bytes) -> bytes:
+        """Send as much as the kernel has room for. Returns the rest, for the writing task."""
+        if self._connection.state is ConnectionState.LEFT:
+            return data  # behind which the writing task ends the stream
+        try:
+            return data[plain.send(data) :]
+        except OSError:  # no room; the writing task finds out whether there is an end
+            return data
 
     def _count_unsent(self) -> None:
         """Reserve memory for what the client has not read. A client for which there is none is dropped."""
@@ -459,13 +475,11 @@ class ServedConnection:
         try:
             for at in range(0, len(data), PIECE_BYTES):
                 piece = data[at : at + PIECE_BYTES]
-                rest = piece if self._plain is None else _send_now(self._plain, piece)
-                if rest:
-                    with trio.move_on_after(STALLED_SECONDS) as patience:
-                        await self._stream.send_all(rest)
-                    if patience.cancelled_caught:
-                        _DROPPED.write(self._peer, "it reads nothing")
-                        return False
+                with trio.move_on_after(STALLED_SECONDS) as patience:
+                    await self._stream.send_all(piece)
+                if patience.cancelled_caught:
+                    _DROPPED.write(self._peer, "it reads nothing")
+                    return False
                 self._unsent.value -= len(piece)
                 if self._sending.size:
                     self._sending.shrink(self._unsent.value if self._unsent.value > MOST_BYTES_UNCOUNTED else 0)
@@ -531,33 +545,50 @@ class ServedConnection:
             channel = self._connection.channel(key)
             if channel is not None:
                 channel.lose(refusal, methods.Basic.Publish())
-        if self._nursery is not None:
-            self._nursery.start_soon(self._work_again)
+        self._start(self._work_again)
 
     # Acknowledging
 
     async def _acknowledge(self, held: Sequence[UnackedMessage]) -> None:
         """Remove messages while the connection reads on, but for a client that is faster than the store."""
-        self._acknowledging.value += len(held)
-        if self._nursery is None:
-            await self._remove(held)
-        else:
-            self._nursery.start_soon(self._remove, held)
+        for some in parts(held, MOST_ACKNOWLEDGING):
+            self._acknowledging.value += len(some)
+            removed = partial(self._complete, self._removed, len(some), trio.current_time())
+            try:
+                if self._state.broker.acknowledge_now(some, removed):
+                    continue
+            except MQError as error:
+                removed(error)
+                continue
+            if self._nursery is None:
+                await self._remove(some, removed)
+            else:
+                self._start(self._remove, some, removed)
+        if self._acknowledging.value > self._most_acknowledging and self._nursery is not None:
             await self._acknowledged(self._most_acknowledging)
 
-    async def _remove(self, held: Sequence[UnackedMessage]) -> None:
-        try:
-            for some in parts(held, MOST_ACKNOWLEDGING):
-                await self._remove_some(some)
-        finally:
-            self._acknowledging.value -= len(held)
-
-    async def _remove_some(self, held: Sequence[UnackedMessage]) -> None:
-        began = trio.current_time()
+    async def _remove(self, held: Sequence[UnackedMessage], removed: Callable[[Exception | None], None]) -> None:
+        error: MQError | None = None
         try:
             with self._state.broker.progress.shielded():
                 await self._state.broker.acknowledge(held)
-        except MQError as error:
+        except MQError as caught:
+            error = caught
+        finally:
+            removed(error)
+
+    def _complete(self, completion: Callable[..., None], *args: Any) -> None:
+        """Call a completion. One that raises ends this connection, and not the save worker that calls it."""
+        try:
+            completion(*args)
+        except Exception:
+            logger.exception("AMQP client %s is disconnected: a completion failed", self._peer)
+            self._fail(Refusal(Code.INTERNAL_ERROR, "mq failed to answer; its log says why"))
+
+    def _removed(self, count: int, began: float, error: Exception | None) -> None:
+        """Note that acknowledged messages are removed, or READY again."""
+        self._acknowledging.value -= count
+        if isinstance(error, MQError):
             if self._connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
@@ -568,11 +599,16 @@ class ServedConnection:
             self._most_acknowledging = min(MOST_ACKNOWLEDGING, self._most_acknowledging * 2)
 
     async def _acknowledged(self, most: int) -> None:
-        """Wait until no more than so many messages are being removed."""
+        """Wait until no more than so many messages are being removed, also if the connection is cancelled meanwhile.
+
+        Raises:
+            StorageUnsure: the store does not answer.
+        """
         if self._acknowledging.value > most:
             self._is_acknowledgement_awaited = True
             try:
-                await self._acknowledging.wait_value(lambda count: count <= most)
+                with self._state.broker.progress.shielded():
+                    await self._acknowledging.wait_value(lambda count: count <= most)
             finally:
                 self._is_acknowledgement_awaited = False
 
@@ -599,10 +635,11 @@ class ServedConnection:
     async def _give_back(self) -> None:
         """Give back what the client held. Each part of it has the patience for the store for itself."""
         with trio.CancelScope(shield=True):
-            try:
-                await self._handlers.give_back()
-            except MQError as error:
-                self._log_left(error)
+            for part in (self._handlers.give_back, partial(self._acknowledged, 0)):
+                try:
+                    await part()
+                except MQError as error:
+                    self._log_left(error)
 
     async def _release(self, part: Callable[[], Awaitable[None]]) -> None:
         """Delete what was exclusive to the client."""
@@ -614,20 +651,6 @@ class ServedConnection:
 
     def _log_left(self, error: MQError) -> None:
         logger.warning("cannot clean up after AMQP client %s: %s", self._peer, error)
-
-
-def _send_now(plain: socket.socket, data: memoryview) -> memoryview:
-    """Send what the kernel has room for, without a checkpoint. Returns the rest.
-
-    Raises:
-        trio.BrokenResourceError: the connection is broken.
-    """
-    try:
-        return data[plain.send(data) :]
-    except BlockingIOError:
-        return data
-    except OSError as error:
-        raise trio.BrokenResourceError from error
 
 
 class _Received:

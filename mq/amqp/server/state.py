@@ -183,7 +183,7 @@ class AmqpState:
         if queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
             active = self.topology.consumers.active(queue.key)
             if isinstance(active, ConsumerPump):
-                active.feed()
+                active.go_on()
         self.unused.note_use(queue)
         if queue.auto_delete:
             await self.topology_store.change(lambda: self.topology.left(queue.vhost, queue.name))
