@@ -303,6 +303,32 @@ class Broker:
                 if isinstance(draft.body, Upload):
                     await draft.body.discard()
 
+    def publishes_now(self, queue: str) -> bool:
+        """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""
+        index = self._known.get(queue)
+        return index is not None and not index.settings.knows_bodies
+
+    def publish_now(
+        self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
+    ) -> None:
+        """As :meth:`publish_many`, in the caller's step.
+
+        Args:
+            queue: the queue's name, for which :meth:`publishes_now` is so.
+            drafts: the messages, with bodies in memory and without keys.
+            done: called with what :meth:`publish_many` returns.
+        """
+        began = self._now()
+
+        def published(outcomes: list[Published | MQError]) -> None:
+            for took in self._publish_took:
+                took(self._now() - began)
+            self._in_flight.__exit__()
+            done(outcomes)
+
+        self._in_flight.__enter__()
+        self._publishing.submit(self._known[queue], drafts, published)
+
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body.
 

@@ -232,7 +232,7 @@ class Committer:
             self._turns = turns.of_run()
         if len(operations) > ANSWERED_TOGETHER:
             self._turns.spend(len(operations) * turns.LIGHT // 2)
-        answering = _Answering(submissions, began, self._now)
+        answering = _Answering(submissions, began, self._now, self.progress.flush)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
         late_seconds = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0
         ended = await answering.end(outcomes, late_seconds, self._turns)
@@ -436,9 +436,13 @@ class _Answering:
         submissions: of one batch, with their operations made.
         began: when the store was called.
         now: Trio's clock.
+        flush: called after some have been answered.
     """
 
-    def __init__(self, submissions: Iterable[Submission], began: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, submissions: Iterable[Submission], began: float, now: Callable[[], float], flush: Callable[[], None]
+    ) -> None:
+        self._flush = flush
         self._left = deque(submissions)
         self._began = began
         self._now = now
@@ -450,6 +454,7 @@ class _Answering:
         ended = self._add(outcomes, late_seconds)
         while self._left and self._answer_some(ended) is not None:
             pass
+        self._flush()
 
     async def end(self, outcomes: Sequence[Outcome], late_seconds: float, turn: turns.LoopTurns) -> float:
         """Take the last outcomes, in turns of the event loop. Returns the time at which they were there."""
@@ -457,7 +462,9 @@ class _Answering:
         while self._left and (size := self._answer_some(ended)) is not None:
             # A quarter of what it takes: every client waits for this loop.
             if turn.spend(size * turns.FRAME // 4):
+                self._flush()
                 await turn.end()
+        self._flush()
         return ended
 
     def unfinished(self) -> Submission | None:
@@ -622,17 +629,18 @@ class Future(Generic[T]):
 
     Attributes:
         value: the answer, once it is set.
+        error: with which it failed.
         answered: whether a value or an error is set.
         abandoned: whether a task that waited was cancelled.
     """
 
-    __slots__ = ("_callbacks", "_error", "_waiters", "abandoned", "answered", "value")
+    __slots__ = ("_callbacks", "_waiters", "abandoned", "answered", "error", "value")
 
     def __init__(self) -> None:
         self.value: T | None = None
         self.answered = False
         self.abandoned = False
-        self._error: Exception | None = None
+        self.error: Exception | None = None
         self._waiters: list[trio.lowlevel.Task] = []
         self._callbacks: list[Done] = []
 
@@ -643,13 +651,13 @@ class Future(Generic[T]):
 
     def fail(self, error: Exception) -> None:
         """Answer with an error."""
-        self._error = error
+        self.error = error
         self._answer()
 
     def then(self, done: Done) -> None:
         """Call this with the error, or None, in the step that answers; now if that is over. It must not raise."""
         if self.answered:
-            done(self._error)
+            done(self.error)
         else:
             self._callbacks.append(done)
 
@@ -657,8 +665,8 @@ class Future(Generic[T]):
         """Wait for the answer. A task that is cancelled here sets `abandoned`."""
         if not self.answered:
             await self._wait()
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self.value  # type: ignore[return-value]
 
     async def _wait(self) -> None:
@@ -682,7 +690,7 @@ class Future(Generic[T]):
         self._waiters.clear()
         callbacks, self._callbacks = self._callbacks, []
         for done in callbacks:
-            done(self._error)
+            done(self.error)
 
 
 CLOSING: Final = "the broker is closing; connect to another one, or try again when it is back"
@@ -695,6 +703,7 @@ class StoreProgress:
     def __init__(self) -> None:
         self._others_wait_until = -math.inf
         self._scopes: set[trio.CancelScope] = set()
+        self._after: dict[Callable[[], None], None] = {}
         self._extended = -math.inf
 
     def note(self) -> None:
@@ -703,6 +712,17 @@ class StoreProgress:
             self._extended = now
             for scope in self._scopes:
                 scope.deadline = now + PATIENCE_SECONDS
+
+    def after(self, call: Callable[[], None]) -> None:
+        """Have completions of one answer of the store share a call: once, after the last of them."""
+        self._after[call] = None
+
+    def flush(self) -> None:
+        """The completions of an answer, or of a turn's part of it, have been called."""
+        while self._after:
+            calls, self._after = self._after, {}
+            for call in calls:
+                call()
 
     @property
     def others_wait(self) -> bool:

@@ -185,6 +185,28 @@ class Publisher:
             return self._publish(index, drafts, has_place)
         return self._publish_many(index, drafts, has_place)
 
+    def submit(
+        self, index: QueueIndex, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
+    ) -> None:
+        """As :meth:`publish`, in the caller's step, of drafts that have no keys, in a queue without body stats: `done`
+        is called with the outcomes."""
+        prepared = [self._prepare(index, draft) for draft in drafts]
+        jobs = [each.job for each in prepared if each.job is not None]
+        left = len(jobs)
+
+        def ended(_: Exception | None) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done([_outcome_of(each) for each in prepared])
+
+        if not jobs:
+            done([_outcome_of(each) for each in prepared])
+            return
+        for job in jobs:
+            job.future.then(ended)
+        self._jobs.put(jobs)
+
     async def _publish_many(
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
     ) -> list[Published | MQError]:
@@ -549,14 +571,23 @@ def _answered(entry: _Prepared) -> Published | None:
     return Published(entry.future.value, entry.is_new)
 
 
-async def _outcome(entry: _Prepared) -> Published | MQError:
-    if entry.future is None:
+def _outcome_of(entry: _Prepared) -> Published | MQError:
+    """The outcome of an entry that is answered."""
+    future = entry.future
+    if future is None:
         assert entry.answer is not None
         return entry.answer
-    try:
-        return Published(await entry.future.get(), entry.is_new)
-    except MQError as error:
-        return error
+    if future.value is not None:
+        return Published(future.value, entry.is_new)
+    assert isinstance(future.error, MQError)
+    return future.error
+
+
+async def _outcome(entry: _Prepared) -> Published | MQError:
+    if entry.future is not None:
+        with suppress(MQError):
+            await entry.future.get()
+    return _outcome_of(entry)
 
 
 class PublishJob:

@@ -244,6 +244,16 @@ class ClusterBroker(Forwarding):
                 if isinstance(draft.body, Upload) and not is_given:
                     await draft.body.discard()
 
+    def publishes_now(self, queue: str) -> bool:
+        """Whether :meth:`publish_now` takes messages for the queue now: one of this node."""
+        return not self._sessions.owns(queue) and self._local.publishes_now(queue)
+
+    def publish_now(
+        self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
+    ) -> None:
+        """As :meth:`publish_many`, in the caller's step."""
+        self._local.publish_now(queue, drafts, done)
+
     async def _local_body(self, body: bytes | Upload) -> bytes | Upload:
         """A body as the local store takes it, also one whose queue was the cluster's when it came."""
         if not isinstance(body, SpooledBody):

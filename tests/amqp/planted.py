@@ -11,15 +11,17 @@ from tests.simulation.planting import Bug
 
 BUGS: Final = {
     "a publish is confirmed before it is stored": Bug(
-        "PublishPump._store_portion",
-        "unstored = await self._store(portion.messages, has_place)",
+        "PublishPump._go_on",
+        "self._portions.append(portion)",
         """
         self._told(portion.messages, ALL_STORED)
-        unstored = await self._store(portion.messages, has_place)
+        self._portions.append(portion)
         """,
     ),
     "what is refused is lost with what is stored": Bug(
-        "PublishPump._store_portion", "await self._store(portion.messages, has_place)", "ALL_STORED"
+        "PublishPump._go_on",
+        "self._copies.submit(portion.messages, partial(self._complete, self._submitted, portion))",
+        "not self._end(portion, ALL_STORED)",
     ),
     "a connection that ends gives nothing back": Bug(
         "Handlers._release", "await self._broker.put_back(held, most=most)", "pass"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
@@ -17,6 +18,7 @@ from mq.amqp.server.message_codec import Publishable, attributes_of
 from mq.amqp.wire.errors import Refusal
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
+from mq.broker.commit import StoreProgress
 from mq.errors import MQError, NoSuchQueue
 from mq.message import QueueName
 
@@ -57,6 +59,11 @@ class Copies:
         self._topology = topology
         self._consumers = topology.consumers
         self._queue_of = queue_of
+
+    @property
+    def progress(self) -> StoreProgress:
+        """Knows whether connections wait for the store, and calls what completions share."""
+        return self._broker.progress
 
     async def catch_up(self, vhost: str, exchange: str) -> None:
         """Wait until it is known here where an exchange leads.
@@ -113,6 +120,38 @@ class Copies:
                 nursery.start_soon(store_in, queue, its)
         return found
 
+    def submit(
+        self, messages: Sequence[PublishedMessage], done: Callable[[list[tuple[Copy, MQError | None]]], None]
+    ) -> bool:
+        """As :meth:`store`, in the caller's step: `done` is called with what it would return. False where something has
+        to be waited for first; then nothing has begun."""
+        by_queue: dict[QueueName, list[Copy]] = {}
+        for message in messages:
+            for queue in message.queues:
+                if queue.is_unsure:
+                    return False
+                by_queue.setdefault(queue.key, []).append(Copy(message, queue))
+        if not all(map(self._broker.publishes_now, by_queue)):
+            return False
+        found: list[tuple[Copy, MQError | None]] = []
+        left = len(by_queue)
+
+        def stored(copies: Sequence[Copy], outcomes: Sequence[Published | MQError]) -> None:
+            nonlocal left
+            left -= 1
+            found.extend(zip(copies, _errors(outcomes), strict=True))
+            if not left:
+                done(found)
+
+        for name, copies in by_queue.items():
+            is_consumed = self._consumers.count(name) > 0
+            try:
+                drafts = [_draft_of(copy, is_consumed=is_consumed) for copy in copies]
+                self._broker.publish_now(name, drafts, partial(stored, copies))
+            except MQError as error:
+                stored(copies, [error] * len(copies))
+        return True
+
     async def _store_in(
         self, queue: QueueName, copies: Sequence[Copy], has_place: Callable[[], object] | None
     ) -> Sequence[MQError | None]:
@@ -124,7 +163,7 @@ class Copies:
             outcomes = await self._broker.publish_many(queue, drafts, has_place)
         except MQError as error:
             return [error] * len(copies)
-        return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]
+        return _errors(outcomes)
 
     async def _sure(self, queue: QueueName, copies: Sequence[Copy]) -> Sequence[Copy]:
         """The same copies, with their queue as it was declared.
@@ -139,6 +178,10 @@ class Copies:
             raise NoSuchQueue(f"there is no queue {queue}")
         found = self._queue_of(queue) or replace(copies[0].queue, is_unsure=False)
         return [copy._replace(queue=found) for copy in copies]
+
+
+def _errors(outcomes: Sequence[Published | MQError]) -> list[MQError | None]:
+    return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]
 
 
 def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:

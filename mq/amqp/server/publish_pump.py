@@ -1,6 +1,7 @@
-"""Stores what a connection publishes, in order: while a portion of it is stored, the next ones are prepared.
+"""Stores what a connection publishes, in order: in the step that read it, and a completion answers.
 
-While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells all connections.
+Only where a queue has to be looked for first, or a message found no room, a task of the connection goes on with a
+portion. While the store has no room, publishers wait: a :class:`FullStoreAlarm` tells all connections.
 """
 
 from __future__ import annotations
@@ -8,8 +9,10 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
@@ -21,7 +24,6 @@ from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
-from mq.broker.commit import StoreProgress
 from mq.doors.budget import Room
 from mq.errors import BodyTooLarge, MQError, NoSuchQueue, NotServed, PublishPaused, QueueFull, StorageFull
 
@@ -42,13 +44,11 @@ RATE_SECONDS: Final = 0.5
 """How long messages are counted before they tell how fast the store takes them."""
 MOST_TOGETHER: Final = 128
 """Messages of one connection that are stored and answered together. Preparing more would hold up other connections."""
-LEAST_TOGETHER: Final = 16
-"""Fewer wait for others, or for the end of a portion, where as many as a portion has are under way."""
 MOST_STORED_NOW: Final = 1024
 """Messages of a transaction that are stored together, and copies of other messages: one message may go to thousands of
 queues."""
 MOST_PORTIONS: Final = 16
-"""Times that many that are under way at once: while some are stored, the next ones are prepared."""
+"""Times that many that are under way at once."""
 RETRY_SECONDS: Final = 1.0
 """The pause before messages that found no room are tried again."""
 
@@ -80,8 +80,9 @@ class PublishPump:
         dead_letters: gets the refusals of full queues that dead-letter them.
         backlog: bytes that wait, of all connections.
         room: the memory for those of this connection.
-        progress: knows whether other connections wait for the store.
-        told: called with messages that are stored or refused, and with the refused ones among them.
+        told: called with messages that are stored or refused, and with the refused ones among them. It has the store's
+            progress send what it has written.
+        complete: calls a completion. If that raises, it ends the connection.
 
     Attributes:
         lost: how many messages are not stored, or not known to be, without their publisher having been told.
@@ -96,8 +97,8 @@ class PublishPump:
         dead_letters: DeadLetterRouter,
         backlog: AsyncValue[int],
         room: Room,
-        progress: StoreProgress,
-        told: Callable[[list[PublishedMessage], Unstored], None],
+        told: Callable[[Sequence[PublishedMessage], Unstored], None],
+        complete: Callable[..., None],
     ) -> None:
         self.lost = 0
         self.why = ""
@@ -107,19 +108,19 @@ class PublishPump:
         self._dead_letters = dead_letters
         self._backlog = backlog
         self._room = room
-        self._progress = progress
+        self._progress = copies.progress
         self._rate = _Rate()
         self._told = told
+        self._complete = complete
         self._waiting: deque[PublishedMessage] = deque()
-        self._under_way = 0
+        self._portions: deque[_Portion] = deque()  # under way
+        self._under_way = 0  # messages of these
         self._stuck: AsyncValue[int] = AsyncValue(0)  # portions that wait for room
         self._bytes: AsyncValue[int] = AsyncValue(0)
-        self._idle = trio.lowlevel.ParkingLot()  # workers that wait for messages
-        self._workers = 0
-        self._is_taking = False  # a worker takes a portion: the next one begins once its messages have their place
-        self._last = _Portion()
-        self._last.note_told()
+        self._is_taking = False  # a task has a portion: the next one begins once its messages have their place
+        self._is_at_work = False
         self._nursery: trio.Nursery | None = None
+        self._context = copy_context()
         self._failure: MQError | None = None
         self._has_ended = False
         self._is_left = False
@@ -155,7 +156,7 @@ class PublishPump:
             self._rate.begin()
         self._waiting.extend(messages)
         self._count(sum(map(_size, messages)))
-        self._call_worker()
+        self._go_on()
 
     async def wait_for_room(self) -> None:
         """Wait until more may be read from the connection."""
@@ -185,7 +186,8 @@ class PublishPump:
         """
         try:
             async with trio.open_nursery() as self._nursery:
-                self._call_worker()
+                self._context = copy_context()
+                self._go_on()
                 try:
                     await trio.sleep(math.inf)
                 finally:
@@ -198,6 +200,7 @@ class PublishPump:
             self._has_ended = True
             self.lost += self._under_way + len(self._waiting)
             self._waiting.clear()
+            self._portions.clear()
             self._count(-self._bytes.value)
             self._room.give_back()
 
@@ -221,61 +224,75 @@ class PublishPump:
             [message for part in parts for message in part.unrouted],
         )
 
-    def _call_worker(self) -> None:
-        """Let a worker take the next portion, if there is one to begin now."""
-        if self._is_taking or not self._is_worth_a_portion():
+    def _go_on(self) -> None:
+        """Store what waits, as far as it may begin now."""
+        if self._is_at_work:
+            return  # called by a completion in the loop below, which goes on
+        self._is_at_work = True
+        try:
+            while self._waiting and self._may_begin():
+                portion = _Portion(list(self._next_ones()))
+                self._portions.append(portion)
+                self._under_way += len(portion.messages)
+                if not self._copies.submit(portion.messages, partial(self._complete, self._submitted, portion)):
+                    self._is_taking = True
+                    self._start(portion, ())
+        finally:
+            self._is_at_work = False
+
+    def _may_begin(self) -> bool:
+        if self._nursery is None or self._failure is not None or self._is_taking or self._stuck.value:
+            return False
+        return self._under_way <= (MOST_PORTIONS - 1) * MOST_TOGETHER
+
+    def _submitted(self, portion: _Portion, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
+        """Answer a portion that was stored without a task, or have one go on with those that were not."""
+        if self._has_ended:
             return
-        if self._idle:
-            self._is_taking = True
-            self._idle.unpark()
-        elif self._workers < MOST_PORTIONS and self._nursery is not None:
-            self._is_taking = True
-            self._workers += 1
-            self._nursery.start_soon(self._store_portions, self._nursery.cancel_scope)
+        if any(error is not None for _, error in outcomes):
+            self._start(portion, outcomes)
+            return
+        self._end(portion, ALL_STORED)
 
-    async def _store_portions(self, scope: trio.CancelScope) -> None:
-        """Store one portion after the other, while other workers store those between. It takes the first one now."""
-        # Workers stay, since a task for each portion would cost a message more than all that it does.
-        while True:
-            while self._stuck.value:
-                await self._stuck.wait_value(0)
-            portion, before = _Portion(self._next_ones()), self._last
-            self._last = portion
-            self._under_way += len(portion.messages)
-            try:
-                await self._store_portion(portion, before)
-            except MQError as error:
-                if self._failure is None:
-                    self._failure, self.why = error, str(error)
-                scope.cancel()
-                return
-            del portion, before  # and their messages
-            if not self._is_taking and self._is_worth_a_portion():
-                self._is_taking = True
-            else:
-                await self._idle.park()
+    def _start(self, portion: _Portion, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
+        if self._nursery is not None:
+            self._context.copy().run(self._nursery.start_soon, self._store_portion, portion, outcomes)
 
-    async def _store_portion(self, portion: _Portion, before: _Portion) -> None:
-        """Store a portion, and tell of it after those before it.
-
-        Raises:
-            MQError: as :meth:`run`.
-        """
+    async def _store_portion(self, portion: _Portion, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
+        """Store a portion, of which these outcomes are known, and answer it."""
+        is_first = not outcomes
 
         def has_place() -> None:
-            if not portion.has_place:
-                portion.has_place = True
-                self._is_taking = False
-                self._call_worker()
+            nonlocal is_first
+            if is_first:
+                is_first = self._is_taking = False
+                self._go_on()
 
-        unstored = await self._store(portion.messages, has_place)
+        while self._stuck.value and is_first:
+            await self._stuck.wait_value(0)
+        try:
+            unstored = await self._store(portion.messages, has_place, outcomes)
+        except MQError as error:
+            if self._failure is None:
+                self._failure, self.why = error, str(error)
+            if self._nursery is not None:
+                self._nursery.cancel_scope.cancel()
+            return
+        self._end(portion, unstored)
         has_place()
-        await before.until_told()
-        self._under_way -= len(portion.messages)
-        self._rate.add(len(portion.messages))
-        self._count(-sum(map(_size, portion.messages)))
-        self._told(portion.messages, unstored)
-        portion.note_told()
+        self._progress.flush()
+
+    def _end(self, portion: _Portion, unstored: Unstored) -> None:
+        """Note that a portion is stored or refused, and answer it once those before it are."""
+        portion.unstored = unstored
+        while self._portions and (unstored_now := self._portions[0].unstored) is not None:
+            messages = self._portions.popleft().messages
+            self._under_way -= len(messages)
+            self._rate.add(len(messages))
+            self._count(-sum(map(_size, messages)))
+            self._told(messages, unstored_now)
+        if self._waiting and not self._is_at_work:
+            self._context.copy().run(self._go_on)
 
     def _next_ones(self) -> Iterator[PublishedMessage]:
         """Take the messages of a portion: fewer than usual if each goes to many queues."""
@@ -286,18 +303,18 @@ class PublishPump:
             if copies >= MOST_STORED_NOW:
                 return
 
-    def _is_worth_a_portion(self) -> bool:
-        """Whether to begin one now: some messages, or what there is where little is under way. Small ones cost more."""
-        return len(self._waiting) >= LEAST_TOGETHER or (bool(self._waiting) and self._under_way < MOST_TOGETHER)
-
     async def _store(
-        self, messages: Sequence[PublishedMessage], has_place: Callable[[], object] | None = None
+        self,
+        messages: Sequence[PublishedMessage],
+        has_place: Callable[[], object] | None = None,
+        outcomes: Sequence[tuple[Copy, MQError | None]] = (),
     ) -> Unstored:
         """Store messages now, waiting for room if there is none. Returns those that are refused.
 
         Args:
             messages: in order.
             has_place: called when all that is stored from then on comes behind them; perhaps only by the end.
+            outcomes: of the first try; none before it.
         """
         full, unfit, missing = set[int](), set[int](), Counter[int]()
         queues, reason = await self._route(messages)
@@ -305,7 +322,8 @@ class PublishPump:
         copies = [Copy(message, queue) for message in messages for queue in queues.get(id(message), ())]
         while copies:
             stuck, why = [], ""
-            for copy, error in await self._copies.store(copies, has_place):
+            outcomes = outcomes or await self._copies.store(copies, has_place)
+            for copy, error in outcomes:
                 if isinstance(error, StorageFull):
                     stuck.append(copy)
                     why = str(error)
@@ -322,7 +340,7 @@ class PublishPump:
                     missing[id(copy.publication)] += 1
                 elif error is not None:
                     raise error
-            copies = stuck
+            copies, outcomes = stuck, ()
             if stuck:
                 await self._pause(why)
         if not self._stuck.value:
@@ -427,26 +445,14 @@ class _Portion:
 
     Attributes:
         messages: in order.
-        has_place: all that is stored from now on comes behind them.
+        unstored: those that were refused; None while that is not known.
     """
 
-    def __init__(self, messages: Iterable[PublishedMessage] = ()) -> None:
-        self.messages = list(messages)
-        self.has_place = False
-        self._is_told = False
-        self._telling: trio.Event | None = None
+    __slots__ = ("messages", "unstored")
 
-    def note_told(self) -> None:
-        """The client has been told of them."""
-        self._is_told = True
-        if self._telling is not None:
-            self._telling.set()
-
-    async def until_told(self) -> None:
-        """Wait until the client has been told of them. A checkpoint if it has to wait."""
-        if not self._is_told:
-            self._telling = trio.Event()
-            await self._telling.wait()
+    def __init__(self, messages: Sequence[PublishedMessage]) -> None:
+        self.messages = messages
+        self.unstored: Unstored | None = None
 
 
 ALL_STORED: Final = Unstored([], [], [], "", [])

@@ -110,8 +110,8 @@ class ServedConnection:
             state.dead_letters,
             state.backlog,
             self._memory.reserve(Use.BACKLOG),
-            state.broker.progress,
             self._stored,
+            self._complete,
         )
         self._handlers = Handlers(
             state,
@@ -132,6 +132,7 @@ class ServedConnection:
         self._unsent: AsyncValue[int] = AsyncValue(0)
         self._writer = trio.lowlevel.ParkingLot()  # the writing task, while there is nothing to send
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
+        self._flush_answers = partial(self._complete, self._flush)
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
         self._sleeps_until = math.inf
@@ -515,12 +516,12 @@ class ServedConnection:
         except MQError as error:
             self._fail(refusal_of(error))
 
-    def _stored(self, messages: list[PublishedMessage], but: Unstored) -> None:
-        """Tell the client of messages that are stored or refused."""
+    def _stored(self, messages: Sequence[PublishedMessage], but: Unstored) -> None:
+        """Write the answers to messages that are stored or refused. They are sent with those of other completions."""
         connection = self._connection
+        self._state.broker.progress.after(self._flush_answers)
         if but is ALL_STORED:
             connection.published(messages, is_stored=True)
-            self._flush()
             return
         if but.unrouted:
             give_back(connection, but.unrouted)
@@ -532,7 +533,6 @@ class ServedConnection:
         if unheard:
             logger.warning("%d messages of AMQP client %s were not stored: %s", len(unheard), self._peer, but.why)
             self._close_channels(unheard, but.why)
-        self._flush()
 
     def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:
         """Close the channels of messages that are not stored where a nack would not help: the channel has no confirms,

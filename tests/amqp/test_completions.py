@@ -1,0 +1,198 @@
+"""Operations that end in a completion: nothing is answered twice, and no completion reaches beyond its connection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+import trio
+import trio.testing
+from pamqp import commands
+from trio.testing import MockClock
+
+from mq.amqp.server.served_connection import ServedConnection
+from mq.broker import Draft, Published, UnackedMessage, open_broker
+from mq.errors import MQError
+from mq.storage.interface import AnyOperation, Drop, Outcome, Put, Result
+from mq.storage.memory import MemoryStorage
+from tests.amqp.dialling import Client, House, open_house
+
+Basic, Confirm = commands.Basic, commands.Confirm
+SECONDS = 5.0
+
+
+class SlowStore(MemoryStorage):
+    """Commits of messages take some seconds, and fail if they are told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+        self.result = Result.DONE
+
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        if not all(isinstance(each, Put | Drop) for each in operations):
+            await trio.sleep(self.seconds)
+        if self.result is Result.DONE:
+            return await super().commit(operations)
+        return [Outcome(self.result, reason="a test") for _ in operations]
+
+
+@pytest.fixture
+def store() -> SlowStore:
+    return SlowStore()
+
+
+@pytest.fixture
+async def house(autojump_clock: MockClock, store: SlowStore) -> AsyncIterator[House]:
+    async with open_house(store) as house:
+        yield house
+
+
+@pytest.fixture
+async def client(house: House, store: SlowStore) -> Client:
+    client = await house.connect()
+    await client.declare(durable=True)
+    await client.call(Confirm.Select())
+    store.seconds = SECONDS
+    return client
+
+
+async def test_message_of_a_client_that_closes_before_the_commit_is_stored_and_not_answered(
+    house: House, client: Client
+) -> None:
+    await client.publish("q", b"x")
+    await trio.sleep(SECONDS / 2)
+    await client.stream.aclose()
+    await trio.sleep(2 * SECONDS)
+    assert (await house.broker.status("q")).ready == 1
+    assert not house.door.connections
+
+
+async def test_mandatory_message_is_returned_when_its_queue_is_deleted_before_the_commit(
+    house: House, client: Client
+) -> None:
+    await client.publish("q", b"x", mandatory=True)
+    await trio.sleep(SECONDS / 2)
+    await house.broker.delete_queue("q")
+    told = [(await client.hear()).name for _ in range(4)]
+    assert told == ["Basic.Return", "ContentHeader", "ContentBody", "Basic.Ack"]
+
+
+async def test_acknowledged_message_of_a_client_that_closes_before_the_commit_is_removed(
+    house: House, client: Client, store: SlowStore
+) -> None:
+    store.seconds = 0.0
+    await client.publish("q", b"x")
+    await client.hear()
+    await client.consume()
+    await client.delivery()
+    store.seconds = SECONDS
+    await client.say(Basic.Ack(1))
+    await trio.sleep(SECONDS / 2)
+    await client.stream.aclose()
+    await trio.sleep(2 * SECONDS)
+    status = await house.broker.status("q")
+    assert (status.ready, status.leased) == (0, 0)
+    assert not house.door.connections
+
+
+async def test_completion_that_raises_ends_its_connection_alone(
+    house: House, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = await house.connect()
+    await other.call(Confirm.Select())
+    broken = next(each for each in house.door.connections if isinstance(each, ServedConnection))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(broken._connection, "published", fail)
+    for each in (client, other):
+        await each.publish("q", b"x")
+    answers = [await each.hear() for each in (client, other)]
+    assert sorted(each.name for each in answers) == ["Basic.Ack", "Connection.Close"]
+    assert "a bug" in caplog.text
+    assert house.broker.ready
+    assert (await house.broker.status("q")).ready == 2
+
+
+async def test_confirms_of_a_channel_come_once_each_and_in_order(client: Client, store: SlowStore) -> None:
+    await client.declare("other", durable=True)
+    store.seconds = 0.01
+    for number in range(50):
+        await client.publish("q" if number % 3 else "other", b"x")
+        await trio.sleep(0.001)
+    confirmed: list[int] = []
+    while len(confirmed) < 50:
+        answer = await client.hear()
+        assert isinstance(answer, Basic.Ack)
+        first = confirmed[-1] + 1 if confirmed else 1
+        confirmed += range(first, answer.delivery_tag + 1) if answer.multiple else [answer.delivery_tag]
+    assert confirmed == list(range(1, 51))
+
+
+async def test_failed_commit_calls_a_thousand_completions_once_each(
+    autojump_clock: MockClock, store: SlowStore
+) -> None:
+    outcomes: list[Published | MQError] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        store.seconds, store.result = SECONDS, Result.FULL
+        for _ in range(1000):
+            broker.publish_now("q", [Draft(b"x")], outcomes.extend)
+        assert outcomes == []
+        await trio.sleep(10 * SECONDS)
+        assert len(outcomes) == 1000
+        assert all(isinstance(each, MQError) for each in outcomes)
+        store.seconds, store.result = 0.0, Result.DONE
+        assert (await broker.status("q")).ready == 0
+
+
+async def test_completion_may_publish(autojump_clock: MockClock, store: SlowStore) -> None:
+    left = 100
+
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+
+        def publish_another(_: object) -> None:
+            nonlocal left
+            left -= 1
+            if left:
+                broker.publish_now("q", [Draft(b"x")], publish_another)
+
+        broker.publish_now("q", [Draft(b"x")], publish_another)
+        with trio.fail_after(60):
+            while left:
+                await trio.sleep(0.01)
+        assert (await broker.status("q")).ready == 100
+
+
+async def test_broker_ends_after_the_last_completion(autojump_clock: MockClock, store: SlowStore) -> None:
+    outcomes: list[Published | MQError] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        store.seconds = SECONDS
+        broker.publish_now("q", [Draft(b"x")], outcomes.extend)
+    [outcome] = outcomes
+    assert isinstance(outcome, Published)
+
+
+async def test_hold_now_leaves_to_the_workers_what_others_wait_for(
+    autojump_clock: MockClock, store: SlowStore, nursery: trio.Nursery
+) -> None:
+    held: list[UnackedMessage] = []
+
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        assert broker.hold_now("q") == []
+
+        async def wait() -> None:
+            held.extend(await broker.hold("q", wait=60))
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        assert broker.hold_now("q") is None
+        await broker.publish("q", b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(held) == 1
+        await broker.acknowledge(held)
