@@ -189,11 +189,19 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
 class SharedAttributes(dict[str, Any]):
     """Attributes, or another JSON object, that never change: they are encoded once for all that want them so."""
 
-    __slots__ = ("_encoded",)
+    __slots__ = ("_encoded", "_length")
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__(attributes)
         self._encoded: bytes | None = None
+        self._length: int | None = None
+
+    @property
+    def length(self) -> int:
+        """The characters of its texts."""
+        if self._length is None:
+            self._length = _length(self)
+        return self._length
 
     def encoded(self) -> bytes:
         """As :func:`encode_json` gives them."""
@@ -207,6 +215,19 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
     if not attributes:
         return b""
     return attributes.encoded() if isinstance(attributes, SharedAttributes) else encode_json(dict(attributes))
+
+
+def length_of(attributes: Mapping[str, Any]) -> int:
+    """The characters of the texts of attributes, names included: about what they take in memory."""
+    return attributes.length if isinstance(attributes, SharedAttributes) else _length(attributes)
+
+
+def _length(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _length(its) for name, its in value.items())
+    return sum(map(_length, value)) if isinstance(value, list | tuple) else 8
 
 
 class Properties(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import trio
 
-from mq.message import BytesBody, Message, MessageId, Properties, checksum
+from mq.message import BytesBody, Message, MessageId, Properties, checksum, length_of
 from mq.storage.interface import Stored
 
 
@@ -92,7 +92,9 @@ async def close(messages: Sequence[Message]) -> None:
 MOST_BYTES: Final = 16 * 1024 * 1024
 """Bytes of all recent bodies together."""
 OVERHEAD: Final = 1024
-"""Bytes that a message counts besides its body: about what its id and its attributes take."""
+"""Bytes that a message counts besides its body: about what its id and its attributes take, if these are short."""
+SHORT_ATTRIBUTES: Final = 512
+"""Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
 
@@ -107,20 +109,22 @@ class RecentBodies:
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._longest = min(LARGEST_BODY, most_bytes)
-        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any]]] = OrderedDict()
+        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any], int]] = OrderedDict()
         self._bytes = 0
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
-        """Keep the body of a message that was stored, unless it is long."""
-        if len(body) > self._longest:
+        """Keep the body of a message that was stored, unless it is long, or its attributes are."""
+        size = len(body) + OVERHEAD
+        if attributes and (length := length_of(attributes)) > SHORT_ATTRIBUTES:
+            size += 2 * length
+        if size - OVERHEAD > self._longest:
             return
         if id in self._kept:
             self.take(id)
-        self._kept[id] = (body, attributes)
-        self._bytes += len(body) + OVERHEAD
+        self._kept[id] = (body, attributes, size)
+        self._bytes += size
         while self._bytes > self._most_bytes:
-            oldest, _ = self._kept.popitem(last=False)[1]
-            self._bytes -= len(oldest) + OVERHEAD
+            self._bytes -= self._kept.popitem(last=False)[1][2]
 
     def __contains__(self, id: MessageId) -> bool:
         return id in self._kept
@@ -130,6 +134,6 @@ class RecentBodies:
         kept = self._kept.pop(id, None)
         if kept is None:
             return None
-        body, attributes = kept
-        self._bytes -= len(body) + OVERHEAD
+        body, attributes, size = kept
+        self._bytes -= size
         return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from mq.broker import Broker, Draft, open_broker
 from mq.broker.bodies import LARGEST_BODY, OVERHEAD, RecentBodies
-from mq.message import MessageId, MessageIds
+from mq.message import MessageId, MessageIds, SharedAttributes
 from mq.storage.interface import Entry, Stored
 from mq.storage.memory import MemoryStorage
 
@@ -99,3 +101,23 @@ def test_what_is_stored_again_takes_up_no_more() -> None:
     recent.take(other)
     recent.keep(again, bytes(10), {})
     assert again in recent
+
+
+@pytest.mark.parametrize("kind", [dict, SharedAttributes])
+def test_long_attributes_count_as_what_they_take(kind: type[dict[str, object]]) -> None:
+    ids = MessageIds()
+    recent, kept = RecentBodies(10 * (OVERHEAD + 10_000)), [ids.new() for _ in range(30)]
+    for id in kept:
+        recent.keep(id, b"", kind({"amqp": {"properties": "y" * 5000}}))
+    assert sum(_kept(recent, kept)) == 9  # each name counts, too
+    for id in kept:
+        recent.take(id)
+    for id in kept:
+        recent.keep(id, b"x" * 10_000, kind({"attributes": {"a": "b"}}))
+    assert sum(_kept(recent, kept)) == 10
+
+
+def test_message_with_very_long_attributes_is_not_kept() -> None:
+    recent, id = RecentBodies(), MessageIds().new()
+    recent.keep(id, b"x", {"attributes": {f"a{number}": "y" * 1000 for number in range(40)}})
+    assert id not in recent
