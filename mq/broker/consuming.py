@@ -380,9 +380,17 @@ class Consumption:
             # A look that began before this broker leased the message may have put its old place into the index.
             if self._others_move and not _agrees(entry, receipt, is_leased=is_leased):
                 entry = await self._storage.find(index.name, id)
+                if receipt is not None and self._second_names.may_exist and not _agrees(entry, receipt, is_leased=True):
+                    entry = await self._lease_of(index.name, id, receipt) or entry
             if id not in locks:
                 break
         return _checked(index, id, entry, receipt)
+
+    async def _lease_of(self, queue: str, id: MessageId, receipt: str) -> Entry | None:
+        """The name by which a delivery holds a message. A peer that has lost the race for it has a name of its own
+        there, until its sync ends."""
+        leased = await self._storage.scan(State.DELAYED, queue)
+        return next((entry for entry in leased if entry.id == id and entry.meta.receipt == receipt), None)
 
 
 _ANSWERS: Final = 4

@@ -17,7 +17,7 @@ from mq.broker.publishing import PublishJob
 from mq.errors import NoSuchMessage, NoSuchQueue
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
-from mq.storage.interface import Entry, Meta, Move, Sharing, Stored, Unlink, Write
+from mq.storage.interface import Change, Entry, Meta, Move, Sharing, Stored, Unlink, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
@@ -40,6 +40,27 @@ async def test_a_queue_that_a_peer_deletes_at_the_same_moment_is_not_there(wall_
         with pytest.raises(NoSuchQueue):
             await broker.delete_queue("q")
         assert not await broker.has_queue("q")
+
+
+@pytest.mark.parametrize("loser", ["0000000000000000", "ffffffffffffffff"])
+async def test_remove_succeeds_while_a_peer_that_lost_the_race_has_a_name(wall_clock: WallClock, loser: str) -> None:
+    """Where a move is a link and an unlink, the loser's lease is there until its sync ends."""
+    async with (
+        open_disk(MOUNTS["link"], sharing=Sharing.PEERS) as disk,
+        open_broker(disk.storage, BrokerConfig(peers=1)) as broker,
+    ):
+        id = await broker.publish("q", b"x")
+        message = await broker.fetch("q")
+        assert message is not None
+        await message.body.aclose()
+        [held] = await disk.storage.scan(State.DELAYED, "q")
+        name = f"{disk.root}/{disk.path(held)}"
+        disk.inner.link(name, name.replace(str(held.meta.receipt), loser))
+        other = held._replace(meta=held.meta._replace(receipt=loser))
+        await broker._wiring.watcher._apply(Change(other))  # as inotify reports it
+        await broker.remove("q", id, receipt=message.receipt)
+        await wait_all_tasks_blocked()
+        assert disk.files("new", "queues", "delay") == set()
 
 
 async def test_a_removal_takes_every_name_that_a_killed_peer_left(wall_clock: WallClock) -> None:
