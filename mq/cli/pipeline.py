@@ -63,7 +63,7 @@ def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json:
 
 def _source(command: Callable[..., None]) -> Callable[..., None]:
     """The flags that name the daemon."""
-    url = click.option("--url", envvar="MQ_URL", metavar="URL", help="The daemon's address.  [MQ_URL]")
+    url = click.option("--url", envvar="MQ_URL", metavar="URL", help="URL of the daemon.  [MQ_URL]")
     more = click.option(
         "--option",
         "given",

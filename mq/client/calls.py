@@ -161,12 +161,12 @@ def changed_nothing(answer: Answer) -> bool:
 def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
     """The error of a refusal, with mq's own line where it has one, else with the status."""
     detail = _said(answer).get("detail")
-    text = detail if isinstance(detail, str) and detail else f"the answer was {answer.status}"
+    text = detail if isinstance(detail, str) and detail else f"the response was {answer.status}"
     is_unsure = answer.status >= 500 and not changed_nothing(answer)
     if is_unsure and text != detail:
-        text += ": it may have been done"
+        text += ": the request may have been executed"
     elif was_unsure and not is_unsure:
-        text += ". An earlier try may have been done"
+        text += ". An earlier attempt may have been executed"
     return refusal(answer.status, text, is_unsure=is_unsure or was_unsure)
 
 

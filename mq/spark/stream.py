@@ -617,15 +617,16 @@ class QueueClaims:
         advice = [_ADVICE[fate].format(**names) for fate in missing if fate in _ADVICE]
         if held.get("lease_expired"):
             advice.append(
-                'The lease of the batch had ended: raise "leaseSeconds" above the time for which a driver may be away.'
+                'The lease of the batch had expired: raise "leaseSeconds" above the longest time that a '
+                "driver may be offline."
             )
         else:
-            advice.append("The lease of the batch did not end.")
+            advice.append("The lease of the batch has not expired.")
         return ClaimLost(
-            f"{count} of {planned} messages of batch {batch} are missing: {', '.join(where) or 'their claim is gone'} "
-            f"(queue {options.queue}, consumer {options.consumer} at {options.url}). {' '.join(advice)} "
-            'To go on without them, set the option "failOnClaimLost" to false: those that are not gone come in a later '
-            "batch then"
+            f"{count} of {planned} messages of batch {batch} are missing: "
+            f"{', '.join(where) or 'their claim no longer exists'} (queue {options.queue}, consumer "
+            f"{options.consumer} at {options.url}). {' '.join(advice)} To continue without them, set the "
+            'option "failOnClaimLost" to false: messages that still exist are then read in a later batch'
         )
 
 
@@ -640,12 +641,13 @@ _WHERE: Final = {
 """Where a message is that a claim has lost, in words."""
 _ADVICE: Final = {
     "dead_lettered": (
-        "Each claim of a message that had come back counts as a receive, and the queue has max_receives={receives}: "
-        "raise that, move them back (mq redrive {dead}), and start the query again: the batch has them again then."
+        "Each claim of a redelivered message counts as a receive, and the queue has max_receives={receives}: "
+        "raise it, move the messages back (mq redrive {dead}), and restart the query to get them in the "
+        "batch again."
     ),
-    "leased": "Those that another consumer gives back are in the batch again when the query is started then.",
-    "delayed": "Those that are delayed are in the batch again when the query is started after that.",
-    "ready": "Start the query again: the batch has them again then.",
+    "leased": "Restart the query after the other consumer has requeued its messages to get them in the batch again.",
+    "delayed": "Restart the query after the delay to get the delayed messages in the batch again.",
+    "ready": "Restart the query to get them in the batch again.",
 }
 """What to do about each, where anything can be done."""
 

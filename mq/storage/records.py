@@ -63,9 +63,9 @@ def error_of(outcome: Outcome, what: str) -> MQError:
     if outcome.result is Result.FULL:
         return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
     if outcome.result is Result.NO_QUEUE:
-        return NoSuchQueue("the queue does not exist any more")
+        return NoSuchQueue("the queue no longer exists")
     if outcome.result is Result.GONE:
-        return NoSuchMessage("the message is not in the queue any more")
+        return NoSuchMessage("the message is no longer in the queue")
     if outcome.result is Result.FAILED:
         return StorageFailed(
             f"the store failed meanwhile: it may have been done, or not ({outcome.reason}); repair the disk, "

@@ -157,7 +157,7 @@ def test_locks_that_no_other_machine_hears_of_are_refused(
     machine: Machine, kind: str, lock: str, *, is_refused: bool
 ) -> None:
     machine.mount(kind, "10.0.0.1:/", more=f"rw,vers=4.2,hard,local_lock={lock},addr=10.0.0.1")
-    assert ("locks are this machine's alone" in machine.mount_of().flaw) is is_refused
+    assert ("mounted with local locks" in machine.mount_of().flaw) is is_refused
 
 
 @for_each(

@@ -134,8 +134,10 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
         return Mount(
             kind,
             remote=True,
-            flaw="is on NFS mounted so that locks are this machine's alone, and another could serve it at the same "
-            "time; mount it without 'nolock' and 'local_lock'",
+            flaw=(
+                "is on NFS mounted with local locks, so another machine could serve it at the same time: mount "
+                'it without "nolock" and "local_lock"'
+            ),
         )
     is_strange = kind not in _LOCAL
     found = _KNOWN.get(kind, Mount(kind, remote=is_strange, assumed=is_strange))
