@@ -131,8 +131,9 @@ class WatchedStream:
         if plain is None:
             return bytes(await self.receive_some(max_bytes))
         while True:
-            if self._waits:
-                self._waits -= 1
+            waits = self._waits
+            if waits:
+                self._waits = waits - 1
                 file = plain.fileno()
                 if file < 0:
                     raise trio.BrokenResourceError("the connection was closed here")
@@ -147,7 +148,7 @@ class WatchedStream:
                 continue
             except OSError as error:
                 raise trio.BrokenResourceError from error
-            if not self._waits:
+            if not waits:
                 self._next_waits = 1
             self.last_used = self._now()
             return data

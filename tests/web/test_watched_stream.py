@@ -167,3 +167,46 @@ async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
             await stream.receive(100)
         with pytest.raises(trio.BrokenResourceError):
             await stream.send(b"more")
+
+
+class CountedSocket:
+    """A socket that counts the looks for bytes, and those in vain."""
+
+    def __init__(self, plain: socket.socket) -> None:
+        self._plain = plain
+        self.looks = self.vain = 0
+
+    def fileno(self) -> int:
+        return self._plain.fileno()
+
+    def recv(self, size: int) -> bytes:
+        self.looks += 1
+        try:
+            return self._plain.recv(size)
+        except BlockingIOError:
+            self.vain += 1
+            raise
+
+
+async def test_looks_for_bytes_grow_rarer_while_they_are_in_vain() -> None:
+    [listener] = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener:
+        theirs = socket.create_connection(listener.socket.getsockname())
+        accepted = await PromptListener(listener).accept()
+    plain = plain_socket(accepted)
+    assert plain is not None
+    with theirs:
+        stream = WatchedStream(accepted)
+        stream._plain = counted = CountedSocket(plain)  # type: ignore[assignment]
+        for _ in range(16):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(stream.receive, 100)
+                await trio.testing.wait_all_tasks_blocked()
+                theirs.send(b"later")
+        assert (counted.looks, counted.vain) == (16 + 5, 5)  # before 1, 2, 4, 8 and 16 waits
+        for _ in range(15):
+            theirs.send(b"at once")
+            await stream.receive(100)
+        assert not stream._waits
+        assert counted.vain == 5
+        await stream.aclose()
