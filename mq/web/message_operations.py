@@ -135,13 +135,14 @@ _FOUND: Final = as_json(record({"contains": {"type": "boolean"}, "id": or_null(I
 
 async def fetch(context: RequestContext) -> Reply:
     """Lease a message, or several."""
-    queue, most = QueueName(context.queue), context.query["max"]
+    queue, most, wait = QueueName(context.queue), context.query["max"], context.query["wait"]
+    if not wait and context.broker.ready and context.broker.declarations.is_empty(queue):
+        return _EMPTY  # in the step that read the request
 
     async def fetch(wait: float) -> list[Message]:
         return await context.broker.fetch_many(queue, most or 1, wait=wait, visibility=context.query["visibility"])
 
-    wait, on_hang_up = context.query["wait"], context.request.on_hang_up
-    messages = await context.waits.fetch(context.broker, queue, wait, on_hang_up, fetch)
+    messages = await context.waits.fetch(context.broker, queue, wait, context.request.on_hang_up, fetch)
     if not messages:
         return _EMPTY
     return await message_reply(messages[0]) if most is None else await _batch(context, messages)

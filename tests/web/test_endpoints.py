@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
+from trio.testing import assert_no_checkpoints
 
 from mq.broker import Broker
 from mq.broker.api import NoNode
@@ -73,6 +74,23 @@ async def test_a_message_comes_and_goes(endpoints: Endpoints) -> None:
     assert nothing.headers == (("cache-control", "no-store"),)
     assert (await ask(endpoints, "DELETE", f"/q/messages/{id}")).status == 202
     assert (await ask(endpoints, "DELETE", f"/q/messages/{id}")).status == 404
+
+
+async def test_fetch_from_an_empty_queue_is_answered_in_the_step_that_read_it(
+    endpoints: Endpoints, broker: Broker
+) -> None:
+    await ask(endpoints, "PUT", "/q")
+    with assert_no_checkpoints():
+        assert (await ask(endpoints, "GET", "/q/messages")).status == 204
+    await publish(endpoints, "q", b"body")
+    assert (await ask(endpoints, "GET", "/q/messages")).status == 200
+    with assert_no_checkpoints():  # the only message is leased
+        assert (await ask(endpoints, "GET", "/q/messages")).status == 204
+    exclusion = await broker.exclude("q")
+    refused = await ask(endpoints, "GET", "/q/messages")
+    assert refused.status == 423  # it is a consumer's alone, empty or not
+    exclusion.end()
+    assert (await ask(endpoints, "GET", "/missing/messages")).status == 404
 
 
 async def test_messages_are_handed_out_in_the_order_they_came(endpoints: Endpoints) -> None:
