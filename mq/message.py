@@ -66,7 +66,7 @@ class QueueName(str):
             return text
         if _QUEUE_NAME.fullmatch(text) is None:
             raise InvalidName(
-                f"not a queue name: {shorten(text)}. Use 1 to 100 letters, digits and . _ @ -, "
+                f"invalid queue name: {shorten(text)}. Use 1 to 100 letters, digits and . _ @ -, "
                 "beginning with a letter, a digit or _"
             )
         return super().__new__(cls, text)
@@ -87,7 +87,7 @@ class MessageId(str):
         if type(text) is cls:
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
-            raise InvalidId(f"not a message id: {shorten(text)}. Give the X-Message-Id of a publish or a fetch")
+            raise InvalidId(f"invalid message id: {shorten(text)}. Use the X-Message-Id of a publish or fetch")
         return super().__new__(cls, text)
 
     @property

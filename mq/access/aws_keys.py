@@ -68,13 +68,17 @@ def read_keys(path: str) -> tuple[AwsKey, ...]:
     except FileNotFoundError:
         return ()
     except OSError as error:
-        raise InvalidSetting(f"cannot read the AWS keys {shown}: {error.strerror}") from error
+        raise InvalidSetting(f"cannot read the AWS keys file {shown}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidSetting(f"the AWS keys {shown} are open to others, and readable: chmod 600 it, then make new keys")
+        raise InvalidSetting(
+            f"the AWS keys file {shown} is readable by other users. Run chmod 600 on it, then create new keys"
+        )
     try:
         file_keys = tomllib.loads(data.decode())
     except (ValueError, RecursionError):
-        raise InvalidSetting(f"the AWS keys {shown} are not TOML in UTF-8") from None  # its error may quote a secret
+        raise InvalidSetting(
+            f"the AWS keys file {shown} is not TOML in UTF-8"
+        ) from None  # its error may quote a secret
     return parse_keys(file_keys, path)
 
 
@@ -86,23 +90,23 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
     """
     keys = file.get("keys", {})
     if set(file) - {"keys"} or not isinstance(keys, dict):
-        raise _wrong(path, "keys", 'must be all there is: [keys."ID"] with user and secret')
+        raise _wrong(path, "keys", 'must be the only table: [keys."ID"] with user and secret')
     return tuple(_key(path, id, table) for id, table in keys.items())
 
 
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
     if _KEY_ID.fullmatch(id) is None:
-        raise _wrong(path, where, "not the id of a key: mq user makes one")
+        raise _wrong(path, where, "must be a key id created by mq user")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
-        raise _wrong(path, where, "must have user and secret, and nothing else")
+        raise _wrong(path, where, "must have exactly user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
         raise _wrong(path, f"{where}.user", "must be a user's name")
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
-        raise _wrong(path, f"{where}.secret", "must be 16 to 128 visible ASCII characters: mq user makes one")
+        raise _wrong(path, f"{where}.secret", "must be 16 to 128 visible ASCII characters, as created by mq user")
     return AwsKey(id, secret, user)
 
 
 def _wrong(path: str, key: str, problem: str) -> InvalidSetting:
-    return InvalidSetting(f"{key} in the AWS keys {shorten(path, 200)}: {problem}")
+    return InvalidSetting(f"{key} in the AWS keys file {shorten(path, 200)}: {problem}")

@@ -37,11 +37,11 @@ class TLSFiles(NamedTuple):
             InvalidSetting: some are named, but not enough.
         """
         if bool(certificate) != bool(key):
-            raise InvalidSetting("--tls-cert and --tls-key belong together: give both or none")
+            raise InvalidSetting("--tls-cert and --tls-key must be given together")
         if client_ca and not certificate:
-            raise InvalidSetting("--tls-client-ca needs --tls-cert and --tls-key")
+            raise InvalidSetting("--tls-client-ca requires --tls-cert and --tls-key")
         if crl and not client_ca:
-            raise InvalidSetting("--tls-crl needs --tls-client-ca: it says which of their certificates are revoked")
+            raise InvalidSetting("--tls-crl requires --tls-client-ca")
         return cls(certificate, key, client_ca or None, crl or None) if certificate else None
 
 
@@ -85,7 +85,7 @@ class Certificates:
         except (OSError, ValueError) as error:
             raise InvalidSetting(f"cannot use {_shown(certificate)} with {_shown(key)}: {_reason(error)}") from error
         check_modes(key, "the private key")
-        for path, what in ((certificate, "the certificate"), (client_ca, "the client authorities"), (crl, "the list")):
+        for path, what in ((certificate, "the certificate"), (client_ca, "the client CA file"), (crl, "the list")):
             if path is not None:
                 check_modes(path, what, is_public=True)
         if client_ca is not None:
@@ -111,7 +111,7 @@ def _require_client_certificates(context: ssl.SSLContext, client_ca: str) -> Non
     try:
         context.load_verify_locations(client_ca)
     except (OSError, ValueError) as error:
-        raise InvalidSetting(f"cannot use the client authorities {_shown(client_ca)}: {_reason(error)}") from error
+        raise InvalidSetting(f"cannot use the client CA file {_shown(client_ca)}: {_reason(error)}") from error
 
 
 def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
@@ -122,13 +122,13 @@ def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: {_reason(error)}") from error
     if not context.cert_store_stats()["crl"]:
-        raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: it holds none, as PEM (X509 CRL)")
+        raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: it has no CRL in PEM format (X509 CRL)")
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _no_passphrase() -> str:
     """No passphrase: without this callback OpenSSL would ask on the terminal, and wait."""
-    raise ValueError("the key is encrypted, and mq asks for no passphrase")
+    raise ValueError("the key is encrypted. Use a key without a passphrase")
 
 
 def _reason(error: OSError | ValueError) -> str:

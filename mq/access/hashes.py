@@ -80,11 +80,11 @@ class PasswordHash(NamedTuple):
         """
         matched = _PASSWORD_HASH.fullmatch(text)
         if matched is None:
-            raise ValueError("not a password hash")
+            raise ValueError("invalid password hash")
         cost = Cost(int(matched[1]), int(matched[2]), int(matched[3]))
         is_power_of_two = cost.n > 1 and cost.n & (cost.n - 1) == 0
         if not is_power_of_two or not cost.r or not cost.p:
-            raise ValueError("not a cost of scrypt")
+            raise ValueError("invalid scrypt cost")
         if cost.memory_bytes > MOST_MEMORY_BYTES or cost.n * cost.r * cost.p > MOST_WORK:
             raise ValueError("too costly")
         return cls(cost, bytes.fromhex(matched[4]), bytes.fromhex(matched[5]))
@@ -105,7 +105,7 @@ def check_password(password: str) -> None:
         InvalidSetting: it is too short, too long, or holds what no keyboard should send. The error does not quote it.
     """
     if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD or not password.isprintable():
-        raise InvalidSetting(f"a password has {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} printable characters")
+        raise InvalidSetting(f"a password must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} printable characters")
 
 
 def new_token() -> str:
@@ -140,7 +140,7 @@ class KeptToken(NamedTuple):
         """
         matched = _KEPT_TOKEN.fullmatch(text)
         if matched is None:
-            raise ValueError("not the hash of a token")
+            raise ValueError("invalid token hash")
         return cls(matched[1], None if matched[2] is None else _seconds_of(matched[2]))
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ def _seconds_of(text: str) -> int:
     try:
         return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp())
     except ValueError:
-        raise ValueError("not a time such as 2026-12-24T19:00:00Z") from None
+        raise ValueError("invalid time; write it like 2026-12-24T19:00:00Z") from None
 
 
 def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:

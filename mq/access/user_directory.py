@@ -39,7 +39,7 @@ class TokenExpired(SecretRefused):
     why = "expired token"
 
     def __init__(self, expired: int) -> None:
-        super().__init__(f"this token has expired on {time_text(expired)}: ask for another one (mq user token)")
+        super().__init__(f"this token expired on {time_text(expired)}. Create another one with mq user token")
 
 
 class UserDirectory:
@@ -109,7 +109,7 @@ class UserDirectory:
         shared_account(name, table)
         if name in self._own.names:
             raise Conflict(
-                f"user {name} stands in this node's users file, which goes first: remove it there, and send SIGHUP"
+                f"user {name} is in this node's users file, which takes precedence. Remove it there and send SIGHUP"
             )
 
     def _make(self) -> _Book:

@@ -26,8 +26,8 @@ from mq.access.users_file import Account, check_user_name, parse_users, uid_of_l
 from mq.errors import InvalidSetting
 from mq.message import shorten
 
-_HEAD: Final = "# The users of mq: docs/access.md. No secret stands here, only hashes. Send SIGHUP after a change.\n"
-_HEAD_OF_KEYS: Final = "# AWS keys of mq's users: docs/sqs.md. The secrets are readable: keep this file to yourself.\n"
+_HEAD: Final = "# Users of mq (docs/access.md). This file contains hashes and no secrets. Send SIGHUP after a change.\n"
+_HEAD_OF_KEYS: Final = "# AWS keys of mq's users (docs/sqs.md). The secrets are in plain text: protect this file.\n"
 _MODE: Final = 0o600
 
 
@@ -82,7 +82,7 @@ class UsersEditor(ABC):
         token = None
         if unix is not None:
             if uid_of_login(unix) is None:
-                raise InvalidSetting(f"this machine has no user {shorten(unix)} who can be told from others")
+                raise InvalidSetting(f"this machine has no unique user {shorten(unix)}")
             table["unix"] = unix
         if password is not None:
             table["password"] = str(PasswordHash.of(password))
@@ -94,7 +94,7 @@ class UsersEditor(ABC):
         table |= limits.table()
         with self.changing() as users:
             if name in users:
-                raise InvalidSetting(f"user {name} exists: remove it, or give it another token")
+                raise InvalidSetting(f"user {name} already exists. Remove it, or create another token for it")
             users[name] = table
         return token
 
@@ -302,7 +302,7 @@ def _keep_owner(path: Path, descriptor: int) -> None:
 
 def _known(users: Any, name: str) -> Any:
     if name not in users:
-        raise InvalidSetting(f"no user named {shorten(name)}")
+        raise InvalidSetting(f"user {shorten(name)} does not exist")
     return users[name]
 
 

@@ -74,9 +74,9 @@ def parse_users(text: str, path: str) -> tuple[Account, ...]:
     except ValueError as error:
         raise InvalidSetting(f"the users file {shorten(path, 200)} is not TOML: {error}") from error
     except RecursionError:
-        raise InvalidSetting(f"the users file {shorten(path, 200)} is nested too deep") from None
+        raise InvalidSetting(f"the users file {shorten(path, 200)} is nested too deeply") from None
     for key in file:
-        _hold(key == "users", path, shorten(key), "unknown; known: users")
+        _hold(key == "users", path, shorten(key), "unknown key; the only known key is users")
     users = file.get("users", {})
     _hold(isinstance(users, dict), path, "users", "must be a table")
     accounts = tuple(_account(path, name, table) for name, table in users.items())
@@ -92,7 +92,12 @@ def shared_account(name: str, table: Mapping[str, Any]) -> Account:
         InvalidSetting: the name or the table is wrong, or it names a login of one machine.
     """
     account = _account(_OF_CLUSTER, name, table)
-    _hold(account.unix is None, _OF_CLUSTER, f"users.{name}.unix", "a login name is one machine's: use the node's file")
+    _hold(
+        account.unix is None,
+        _OF_CLUSTER,
+        f"users.{name}.unix",
+        "a login name belongs to one machine. Use the node's users file",
+    )
     return account
 
 
@@ -113,7 +118,7 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
             logger.warning("%s in the users file %s: no such user on this machine", key, shorten(path, 200))
             continue
         owner = found.setdefault(uid, account.user)
-        _hold(owner is account.user, path, key, f"{owner.name} is the same user of this machine")
+        _hold(owner is account.user, path, key, f"user {owner.name} has the same login name")
     return found
 
 
@@ -135,8 +140,8 @@ def check_user_name(name: str) -> None:
     """
     if not is_user_name(name):
         raise InvalidSetting(
-            f"not a user's name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, beginning with a "
-            "letter, a digit or _"
+            f"invalid user name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, beginning "
+            "with a letter, a digit or _"
         )
 
 
@@ -168,7 +173,7 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         return
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
-        advice = "look through it, then chmod go-w it"
+        advice = "check its contents, then run chmod go-w on it"
         raise InvalidSetting(f"{what} {shorten(path, 200)} can be changed by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
         logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
@@ -176,10 +181,10 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
 
 def _account(path: str, name: str, table: Any) -> Account:
     where = f"users.{shorten(name)}"
-    _hold(is_user_name(name), path, where, "not a user's name")
+    _hold(is_user_name(name), path, where, "invalid user name")
     _hold(isinstance(table, dict), path, where, "must be a table")
     for key in table:
-        _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown; known: " + ", ".join(_KEYS))
+        _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown key. Known keys: " + ", ".join(_KEYS))
     rights = {right: _patterns(path, where, right, table) for right in Right if right in table}
     _check_limits(path, where, table)
     certificate = table.get("certificate")
@@ -195,7 +200,7 @@ def _check_limits(path: str, where: str, table: Mapping[str, Any]) -> None:
     for key in user_limits.KEYS:
         is_right = key not in table or user_limits.is_limit(key, table[key])
         known = "a number above 0" if key == "max_publish_rate" else "a whole number from 0"
-        _hold(is_right, path, f"{where}.{key}", f"must be {known}; without the key there is no limit")
+        _hold(is_right, path, f"{where}.{key}", f"must be {known}. Remove the key for no limit")
 
 
 def _patterns(path: str, where: str, right: Right, table: Mapping[str, Any]) -> tuple[str, ...]:
@@ -211,17 +216,17 @@ def _password(path: str, where: str, table: Mapping[str, Any]) -> PasswordHash |
     try:
         return PasswordHash.parse(str(table["password"]))
     except ValueError as error:
-        raise _wrong(path, f"{where}.password", f"{error}: mq user makes one") from None
+        raise _wrong(path, f"{where}.password", f"{error}. Create one with mq user") from None
 
 
 def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken, ...]:
     tokens = table.get("tokens", [])
     is_right = isinstance(tokens, list) and all(isinstance(token, str) for token in tokens)
-    _hold(is_right, path, f"{where}.tokens", 'must be a list of "sha256:..." hashes: mq user makes them')
+    _hold(is_right, path, f"{where}.tokens", 'must be a list of "sha256:..." hashes, as created by mq user')
     try:
         return tuple(map(KeptToken.parse, tokens))
     except ValueError as error:
-        raise _wrong(path, f"{where}.tokens", f"{error}: mq user makes them") from None
+        raise _wrong(path, f"{where}.tokens", f"{error}. Create one with mq user") from None
 
 
 def _check_tokens_differ(accounts: tuple[Account, ...], path: str) -> None:
@@ -239,7 +244,7 @@ def _check_certificates_differ(accounts: tuple[Account, ...], path: str) -> None
         if account.certificate is not None:
             name = account.user.name
             owner = owners.setdefault(account.certificate, name)
-            _hold(owner == name, path, f"users.{shorten(name)}.certificate", f"{owner} has the same one")
+            _hold(owner == name, path, f"users.{shorten(name)}.certificate", f"{owner} has the same certificate name")
 
 
 def _hold(condition: bool, path: str, key: str, problem: str) -> None:

@@ -323,7 +323,9 @@ class BatchConsumers:
                 self._check_epoch(consumer, epoch)
                 self._check_turn(consumer, batch)
                 if index.exclusion is not None:
-                    raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
+                    raise QueueHeld(
+                        f"queue {index.name} has an exclusive consumer. Try again after that consumer has disconnected"
+                    )
                 if consumer.state.open is not None:
                     return await self._hold(index, consumer, lease, regain=regain)
                 return await self._make(index, consumer, batch, most, most_bytes, up_to, lease)
@@ -388,7 +390,10 @@ class BatchConsumers:
                 self._check_epoch(consumer, epoch)
                 claim = _check_places(consumer, batch, of)
                 if not 0 <= start < stop <= of:
-                    raise Conflict(f"batch {batch} of consumer {name} has places 0 to {of}: none are {start} to {stop}")
+                    raise Conflict(
+                        f"batch {batch} of consumer {name} has positions 0 to {of}: the range {start} to "
+                        f"{stop} is outside of it"
+                    )
                 state = consumer.state
                 if state.checkpoint and checkpoint not in ("", state.checkpoint):
                     raise _other_checkpoint(consumer, checkpoint)
@@ -422,7 +427,9 @@ class BatchConsumers:
                 self._check_epoch(consumer, epoch)
                 state = consumer.state
                 if batch > state.acknowledged and (state.open is None or state.open.batch != batch):
-                    raise Conflict(f"batch {batch} of consumer {name} is not open: there is nothing to acknowledge")
+                    raise Conflict(
+                        f"batch {batch} of consumer {name} is not open, so it cannot be acknowledged. Claim it first"
+                    )
                 if batch > state.acknowledged:
                     if if_read:
                         _check_read(consumer)
@@ -446,7 +453,7 @@ class BatchConsumers:
                     self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
                 if not await self._claimed.returned(index, consumer):
                     raise StorageFull(
-                        f"not all that consumer {name} has claimed can be given back now. Try again later"
+                        f"some messages claimed by consumer {name} cannot be released now. Try again later"
                     )
                 await self._consumers.drop(index, consumer)
                 consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
@@ -471,33 +478,35 @@ class BatchConsumers:
 
     def _check_alone(self) -> None:
         if self._others_move:
-            raise Conflict("claims cannot be kept on a store that others change too: serve it with --peers=0")
+            raise Conflict("claims are not supported on a root shared by peers. Start mq with --peers=0")
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
         self._check_alone()
         consumer = self._consumers.get(index, name)
         if consumer is None:
-            raise Conflict(f"queue {index.name} has no consumer {name}: start it first")
+            raise Conflict(f"queue {index.name} has no consumer {name}. Start the consumer first")
         self._check_epoch(consumer, epoch)
         return consumer
 
     def _check_epoch(self, consumer: BatchConsumer, epoch: int) -> None:
         if epoch != consumer.state.epoch:
             raise Conflict(
-                f"consumer {consumer.name} was started again (epoch {consumer.state.epoch}, you have {epoch}): "
-                "somebody else consumes under this name now"
+                f"consumer {consumer.name} was started again in epoch {consumer.state.epoch}, and "
+                f"this request is of epoch {epoch}. Another program now uses this consumer name"
             )
 
     def _check_turn(self, consumer: BatchConsumer, batch: int) -> None:
         state = consumer.state
         if batch <= state.acknowledged:
-            raise Conflict(f"batch {batch} of consumer {consumer.name} was acknowledged: its messages are gone")
+            raise Conflict(
+                f"batch {batch} of consumer {consumer.name} was already acknowledged, and its messages are removed"
+            )
         if batch != state.acknowledged + 1:
-            raise Conflict(f"batch {state.acknowledged + 1} of consumer {consumer.name} comes first")
+            raise Conflict(f"claim batch {state.acknowledged + 1} of consumer {consumer.name} first")
 
     async def _keep(self, index: QueueIndex, consumer: BatchConsumer, state: ConsumerRecord) -> None:
         if index.deleted:
-            raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+            raise NoSuchQueue(f"queue {index.name} was deleted during the request")
         await self._consumers.keep(index, consumer, state)
 
     async def _lease(
@@ -518,7 +527,7 @@ class BatchConsumers:
 
         if index.deleted:
             done(is_kept=False)
-            raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+            raise NoSuchQueue(f"queue {index.name} was deleted during the request")
         await self._consumers.keep(index, consumer, consumer.state._replace(claim=claim), seconds=seconds, done=done)
 
     async def _end(self, index: QueueIndex, consumer: BatchConsumer) -> None:
@@ -530,7 +539,7 @@ class BatchConsumers:
     async def _end_lease(self, index: QueueIndex, consumer: BatchConsumer) -> None:
         """End the lease of the open claim: durable on return. Its messages are READY soon, received once more."""
         if index.deleted:
-            raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+            raise NoSuchQueue(f"queue {index.name} was deleted during the request")
         claim = consumer.state.open
         assert claim is not None, "what has no open claim has no lease"
         returning: list[int] = []
@@ -565,7 +574,7 @@ class BatchConsumers:
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
-            raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at a time") from None
+            raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at once") from None
         places = await _in_slices(_sequences, chosen)
         return ClaimedBatch(batch, len(chosen), 0, min(places), max(places), is_new=True)
 
@@ -763,15 +772,15 @@ class ClaimedMessages:
                 return [(sequence_of(entry), _message(entry, each)) for entry, each in found]
             await close([_message(entry, each) for entry, each in found])
             if index.is_going or index.deleted:  # its messages go with it: none has vanished, and none comes again
-                raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+                raise NoSuchQueue(f"queue {index.name} was deleted during the request")
             if all(self._stands(entry) for entry in entries):
                 vanished = [entry for entry, each in zip(entries, stored, strict=True) if each is None]
                 for entry in vanished:  # taken away by hand: the next renewal does without it
                     self._catalog.begin(entry, is_leaving=True)
                     self._catalog.end(entry, None, Kind.REMOVE)
                 raise NoSuchMessage(
-                    f"message {vanished[0].id}, which consumer {consumer.name} has claimed, vanished from the store. "
-                    "Claim the batch again"
+                    f"message {vanished[0].id}, claimed by consumer {consumer.name}, has disappeared "
+                    "from the store. Claim the batch again"
                 )
 
     async def entries_of(self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]) -> list[Entry]:
@@ -869,7 +878,11 @@ class ClaimedMessages:
             await self._catalog.locks.wait(id)
         entry = index.find(id)
         if entry is None or not consumer.has(index, entry):
-            why = "was taken out of the claim" if consumer.is_held else "is not the claim's: its lease has run out"
+            why = (
+                "was removed from the claim"
+                if consumer.is_held
+                else ("is no longer part of the claim, because the lease has expired")
+            )
             raise ReceiptMismatch(f"message {id} {why}. Claim the batch again")
         return entry
 
@@ -1187,7 +1200,7 @@ class ConsumerRecords:
         consumer = self.get(index, name)
         if consumer is None:
             if len(self.of(index)) >= MOST_CONSUMERS:
-                raise Conflict(f"queue {index.name} has {MOST_CONSUMERS} consumers: delete those that are of no use")
+                raise Conflict(f"queue {index.name} has {MOST_CONSUMERS} consumers, the maximum. Delete unused ones")
             consumer = self._known.setdefault(index.name, {})[name] = BatchConsumer(name, index.incarnation)
         return consumer
 
@@ -1268,9 +1281,9 @@ class _Keeping:
         if self._done is not None:
             self._done(is_kept)
         if not is_kept:
-            self.future.fail(error_of(outcome, "note what the consumer has"))
+            self.future.fail(error_of(outcome, "record the state of the consumer"))
         elif self._seconds is not None and barrier.ended - barrier.began > MARGIN_SECONDS:
-            self.future.fail(StorageUnsure("the disk was too slow: the lease may have ended, or not. Try again"))
+            self.future.fail(StorageUnsure("the disk was too slow, so the lease may have ended. Try again"))
         else:
             self.future.set(None)
 
@@ -1349,11 +1362,11 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
     """The open claim, if it is this batch and has as many messages as the caller believes."""
     claim = consumer.state.open
     if claim is None or claim.batch != batch:
-        raise Conflict(f"batch {batch} of consumer {consumer.name} is not open: claim it first")
+        raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim it first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, no longer {of}. Claim it again, "
-            "which says where the others are, and read it from its first place"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages instead of "
+            f"{of}. Claim it again to learn where the others are, and read it from position 0"
         )
     return claim
 
@@ -1362,15 +1375,17 @@ def _check_read(consumer: BatchConsumer) -> None:
     claim = consumer.state.open
     if claim is not None and claim.messages_read < len(claim.ids):
         raise Conflict(
-            f"only {claim.messages_read} of the {len(claim.ids)} messages of batch {claim.batch} of consumer "
-            f"{consumer.name} are noted as read: nothing is removed. Read the others, and note it"
+            f"only {claim.messages_read} of the {len(claim.ids)} messages in batch {claim.batch} of "
+            f"consumer {consumer.name} are recorded as read, so nothing was removed. Read the others "
+            "and record them as read"
         )
 
 
 def _other_checkpoint(consumer: BatchConsumer, checkpoint: str) -> Conflict:
     return Conflict(
-        f"consumer {consumer.name} goes with checkpoint {consumer.state.checkpoint}, and this is "
-        f"{checkpoint or 'none'}: go on with that one, take another name, or start it with take_over=true"
+        f"consumer {consumer.name} belongs to checkpoint {consumer.state.checkpoint}, not "
+        f"{checkpoint or 'none'}. Use that checkpoint or another consumer name, or start with "
+        "take_over=true"
     )
 
 

@@ -168,7 +168,10 @@ class Broker:
         """
         name = QueueName(queue)
         if place == CLUSTER:
-            raise Conflict(f"queue {name} cannot be highly available: this daemon is not part of a cluster (--cluster)")
+            raise Conflict(
+                f"queue {name} cannot be stored in a cluster, because this daemon is not part of one. "
+                "Start it with --cluster"
+            )
         with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)
 
@@ -337,7 +340,7 @@ class Broker:
         """
         index = await self._queues.get(queue)
         if not index.settings.unique:
-            raise Conflict(f'queue {queue} is not unique: set that first, with PATCH and {{"unique": true}}')
+            raise Conflict(f'queue {queue} is not unique. Send PATCH with {{"unique": true}} first')
         digest = digest_of(body) if isinstance(body, bytes) else body.digest
         return await self._publishing.find(index, digest)
 
@@ -690,7 +693,7 @@ class Wiring:
             await self.claims.load(self.catalog.queues)
             self.unacked.loaded()
         except (StorageFull, StorageFailed, StorageUnsure) as error:
-            raise StorageUnusable(f"cannot take up what is in the store: {error}") from error
+            raise StorageUnusable(f"cannot load the store: {error}") from error
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
@@ -748,6 +751,6 @@ class Wiring:
         grouped = [name for name, index in self.catalog.queues.items() if index.settings.groups]
         if grouped and self._core.config.others_move:
             raise StorageUnusable(
-                f"queue {grouped[0]} has message groups, whose order cannot be kept where others hand out messages: "
-                "serve the store with --peers=0, or end the groups of its queues first"
+                f"queue {grouped[0]} has message groups, which are not supported with peers. Start mq "
+                "with --peers=0, or set groups=false on the queue first"
             )

@@ -126,9 +126,7 @@ class Committer:
             StorageStopped: it has.
         """
         if self.failure:
-            raise StorageStopped(
-                f"the store has failed ({self.failure}); repair the disk, remount it, and start mq again"
-            )
+            raise StorageStopped(f"the store has failed ({self.failure}). Repair and remount the disk, then restart mq")
 
     async def end_groups(self) -> None:
         """Do to its end, or undo, what a crash has left of groups. Before anything else is asked of the store, and only
@@ -317,9 +315,9 @@ class Committer:
             outcomes = await storage.commit(operations)  # type: ignore[arg-type] # likewise
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
-                raise StorageFenced(outcome.reason or "another broker is in charge of the store. Start mq again")
+                raise StorageFenced(outcome.reason or "another broker has taken over the store. Restart mq")
             if outcome.result is Result.FAILED:
-                self.failure = self.failure or outcome.reason or "the medium failed"
+                self.failure = self.failure or outcome.reason or "the disk failed"
         return outcomes
 
 
@@ -693,7 +691,7 @@ class Future(Generic[T]):
             done(self.error)
 
 
-CLOSING: Final = "the broker is closing; connect to another one, or try again when it is back"
+CLOSING: Final = "the broker is shutting down. Connect to another one, or try again after its restart"
 
 
 class StoreProgress:
@@ -749,7 +747,8 @@ class StoreProgress:
                 self._scopes.discard(scope)
         if scope.cancelled_caught:
             raise StorageUnsure(
-                f"the store did not answer for {PATIENCE_SECONDS:g} seconds: it may have been done, or not"
+                f"the store has not responded for {PATIENCE_SECONDS:g} seconds, so the outcome of the "
+                "request is unknown"
             )
 
 

@@ -77,7 +77,7 @@ class BrokerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise InvalidSetting(f"{name} must be from {low} to {high}, got {value!r}")
+                raise InvalidSetting(f"{name} must be between {low} and {high}, not {value!r}")
 
     @property
     def sharing(self) -> Sharing:

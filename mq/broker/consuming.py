@@ -130,7 +130,9 @@ class Consumption:
             QueueHeld: another one has the queue alone.
         """
         if index.exclusion is not None and index.exclusion is not exclusion:
-            raise QueueHeld(f"queue {index.name} is one consumer's alone. Try again when it has gone")
+            raise QueueHeld(
+                f"queue {index.name} has an exclusive consumer. Try again after that consumer has disconnected"
+            )
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Make fetched messages READY again at once, without counting them as received. Closes their bodies."""
@@ -261,7 +263,7 @@ class Consumption:
             receives = entry.meta.receives
             seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
             if seconds > 0:
-                job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
+                job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
             try:
@@ -290,17 +292,17 @@ class Consumption:
             entry = await self._locate(index, MessageId(id), receipt)
             if entry.state is State.NEW and entry.meta.deadline_ms is not None and self._config.mover:
                 if entry == on_its_way:  # nothing more happens to it until the mover tries again
-                    raise StorageFull(f"message {id} of queue {index.name} cannot be moved now. Try again later")
+                    raise StorageFull(f"message {id} of queue {index.name} cannot be changed now. Try again later")
                 on_its_way = entry
                 await self._upkeep.caught_up(index)  # it is on its way to DELAYED
                 continue
             if entry.state is not State.DELAYED or entry.meta.receipt is not None:
-                raise NotLeased(f"message {id} of queue {index.name} is not delayed: it has no time to change")
+                raise NotLeased(f"message {id} of queue {index.name} is not delayed, so its delay cannot be changed")
             if seconds > 0 or at_ms is not None:
                 move = self._leases.delayed(entry, seconds, entry.meta.receives, at_ms)
                 if move.meta == entry.meta:
                     return
-                job = self._begin(move, Kind.DELAY, "hold the message back")
+                job = self._begin(move, Kind.DELAY, "delay the message")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
             try:
@@ -352,11 +354,11 @@ class Consumption:
         entry = await self._locate(index, MessageId(id), receipt, is_leased=True)
         if entry.id in index.claimed:
             raise NotLeased(
-                f"message {id} of queue {index.name} belongs to a claim, whose lease is one for all its messages: "
-                "renew the claim, or acknowledge it"
+                f"message {id} of queue {index.name} is part of a claim with one lease for all "
+                "messages. Renew or acknowledge the claim"
             )
         if entry.state is not State.DELAYED or entry.meta.receipt is None:
-            raise NotLeased(f"message {id} of queue {index.name} is not leased: fetch it first")
+            raise NotLeased(f"message {id} of queue {index.name} is not leased. Fetch it first")
         return entry
 
     async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False) -> Entry:
@@ -559,5 +561,5 @@ def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str
     if entry is None:
         raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
     if receipt is not None and (entry.state is not State.DELAYED or entry.meta.receipt != receipt):
-        raise ReceiptMismatch(f"message {id}: your lease has run out. Fetch it again")
+        raise ReceiptMismatch(f"the lease of message {id} has expired. Fetch the message again")
     return entry

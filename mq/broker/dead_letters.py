@@ -288,7 +288,7 @@ class DeadLetters:
             else:
                 each.future.set(None)  # what expires, or makes room, does so under another name, too
             return True
-        self._put_back(each, error_of(outcome, "move the dead message"), is_gone=outcome.result is Result.GONE)
+        self._put_back(each, error_of(outcome, "move the dead letter"), is_gone=outcome.result is Result.GONE)
         return outcome.result is Result.GONE
 
     async def _remove_second_names(self, each: _Dead, deaths: Sequence[Mapping[str, Any]]) -> None:
@@ -319,7 +319,9 @@ class DeadLetters:
         index = self._catalog.queues.get(each.entry.queue)
         if each.reason != RECEIVES or index is None or self._target(index) is not None:
             return False
-        self._put_back(each, Conflict(f"the dead-letter queue of {index.name} was deleted just now: try again"))
+        self._put_back(
+            each, Conflict(f"the dead-letter queue of {index.name} was deleted during the request. Try again")
+        )
         return True
 
     def _target(self, index: QueueIndex) -> QueueIndex | None:

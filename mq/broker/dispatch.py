@@ -218,10 +218,12 @@ class FetchWorker:
         except StorageError as error:
             await _fail(list(wait_queue.nonblocking), wait_queue, error)
         if index.deleted:
-            await _fail(wait_queue.requests, wait_queue, NoSuchQueue(f"queue {index.name} was deleted meanwhile"))
+            await _fail(
+                wait_queue.requests, wait_queue, NoSuchQueue(f"queue {index.name} was deleted during the request")
+            )
         elif self._leases.come_too_late:
             leased = [request for request in wait_queue.requests if not request.holds and not request.takes]
-            late = StorageSlow("mq has too much to do to hand out messages in time; nothing was leased. Try again")
+            late = StorageSlow("mq is overloaded and could not lease a message in time. Try again")
             await _fail(leased, wait_queue, late)
 
     def _choose(
@@ -454,7 +456,7 @@ class Deliverer:
             if not request.takes:  # after a barrier this slow, a lease would not outlive a restart
                 self.upkeep.give_back(entry)
                 served[request].error = StorageSlow(
-                    f"the store took {seconds:.1f} s; nothing was handed out. Try again"
+                    f"the store took {seconds:.1f} s, too long for a lease, so no message was delivered. Try again"
                 )
         return [each for each in held if each.request.takes]
 
@@ -513,7 +515,9 @@ class Deliverer:
         if (leased == entry or (self._others_move and now < served.ends)) and now <= served.latest:
             return True
         if request.index.find(entry.id) is not None:  # it was not removed meanwhile, as by a claim
-            served.error = StorageSlow("mq came too late to hand out what it had leased; it did not. Try again")
+            served.error = StorageSlow(
+                "mq is overloaded: the lease expired before the message could be sent. Try again"
+            )
         if leased == entry:
             self.upkeep.give_back(entry)
         return False
@@ -708,7 +712,9 @@ class DirectBatch:
                 continue
             if each.request.index.deleted:  # and perhaps made anew; the publisher gets this error, too
                 catalog.end(each.entry, outcome.entry or each.entry, Kind.LEASE)
-                served[each.request].error = NoSuchQueue(f"queue {each.request.index.name} was deleted meanwhile")
+                served[each.request].error = NoSuchQueue(
+                    f"queue {each.request.index.name} was deleted during the request"
+                )
             else:
                 written.append((each, outcome))
         self._direct.deliverer.leased(
@@ -872,7 +878,7 @@ class UnackedDeliverer:
         """Hide a message that cannot be handed out for the length of a lease."""
         self._catalog.begin(entry)  # left READY, it would be chosen again at once
         move = Move(entry, State.DELAYED, self._leases.meta(entry, self._seconds))
-        self._jobs.put([MoveJob(self._catalog, move, Kind.LEASE, "set the message aside", self._seconds)])
+        self._jobs.put([MoveJob(self._catalog, move, Kind.LEASE, "reserve the message", self._seconds)])
 
     async def _answer(self, request: FetchRequest, messages: list[tuple[Entry, Message]]) -> None:
         if request.future.abandoned:

@@ -74,7 +74,7 @@ class MoveJob:
             self._catalog.end(left, now, self._kind, due, self._protocol)
             if self._seconds is not None and barrier.ended - self._started > MARGIN_SECONDS:
                 self.future.fail(
-                    StorageUnsure("the disk was too slow: the lease may have been extended, or not. Try again")
+                    StorageUnsure("the disk was too slow, so the lease may not have been extended. Try again")
                 )
             else:
                 self.future.set(now)
@@ -94,7 +94,7 @@ class OrphanJob(MoveJob):
     """
 
     def __init__(self, catalog: Catalog, move: Move, later: Callable[[Entry], None]) -> None:
-        super().__init__(catalog, move, Kind.REMOVE, "remove what a deleted queue left")
+        super().__init__(catalog, move, Kind.REMOVE, "remove the remains of a deleted queue")
         self._later = later
 
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:

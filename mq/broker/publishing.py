@@ -291,7 +291,7 @@ class Publisher:
         # Nothing here awaits, so the next draft sees the job of this one.
         try:
             if index.deleted:
-                raise NoSuchQueue(f"queue {index.name} was deleted meanwhile")
+                raise NoSuchQueue(f"queue {index.name} was deleted during the request")
             digest = self._digest(index, draft)
             earlier = self._earlier(index, draft, digest)
             if earlier is not None:
@@ -307,7 +307,7 @@ class Publisher:
         """The message that the draft stands for, if it is in the queue or being published; else None."""
         if draft.key is not None:
             if self._keys is None:
-                raise Conflict("idempotency keys cannot be kept among peers: publish without one")
+                raise Conflict("idempotency keys are not supported with peers. Publish without a key")
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)
             id = self._keys.find(index, draft.key)
@@ -329,28 +329,30 @@ class Publisher:
         check_size(size, self._longest)
         settings = index.settings
         if settings.publish_paused and not draft.is_dead_letter:
-            raise PublishPaused(f"publishing to queue {index.name} is paused, until mq resume {index.name} ends that")
+            raise PublishPaused(f"publishing to queue {index.name} is paused. Resume it with: mq resume {index.name}")
         if draft.group is not None and not (settings.groups or draft.is_group_hint):
             raise Conflict(
-                f'queue {index.name} has no message groups, so the order of one would be lost: set {{"groups": true}} '
-                f"(mq queue set {index.name} groups=true), or publish without a group"
+                f"queue {index.name} does not support message groups. Run mq queue set {index.name} "
+                "groups=true, or publish without a group"
             )
         if settings.overflow != REJECT:
             return
         if settings.max_bytes is not None:
             self._check_fits(index, size)
         if settings.max_messages is not None and index.counted >= settings.max_messages:
-            raise QueueFull(f"queue {index.name} holds {settings.max_messages} messages, its limit. Try again later")
+            raise QueueFull(
+                f"queue {index.name} is full: it has {settings.max_messages} messages (max_messages). Try again later"
+            )
         bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
         if settings.max_bytes is not None and bytes_then > settings.max_bytes:
-            raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
+            raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
 
     def _check_fits(self, index: QueueIndex, size: int) -> None:
         """Refuse a body that would not fit in the queue if it were empty."""
         most = index.settings.max_bytes
         if most is not None and size > most:
             raise TooLargeForQueue(
-                f"the body has {size} bytes, all bodies of queue {index.name} may have {most} together (max_bytes)"
+                f"the body has {size} bytes, more than queue {index.name} may store in total ({most}, its max_bytes)"
             )
 
     def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> PublishJob:
@@ -396,7 +398,7 @@ class Publisher:
         """When the message can be fetched; None for at once."""
         if draft.at_ms is not None:
             if draft.delay is not None:
-                raise InvalidSetting("say when the message can be fetched, or after which delay: not both")
+                raise InvalidSetting("give either a time or a delay for the message, not both")
             is_over = self._clock.is_over(check_time(draft.at_ms, self._clock.wall_ms()))
             return None if is_over else GIVEN_MS + draft.at_ms
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
@@ -440,7 +442,9 @@ class Publisher:
         except BaseException:
             for entry in prepared:
                 if entry.job is not None and entry.is_new:
-                    entry.job.give_up(BrokerClosed("whoever published this went before it was stored. Try again"))
+                    entry.job.give_up(
+                        BrokerClosed("the publisher disconnected before the message was stored. Publish it again")
+                    )
             raise
 
     async def _note_known(
@@ -548,7 +552,7 @@ def check_size(size: int, longest: int) -> None:
         BodyTooLarge: it is over the limit.
     """
     if size > longest:
-        raise BodyTooLarge(f"the body is longer than {longest} bytes, the limit here")
+        raise BodyTooLarge(f"the body is longer than {longest} bytes, the maximum")
 
 
 class _Prepared(NamedTuple):
@@ -724,7 +728,7 @@ class PublishJob:
         self._catalog.published(born, self._size, self._protocol, is_there=is_there)
         self._tell_landed(entry.id)
         if self.index.deleted:
-            self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted meanwhile"))
+            self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted during the request"))
         else:
             self.future.set(entry.id)
 
@@ -915,7 +919,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "take away what is in doubt")
+            raise error_of(moved, "remove a message whose outcome is unknown")
 
     @property
     def _most_bytes(self) -> float:

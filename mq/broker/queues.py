@@ -200,7 +200,7 @@ class Queues:
             OverLimit: the user for whom it is made has as many queues as the limit allows.
         """
         if name == WRITE_JOBS:
-            raise InvalidName(f"no queue can be called {name}: mq keeps the rows of write jobs under that name")
+            raise InvalidName(f"the queue name {name} is reserved for the rows of write jobs. Choose another name")
         settings = DEFAULTS.changed(patch)
         if settings.groups:
             check_groups(self._config)
@@ -208,8 +208,10 @@ class Queues:
         async with self._changing:
             if (found := await self.look_up(name, surely=True)) is not None:
                 if refuses_other and found.is_transient != is_transient:
-                    where = "in memory, and ends with this process" if found.is_transient else "in this daemon's store"
-                    raise Conflict(f"queue {name} is there already, {where}. Delete it first, or name no place")
+                    where = "in memory" if found.is_transient else ("in the store of this daemon")
+                    raise Conflict(
+                        f"queue {name} already exists {where}. Delete it first, or leave out the parameter store"
+                    )
                 await self._make_sure(name)
                 return False
             owner = OWNER.get()
@@ -240,7 +242,7 @@ class Queues:
         """Refuse one more queue of a user who has as many as the limit allows."""
         most = owner.most_queues
         if most is not None and self._catalog.owned(owner.name) >= most:
-            raise OverLimit(f"user {owner.name} has {most} queues, the limit (max_queues): delete some first")
+            raise OverLimit(f"user {owner.name} has {most} queues, the maximum (max_queues). Delete some first")
 
     async def settled(self, name: str) -> None:
         """Wait until nothing is under way of a deleted queue of that name. Other queues can be made meanwhile."""
@@ -417,7 +419,7 @@ class Queues:
         """
         index = await self.get(queue)
         if to is not None and (await self.get(to)) is index:
-            raise InvalidSetting(f"messages of {queue} are in {queue} already: name another queue")
+            raise InvalidSetting(f"the source and the target are both queue {queue}. Name another target queue")
         await self._upkeep.caught_up(index)
         wanted = index.in_order() if ids is None else (index.find(MessageId(id)) for id in ids)
         chosen: list[tuple[Entry, QueueIndex]] = []
@@ -472,8 +474,8 @@ class Queues:
             await self._upkeep.retry_orphans(name)  # the medium may have room by now
         if not await self._catalog.has_left(name):
             raise StorageFull(
-                f"queue {name} cannot be made now: some messages of the one that was deleted cannot be removed yet. "
-                "Try again later"
+                f"queue {name} cannot be created yet, because messages of the deleted queue of that "
+                "name are still being removed. Try again later"
             )
         if not self._others_move and name not in self._catalog.strangers:
             return []
@@ -559,13 +561,15 @@ class Queues:
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._others_move:
-            raise Conflict("unique cannot be kept on a store that others change too: serve it with --peers=0")
+            raise Conflict("unique queues are not supported on a root shared by peers. Start mq with --peers=0")
         if settings.groups:
             check_groups(self._config)
         if settings.unique and any(
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):
-            raise Conflict(f"{index.name} is a dead-letter queue: it must take every message, so it cannot be unique")
+            raise Conflict(
+                f"queue {index.name} is a dead-letter queue and must accept every message, so it cannot be unique"
+            )
         if settings.dead_letter_queue is not None and settings.dead_letter_queue != index.settings.dead_letter_queue:
             await self._check_target(index.name, settings.dead_letter_queue)
 
@@ -574,15 +578,17 @@ class Queues:
         name: str | None = target
         while name is not None:
             if name in path:
-                raise InvalidSetting(f"dead letters would go round: {' -> '.join([*path, name])}. Name another queue")
+                raise InvalidSetting(
+                    f"dead letters would move in a circle: {' -> '.join([*path, name])}. Name another dead-letter queue"
+                )
             path.append(name)
             index = await self.look_up(name)
             name = index.settings.dead_letter_queue if index is not None else None
         found = await self.look_up(target, surely=True)
         if found is None:
-            raise Conflict(f"the dead-letter queue {target} does not exist. Create it first, with PUT /{target}")
+            raise Conflict(f"the dead-letter queue {target} does not exist. Create it with PUT /{target} first")
         if found.settings.unique:
-            raise Conflict(f"{target} is unique, so it would not take every message. Name another dead-letter queue")
+            raise Conflict(f"queue {target} is unique and would refuse some messages. Name another dead-letter queue")
 
     async def _reap_deleted(self, queue: str) -> None:
         """Have the messages unlinked that the deletion of a queue has brought to REMOVED."""
@@ -655,10 +661,7 @@ def check_groups(config: BrokerConfig) -> None:
         Conflict: others hand out messages of the store, too.
     """
     if config.others_move:
-        raise Conflict(
-            "message groups cannot be kept on a store that others change too, which do not know what is handed out: "
-            "serve it with --peers=0"
-        )
+        raise Conflict("message groups are not supported on a root shared by peers. Start mq with --peers=0")
 
 
 def _held_back(index: QueueIndex) -> int:
@@ -804,7 +807,7 @@ class Declarations:
         with self._committer.noting_failure():
             for outcome in await groups.commit(self._storage, [Drop(kind, key) for kind, key in records]):
                 if outcome.result not in (Result.DONE, Result.GONE):
-                    raise error_of(outcome, "drop a record")
+                    raise error_of(outcome, "delete a record")
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""
@@ -820,7 +823,7 @@ class Declarations:
 
     async def share(self, puts: Sequence[Record], drops: Sequence[Record]) -> None:
         """Put and drop records that all nodes of a cluster share. Here there are none."""
-        raise AssertionError("a daemon that is in no cluster shares no record")
+        raise AssertionError("a daemon that is not part of a cluster has no shared records")
 
     def on_shared(self, told: TellShared) -> None:
         """Call `told` with each record that the nodes of a cluster share, when it comes and goes. Here none does."""
@@ -836,6 +839,6 @@ class Declarations:
 
 def _in_no_cluster(queue: str) -> Conflict:
     return Conflict(
-        f"queue {queue} cannot be highly available (x-queue-type=quorum): this daemon is not part of a "
-        "cluster. Start it with --cluster, or declare a classic queue"
+        f"queue {queue} cannot be a quorum queue, because this daemon is not part of a cluster. Start "
+        "it with --cluster, or declare a classic queue"
     )

@@ -198,9 +198,11 @@ class QueueSettings:
             values[SQS] = _merged(self.sqs or {}, values[SQS])
         settings = dataclasses.replace(self, **values)
         if settings.max_receives is not None and settings.dead_letter_queue is None:
-            raise InvalidSetting("max_receives needs a dead_letter_queue: say where dead messages go")
+            raise InvalidSetting("max_receives requires a dead_letter_queue. Set that, too")
         if settings.groups and settings.max_priority:
-            raise InvalidSetting("groups and max_priority exclude each other: a group is handed out in its order")
+            raise InvalidSetting(
+                "a queue cannot have both groups and max_priority, because groups are delivered in order of publishing"
+            )
         return settings
 
     @classmethod
@@ -304,7 +306,7 @@ def check_value(name: str, value: Any, kind: SettingKind) -> Any:
         return kind.parse(value)
     except (ValueError, TypeError):
         shown = value if isinstance(value, str) else repr(value)
-        raise InvalidSetting(f"{name} must be {kind.needs}, got {shorten(shown)}") from None
+        raise InvalidSetting(f"{name} must be {kind.needs}, not {shorten(shown)}") from None
 
 
 def check_time(at_ms: int, now_ms: int) -> int:
@@ -318,5 +320,5 @@ def check_time(at_ms: int, now_ms: int) -> int:
         InvalidSetting: it is further away than the longest delay.
     """
     if at_ms - now_ms > LONGEST_DELAY_SECONDS * 1000:
-        raise InvalidSetting("at must be a time within the next ten years")
+        raise InvalidSetting("at must be a time in the next ten years")
     return at_ms

@@ -142,10 +142,10 @@ class Unacked:
             QueueHeld: another consumer has it alone already.
         """
         if self._config.sharing is Sharing.PEERS:
-            raise Conflict("a queue cannot be one consumer's alone among peers: serve it with --peers=0")
+            raise Conflict("exclusive consumers are not supported with peers. Start mq with --peers=0")
         self._consuming.check_exclusion(index, None)
         exclusion = Exclusion(index)
-        self._waiters.refuse(index, QueueHeld(f"queue {index.name} is one consumer's alone. Try again later"))
+        self._waiters.refuse(index, QueueHeld(f"queue {index.name} has an exclusive consumer. Try again later"))
         return exclusion
 
     async def exclude_in_turn(self, index: QueueIndex) -> Exclusion:
@@ -401,7 +401,7 @@ class Unacked:
         index.returned.add(entry.id)
         seconds = index.settings.retry_seconds(receives, self._random) if retries else 0.0
         if seconds:
-            return self._put(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "hold the message back")
+            return self._put(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message")
         meta = entry.meta.at_rest()._replace(receives=receives)
         if to_back and index.groups is None:
             meta = meta._replace(order=self._last(entry))

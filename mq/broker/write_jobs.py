@@ -229,7 +229,7 @@ class WriteJobs:
             Conflict: there can be none.
         """
         if self._keys is None or self._core.storage.description.shared:
-            raise Conflict("write jobs cannot be kept on a store that others change too: serve it with --peers=0")
+            raise Conflict("write jobs are not supported on a root shared by peers. Start mq with --peers=0")
         async with self._loading:
             if not self._is_loaded:
                 await self._load(self._keys)
@@ -369,15 +369,13 @@ class WriteJobs:
                 if rows == 0:
                     return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
                 raise Conflict(
-                    f"write job {shorten(name)} is not there: it was ended or abandoned. Write its rows anew"
+                    f"write job {shorten(name)} does not exist: it was deleted or timed out. Write the rows again"
                 )
             job.check_owner(user)
             async with job.ending:
                 _check_has(job, queue)
                 if job.state is JobState.ABORTED:
-                    raise Conflict(
-                        f"write job {name} was aborted, or abandoned: nothing of it has come into its queues"
-                    )
+                    raise Conflict(f"write job {name} was aborted or timed out, and none of its rows were published")
                 if job.state is JobState.OPEN:
                     await self._decide(job, parts, rows)
                 if job.state is JobState.COMMITTED:
@@ -449,9 +447,15 @@ class WriteJobs:
     def _check_number(self, user: str | None) -> None:
         """Refuse a new job of a user if there are too many."""
         if len(self._jobs) >= MOST_JOBS:
-            raise Conflict(f"{MOST_JOBS} write jobs are there: end some, or wait until the abandoned end")
+            raise Conflict(
+                f"there are {MOST_JOBS} write jobs, the maximum. Commit or abort some, or wait until "
+                "inactive ones time out"
+            )
         if user is not None and sum(job.owner == user for job in self._jobs.values()) >= JOBS_PER_USER:
-            raise Conflict(f"user {user} has {JOBS_PER_USER} write jobs: end some, or wait until the abandoned end")
+            raise Conflict(
+                f"user {user} has {JOBS_PER_USER} write jobs, the maximum. Commit or abort some, or wait "
+                "until inactive ones time out"
+            )
 
     async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
         groups = list(_cut(drafts, self._core.storage.description.max_body))
@@ -486,7 +490,7 @@ class WriteJobs:
             refusal = next((outcome for outcome in outcomes if outcome.result is not Result.DONE), None)
             try:
                 if refusal is not None:
-                    raise error_of(refusal, "hold the rows of a write job")
+                    raise error_of(refusal, "store the rows of a write job")
                 _check_open(job)
                 if (part, number) in job.parts:  # of a client that has gone, and sent them again
                     job.check_same(part, number, index, drafts)
@@ -521,11 +525,11 @@ class WriteJobs:
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
         if len(parts) > MOST_PARTS:
-            raise BatchTooLarge(f"a commit names at most {MOST_PARTS} parts: write with fewer tasks")
+            raise BatchTooLarge(f"a commit may name at most {MOST_PARTS} parts. Write with fewer tasks")
         wanted = list(job.chunks(parts))
         there = sum(chunk.rows for chunk in wanted)
         if there != rows:
-            raise Conflict(f"write job {job.name} holds {there} rows of these parts, not {rows}: write it anew")
+            raise Conflict(f"write job {job.name} has {there} rows in these parts, not {rows}. Write the rows again")
         await self._clear()
         for index, chunks in self._by_queue(wanted):
             _check_room(index, sum(chunk.rows for chunk in chunks), sum(chunk.bytes for chunk in chunks))
@@ -542,7 +546,7 @@ class WriteJobs:
             indexes = {self._index(chunk) for chunk in found}
             index = next(iter(indexes))
             if index is None or len(indexes) > 1:
-                raise Conflict(f"queue {queue} was deleted while rows for it were written. Write them anew")
+                raise Conflict(f"queue {queue} was deleted while rows were written to it. Write the rows again")
             yield index, found
 
     async def _finish(self, job: _Job) -> None:
@@ -593,7 +597,7 @@ class WriteJobs:
     async def _abort(self, job: _Job) -> None:
         async with job.ending:
             if job.state is JobState.COMMITTED:
-                raise Conflict(f"write job {job.name} is committed: its rows come")
+                raise Conflict(f"write job {job.name} is already committed, and its rows are being published")
             if job.state is JobState.OPEN:
                 await self._note(job, JobState.ABORTED)
                 self._garbage += job.take_all()
@@ -609,7 +613,7 @@ class WriteJobs:
         drafts: list[Draft] = []
         for chunk, stored in zip(chunks, await self._core.storage.read([chunk.entry for chunk in chunks]), strict=True):
             if stored is None:
-                raise CorruptMessage(f"rows {chunk.part}/{chunk.number} of write job {job.name} are not there any more")
+                raise CorruptMessage(f"rows {chunk.part}/{chunk.number} of write job {job.name} no longer exist")
             try:
                 body = await stored.body.read()
             finally:
@@ -682,7 +686,7 @@ class WriteJobs:
         operations = removing([chunk.entry for chunk in chunks], in_one_step=in_one_step, durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
-                raise error_of(outcome, "take away the rows of a write job")
+                raise error_of(outcome, "remove the rows of a write job")
 
 
 class _Chunk(NamedTuple):
@@ -812,7 +816,7 @@ class _Job:
             NotYours: it is another user's.
         """
         if user is not None and user != self.owner:
-            raise NotYours(f"write job {self.name} is another user's: choose another name for yours")
+            raise NotYours(f"write job {self.name} belongs to another user. Choose another name")
 
     @asynccontextmanager
     async def alone_in(self, part: str) -> AsyncIterator[None]:
@@ -834,14 +838,14 @@ class _Job:
         held = self.parts[part, number]
         queue, incarnation = held[0].queue, held[0].incarnation
         if (queue, incarnation) != (index.name, index.incarnation):
-            whose = f"queue {queue}" if queue != index.name else f"the queue {queue} that was deleted"
+            whose = f"queue {queue}" if queue != index.name else f"the deleted queue {queue}"
         elif sum(chunk.rows for chunk in held) != len(drafts) or sum(chunk.bytes for chunk in held) != _size_of(drafts):
             whose = "an earlier request"
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} has rows of {whose} under number {number}: give each request of a "
-            "part a number of its own"
+            f"part {part} of write job {self.name} already has rows of {whose} with number {number}. "
+            "Give each request of a part its own number"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -914,8 +918,8 @@ def _check_names(*names: str) -> None:
     for name in names:
         if _NAME.fullmatch(name) is None:
             raise InvalidSetting(
-                f"not the name of a write job or of a part: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, "
-                "beginning with a letter, a digit or _"
+                f"not a valid name of a write job or part: {shorten(name)}. Use 1 to 100 letters, "
+                "digits and . _ @ -, beginning with a letter, a digit or _"
             )
 
 
@@ -928,21 +932,23 @@ def _check_has(job: _Job, queue: str) -> None:
 
 def _check_open(job: _Job) -> None:
     if job.state is not JobState.OPEN:
-        raise Conflict(f"write job {job.name} is {job.state.value}: it takes no more rows")
+        raise Conflict(f"write job {job.name} is {job.state.value} and accepts no more rows")
 
 
 def _check_room(index: QueueIndex, rows: int, size: int) -> None:
     """Refuse a commit for which a queue has no room: once decided, it is not refused any more."""
     settings = index.settings
     if settings.publish_paused:
-        raise PublishPaused(f"publishing to queue {index.name} is paused, until mq resume {index.name} ends that")
+        raise PublishPaused(f"publishing to queue {index.name} is paused. Resume it with: mq resume {index.name}")
     if settings.overflow != REJECT:
         return
     if settings.max_messages is not None and index.counted + rows > settings.max_messages:
-        raise QueueFull(f"queue {index.name} has no room for {rows} messages more. Try again later")
+        raise QueueFull(
+            f"queue {index.name} is full: another {rows} messages would exceed max_messages. Try again later"
+        )
     then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
     if settings.max_bytes is not None and then > settings.max_bytes:
-        raise QueueFull(f"queue {index.name} has no room for {size} bytes more. Try again later")
+        raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
 
 
 def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
@@ -950,8 +956,8 @@ def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
     settings, size = index.settings, _size_of(drafts)
     if settings.overflow == REJECT and settings.max_bytes is not None and size > settings.max_bytes:
         raise TooLargeForQueue(
-            f"these rows have {size} bytes, all bodies of queue {index.name} may have {settings.max_bytes} together "
-            "(max_bytes)"
+            f"these rows have {size} bytes, more than queue {index.name} may store in total "
+            f"({settings.max_bytes}, its max_bytes)"
         )
 
 

@@ -230,7 +230,7 @@ def limit_command(editor: UsersFile | ClusterUsers, /, name: str, limits: dict[s
     else:
         found = next((account.user.limits for account in editor.accounts() if account.user.name == name), None)
         if found is None:
-            raise InvalidSetting(f"no user named {shorten(name)}")
+            raise InvalidSetting(f"user {shorten(name)} does not exist")
         now = found
     table = now.table()
     for key in KEYS:

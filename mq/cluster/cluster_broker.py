@@ -150,7 +150,7 @@ class ClusterBroker(Forwarding):
             await self.declarations.find(name)
             if self.declarations.is_remote(name):
                 if place is not None:
-                    raise Conflict(f"queue {name} is there already, and highly available, on all nodes of the cluster")
+                    raise Conflict(f"queue {name} already exists as a cluster queue")
                 return False
             return await self._names.make(name, lambda: self._local.create_queue(name, place))
         return await self.declarations.create(name, {}, None, is_transient=False, is_replicated=True)
@@ -190,7 +190,10 @@ class ClusterBroker(Forwarding):
         """
         at = await self._at(queue)
         if to is not None and await self._at(to) is not at:
-            raise Conflict(f"{queue} and {to} are not both highly available, or both on this node: export and import")
+            raise Conflict(
+                f"queues {queue} and {to} are not in the same store: one is a cluster queue and the other "
+                "is local to this node. Use mq export and mq import instead"
+            )
         return await at.redrive(queue, to, most, ids)
 
     # Publishing
@@ -237,7 +240,7 @@ class ClusterBroker(Forwarding):
                 is_given = True
                 return await self._local.publish_many(queue, drafts, has_place)
             if any(isinstance(draft.body, Upload) and not isinstance(draft.body, SpooledBody) for draft in drafts):
-                raise NotServed(f"queue {queue} became highly available while its message was on its way: try again")
+                raise NotServed(f"queue {queue} became a cluster queue during the publish. Try again")
             return await self._remote.publish_many(queue, drafts)
         finally:
             for draft in drafts:

@@ -60,7 +60,7 @@ _KEYS: Final = (
 )
 
 
-_KNOWN: Final = f"there are {', '.join(_KEYS)}"
+_KNOWN: Final = f"Known keys: {', '.join(_KEYS)}"
 
 
 class Neighbor(NamedTuple):
@@ -87,7 +87,7 @@ def parse_neighbor(text: str) -> Neighbor:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
-        raise _NotAnAddress(f"must be ADDRESS:PORT, where that node serves AMQP, got {shorten(text)}")
+        raise _NotAnAddress(f"must be the ADDRESS:PORT of that node's AMQP server, not {shorten(text)}")
     return Neighbor(host, int(port))
 
 
@@ -142,14 +142,14 @@ def load_cluster(
     for key in values:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1)
-            raise source.wrong(key, f"is unknown: did you mean {near[0]}?" if near else f"is unknown: {_KNOWN}")
+            raise source.wrong(key, f"is unknown. Did you mean {near[0]}?" if near else f"is unknown. {_KNOWN}")
     values |= given
     name = source.text(values, "name")
     if _NAME.fullmatch(name) is None:
         raise source.wrong("name", "must be 1 to 50 letters, digits and . _ -, beginning with a letter, a digit or _")
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
     if first == second:
-        raise source.wrong("neighbor_2", "is the same as neighbor_1: a cluster has three nodes")
+        raise source.wrong("neighbor_2", "is the same as neighbor_1, but a cluster has three different nodes")
     needs_password = not (trusts(first.host) and trusts(second.host))
     return ClusterConfig(
         name,
@@ -183,7 +183,7 @@ class _ConfigSource:
         if value is None:
             raise self.wrong(key, "is missing")
         if not isinstance(value, str) or not value.isprintable():
-            raise self.wrong(key, f"must be some text, got {value!a:.60}")
+            raise self.wrong(key, f"must be a non-empty string, not {value!a:.60}")
         return value
 
     def wrong(self, key: str, what: str) -> InvalidSetting:
@@ -234,8 +234,8 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
         return source.text(values, "password")
     if "password_file" not in values:
         if is_needed:
-            why = "whoever reaches this node's AMQP port could say that they are one of its neighbors"
-            raise source.wrong("password_file", f"is missing: {why}. Add it, or say --insecure")
+            why = "any client of this node's AMQP port could pose as one of its neighbors"
+            raise source.wrong("password_file", f"is missing: {why}. Add it, or start mq with --insecure")
         return ""
     path = source.text(values, "password_file")
     try:
@@ -243,7 +243,9 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     except (OSError, ValueError) as error:
         raise source.wrong("password_file", f"cannot be read: {shorten(path)}") from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise source.wrong("password_file", f"can be changed by others than its owner: chmod go-w {shorten(path)}")
+        raise source.wrong(
+            "password_file", f"is writable by users other than its owner. Run chmod go-w {shorten(path)}"
+        )
     if mode & stat.S_IROTH:
         logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
     if not password:
@@ -254,7 +256,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
 def _default_store(source: _ConfigSource, values: Mapping[str, Any]) -> str:
     place = source.text(values, "default_store", NODE)
     if place not in (NODE, CLUSTER):
-        raise source.wrong("default_store", f"must be {NODE} or {CLUSTER}, got {place!a:.60}")
+        raise source.wrong("default_store", f"must be {NODE} or {CLUSTER}, not {place!a:.60}")
     return place
 
 
@@ -266,5 +268,5 @@ def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:
             raise ValueError
     except (ValueError, TypeError):
         needs = f"a whole number of seconds from {SHORTEST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
-        raise source.wrong("lease_seconds", f"must be {needs}, got {value!a:.60}") from None
+        raise source.wrong("lease_seconds", f"must be {needs}, not {value!a:.60}") from None
     return seconds

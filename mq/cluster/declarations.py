@@ -121,7 +121,7 @@ class ClusterDeclarations:
             await self._local.admit(queue, is_replicated=False)
         if not is_replicated and queue in self._names.queues:
             raise Conflict(
-                f"queue {queue} is there already, and highly available, on all nodes of the cluster: declare it with "
+                f"queue {queue} already exists as a cluster queue. Declare it with "
                 f"{QUEUE_TYPE}={QUORUM}, or choose another name"
             )
         if is_replicated and queue not in self._names.queues:
@@ -272,7 +272,8 @@ class ClusterDeclarations:
 
     def _only_here(self, queue: str) -> Conflict:
         return Conflict(
-            f"queue {queue} is there already, on node {self._node} alone: delete it there first, or choose another name"
+            f"queue {queue} already exists as a local queue of node {self._node}. Delete it there "
+            "first, or choose another name"
         )
 
 
@@ -292,8 +293,6 @@ def _check_replicated(queue: str, declared: Mapping[str, Any]) -> None:
         Conflict: it cannot.
     """
     if declared.get("auto_delete") or EXPIRES in declared.get("arguments", {}):
-        raise Conflict(f"queue {queue} is highly available: it cannot be auto-delete, nor have {EXPIRES}")
+        raise Conflict(f"queue {queue} is a cluster queue and cannot be auto-delete or have {EXPIRES}")
     if is_server_named(queue):
-        raise Conflict(
-            f"queue {queue} is to be highly available: choose a name that does not begin with {SERVER_NAMED}"
-        )
+        raise Conflict(f"the name of cluster queue {queue} must not begin with {SERVER_NAMED}. Choose another name")

@@ -85,7 +85,7 @@ class GraceStorage:
         for start in range(0, len(moves), _OPERATIONS_PER_BATCH):
             for outcome in await self._below.commit(moves[start : start + _OPERATIONS_PER_BATCH]):
                 if outcome.result in (*_ENDING, Result.FULL):
-                    raise StorageFailed(f"cannot requeue what was leased: {outcome.reason or outcome.result.value}")
+                    raise StorageFailed(f"cannot requeue leased messages: {outcome.reason or outcome.result.value}")
 
     async def aclose(self) -> None:
         """Close the store below."""
@@ -121,7 +121,7 @@ class GraceStorage:
             nursery.start_soon(ask)
             while (left := heard + patience_seconds - trio.current_time()) > 0:  # noqa: ASYNC110 - it ends by the clock
                 await trio.sleep(left)
-            self._broken(f"the store has given no sign of life for {patience_seconds:g} seconds")
+            self._broken(f"the store has not responded for {patience_seconds:g} seconds")
             nursery.cancel_scope.cancel()
 
     async def _unlink_inherited(self) -> None:

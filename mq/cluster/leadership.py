@@ -28,8 +28,10 @@ from mq.message import MessageId, QueueName
 
 logger = logging.getLogger("mq.cluster")
 
-ENDED: Final = "the node that served the highly available queues does so no more: try again"
-LOST: Final = "the node that served the highly available queues lost them before it could answer: it may have been done"
+ENDED: Final = "the master of the cluster queues has stopped serving them. Try again"
+LOST: Final = (
+    "the master of the cluster queues stopped serving them before it answered, so the outcome of the request is unknown"
+)
 _VERB_OF: Final = {
     "publish": "publish_many",
     "declare": "declarations.create",
@@ -89,7 +91,7 @@ class NoGuest:
 
     async def answer(self, method: str, args: Sequence[Any]) -> Any:
         """Nothing can be asked."""
-        raise CallerError(f"{method} is nothing that can be asked here")
+        raise CallerError(f"unknown method {method}")
 
 
 class Leadership:
@@ -204,7 +206,7 @@ class Leadership:
         if method in self._own:
             return await _asked(method, self._own[method], holder, *args, **named)
         if method not in VERBS or method in _ASKED_OTHERWISE:
-            raise CallerError(f"{method} cannot be asked of a master")
+            raise CallerError(f"unknown method {method}")
         target: Any = self.broker
         for name in method.split("."):
             target = getattr(target, name)
@@ -366,7 +368,7 @@ class Leadership:
 
     async def _exclude(self, holder: Holder, queue: str, in_turn: bool) -> int:
         if self._waiting[queue] and not in_turn:
-            raise QueueHeld(f"queue {queue} has other consumers. Try again when they have gone")
+            raise QueueHeld(f"queue {queue} has other consumers. Try again after they have disconnected")
         exclusion = await self.broker.exclude(queue, in_turn=in_turn)
         number = holder.number()
         holder.exclusions[number] = exclusion
@@ -399,7 +401,7 @@ def _asked(method: str, target: Callable[..., Awaitable[Any]], *args: Any, **nam
     try:
         return target(*args, **named)
     except TypeError as error:
-        raise CallerError(f"{method} cannot be asked of a master with these arguments") from error
+        raise CallerError(f"invalid arguments for method {method}") from error
 
 
 async def _pass_over(pieces: AsyncIterable[bytes]) -> None:

@@ -41,7 +41,7 @@ VERSION: Final = 5
 """Of the links' protocol. Nodes with different versions of it do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""
-NO_MASTER: Final = "this node serves no highly available queues just now"
+NO_MASTER: Final = "this node does not serve the cluster queues now. Try again"
 
 _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
 """The id of every reply: replies are not messages of a queue, but look like some."""
@@ -231,7 +231,9 @@ class LinkSessions:
             session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning("refused node %s: its cluster password differs", node)
-            session.send(correlation, CallerError(f"node {self._node} has another password: use the same on all nodes"))
+            session.send(
+                correlation, CallerError(f"node {self._node} has another password. Use the same password on all nodes")
+            )
         else:
             session.node = str(node)
             session.send(correlation, self._node)
@@ -332,7 +334,7 @@ class _Reply:
             left -= sum(message.body.size for message in messages_in(each) if not _is_open(message))
             if left < 0 and position:
                 if isinstance(each, Seen):
-                    raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes together: ask for fewer")
+                    raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes in total. Request fewer")
                 return list(value[position:])
         return []
 

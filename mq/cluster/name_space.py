@@ -137,7 +137,7 @@ class Names:
         if is_server_named(queue):
             return False  # the cluster makes none of these names
         deadline = trio.current_time() + PATIENCE_SECONDS
-        why = "the coordinator does not answer"
+        why = "the coordinator does not respond"
         while True:
             round_ = self._next
             round_.queues.add(queue)
@@ -148,7 +148,7 @@ class Names:
                 return queue in self.queues
             why = round_.why or why
             if trio.current_time() >= deadline:
-                raise NotServed(f"whether the cluster has a queue {queue} is not known here just now: {why}")
+                raise NotServed(f"cannot check now whether the cluster has a queue {queue}: {why}")
 
     # What this node has for itself
 
@@ -177,8 +177,8 @@ class Names:
                     if not self._local.knows(queue):
                         self.let_go(queue)
         raise NotServed(
-            f"queue {queue} cannot be made just now: whether the cluster has one of that name is not known here, "
-            "for the coordinator does not answer. Try again"
+            f"queue {queue} cannot be created now, because the coordinator does not respond and the "
+            "cluster may have a queue of that name. Try again"
         )
 
     def let_go(self, queue: str) -> None:
@@ -203,7 +203,7 @@ class Names:
                 logger.debug("cannot reserve the queue name %s: %s", queue, error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
-            raise Conflict(f"queue {queue} is there already, and highly available: all nodes of the cluster have it")
+            raise Conflict(f"queue {queue} already exists as a cluster queue")
 
     # Keeping up
 
@@ -335,9 +335,9 @@ class Names:
         if twice:
             shown = ", ".join(twice[:MOST_SHOWN]) + (", ..." if len(twice) > MOST_SHOWN else "")
             raise StorageUnusable(
-                f"node {self._node} has queues for itself whose names the cluster has, too: {shown}. Nobody could tell "
-                "which of the two a client means. Serve this root without --cluster, move what is in them and delete "
-                "them there; then start the node again"
+                f"node {self._node} has local queues with the names of cluster queues: {shown}. Start "
+                "mq without --cluster, move the messages of these queues and delete them. Then start "
+                "the node again"
             )
 
     def _warn(self, news: str) -> None:

@@ -193,8 +193,8 @@ class ClusterNode:
         """Hand over mastership, and take no new clients."""
         if not any(self._others_to_lead()):
             raise Conflict(
-                f"no other node could take over from node {self._config.node}: the others are no members, or are "
-                "drained themselves. mq cluster status shows them"
+                f"no other node can take over from node {self._config.node}, because the others are "
+                "not members or are draining. Run mq cluster status"
             )
         await self._set_draining(to=True)
 
@@ -206,10 +206,10 @@ class ClusterNode:
         """Look for a neighbour at another address, from now on."""
         neighbor = parse_neighbor(address)
         if any(member.node == node for member in self._members):
-            raise Conflict(f"node {node} is a member: drain it (mq cluster drain), and stop it first")
+            raise Conflict(f"node {node} is still a member. Drain it (mq cluster drain) and stop it first")
         link = self._link_of(node)
         if any(each.neighbor == neighbor for each in self._links if each is not link):
-            raise Conflict(f"another neighbor of node {self._config.node} is at {neighbor}")
+            raise Conflict(f"{neighbor} is the address of another neighbor of node {self._config.node}")
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
         logger.info("connecting to node %s at %s from now on", node, neighbor)
@@ -243,7 +243,8 @@ class ClusterNode:
     def _need_users(self) -> None:
         if not self._shared.has_users:
             raise Conflict(
-                f"node {self._config.node} knows no users, so it takes none of the cluster: start it with --users"
+                f"node {self._config.node} has no users file and cannot store users of the cluster. "
+                "Start it with --users"
             )
 
     async def _set_draining(self, *, to: bool) -> None:
@@ -253,7 +254,7 @@ class ClusterNode:
             try:
                 await self._note(self._tenure)
             except (CandidacyEnded, CoordinatorError) as error:  # it is noted with the next candidacy
-                raise NotServed(f"the other nodes are not told yet: {error}") from error
+                raise NotServed(f"the other nodes have not been notified yet: {error}") from error
         logger.info("node %s %s", self._config.node, "is draining" if to else "accepts clients again")
 
     def _others_to_lead(self) -> Iterator[Member]:
@@ -271,8 +272,8 @@ class ClusterNode:
         unnamed = [link for link in self._links if not link.node]
         if named or (len(unnamed) == 1 and node != self._config.node):
             return (named or unnamed)[0]
-        known = " and ".join(link.node or f"one at {link.neighbor} that never answered" for link in self._links)
-        raise Conflict(f"node {self._config.node} cannot tell which neighbor {node} is. It has {known}")
+        known = " and ".join(link.node or f"an unknown node at {link.neighbor}" for link in self._links)
+        raise Conflict(f"node {self._config.node} has no neighbor named {node}. Its neighbors: {known}")
 
     def _linked(self, link: PeerLink) -> NeighborLink:
         lag = link.latency_seconds
@@ -303,7 +304,7 @@ class ClusterNode:
                 try:
                     await self._be_member()
                 except (CoordinatorError, CandidacyEnded) as error:
-                    self._warn(f"node {self._config.node} is no member just now: {error}")
+                    self._warn(f"node {self._config.node} is not a member of the cluster now: {error}")
                 await trio.sleep(RETRY_SECONDS)
 
     async def _move_links(self) -> None:
@@ -347,7 +348,7 @@ class ClusterNode:
         with trio.move_on_after(self._config.lease_seconds) as patience:
             candidacy = await self._coordinator.join(self._config.node)
         if patience.cancelled_caught:
-            raise CoordinatorError("whoever keeps the members does not answer")
+            raise CoordinatorError("the membership service does not respond")
         tenure = self._tenure = Tenure(candidacy, self._end_of(asked), self._clock)
         self._was_warned = ""
         logger.info("node %s joined the cluster as member %d", self._config.node, candidacy.number)
@@ -498,7 +499,7 @@ class ClusterNode:
         logger.info("node %s, the oldest member, becomes master of term %d", node, number)
 
         def broken(reason: str) -> None:
-            stop(CandidacyEnded(f"the cluster's store does not do what a master needs: {reason}"))
+            stop(CandidacyEnded(f"the cluster's store lacks a feature that the master needs: {reason}"))
 
         store = GraceStorage(tenure.candidacy.storage(self._config.store), broken)
         try:

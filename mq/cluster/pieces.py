@@ -46,7 +46,7 @@ class PiecewiseBody:
                 break
             yield data
         if left:
-            raise CallerError(f"the pieces of a body are not the {size} bytes that were announced")
+            raise CallerError(f"the pieces of a body do not add up to the announced {size} bytes")
 
 
 class Arrivals:
@@ -122,7 +122,7 @@ class OpenBodies:
             StorageError: they cannot be read.
         """
         if number not in self._open:
-            raise StorageError("the message's body is not open any more: fetch it again")
+            raise StorageError("the body of the message is no longer available. Fetch the message again")
         return await self._open[number].piece()
 
     async def close(self, number: int) -> None:
@@ -181,7 +181,7 @@ class RemoteBody:
         while left:
             piece = await self._source.body_piece(self.number)
             if not piece:
-                raise StorageError("the body ended early: fetch the message again")
+                raise StorageError("the body is incomplete. Fetch the message again")
             left -= len(piece)
             yield piece
 

@@ -111,14 +111,16 @@ class RecordKeeper:
             return self._users.get(record.key) == record.value
         there = self._exchanges.get(record.key)
         if there is not None and there != record.value:
-            raise Conflict(f"exchange {record.key} is there already, with another type or other arguments")
+            raise Conflict(f"exchange {record.key} already exists with another type or other arguments")
         return there is not None
 
     def _check_ends(self, binding: Binding) -> None:
         exchanges = [binding.source] if binding.to.is_queue else [binding.source, binding.to.name]
         for name in exchanges:
             if name not in PREDECLARED and encode(binding.vhost, name) not in self._exchanges:
-                raise Conflict(f"exchange '{name}' in vhost '{binding.vhost}' was deleted at the same time: declare it")
+                raise Conflict(
+                    f"exchange '{name}' in vhost '{binding.vhost}' was deleted at the same time. Declare it again"
+                )
         if binding.queue is not None and not self._store.knows(binding.queue):
             raise NoSuchQueue(f"queue {binding.queue} was deleted at the same time")
 

@@ -255,7 +255,9 @@ class RemoteBroker(Forwarding):
         alone = None
         if isinstance(exclusion, RemoteExclusion):
             if exclusion.leader is not leader:
-                raise NotServed(f"the queue {queue} is not this consumer's alone any more: its master has changed")
+                raise NotServed(
+                    f"the exclusive consumer of queue {queue} was cancelled, because the cluster's master has changed"
+                )
             alone = exclusion.number
         priority = 0 if precedence is None else precedence.priority
         handed: list[Handed] = await leader.call("hold", [queue, most, wait, alone, priority], {})

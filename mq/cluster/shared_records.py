@@ -101,8 +101,8 @@ class SharedRecords:
                 await trio.sleep(LOOK_SECONDS)
             return
         raise NotServed(
-            "this node is no member of its cluster just now, so the others may have bound the exchange elsewhere: "
-            "wait until who keeps the members answers it"
+            "this node is not a member of its cluster now and may not know all bindings of the "
+            "exchange. Try again when the membership service responds"
         )
 
     async def begin(self, lasts: Callable[[], bool]) -> None:
@@ -145,7 +145,7 @@ class SharedRecords:
                 await self._news.wait()
             if patience.cancelled_caught:
                 raise NotServed(
-                    f"it is done, and not in effect yet on node {' and '.join(behind) or 'here'}: try again"
+                    f"the change is stored but not yet in effect on node {' and '.join(behind) or 'here'}. Try again"
                 )
 
     # Keeping up

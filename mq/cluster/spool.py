@@ -120,4 +120,4 @@ async def _done(verb: Callable[..., _T], *args: object) -> _T:
         return await trio.to_thread.run_sync(verb, *args)
     except OSError as error:
         kind = StorageFull if error.errno in _NO_ROOM else StorageError
-        raise kind(f"this node cannot keep a large body on its way to the master: {error.strerror}") from error
+        raise kind(f"this node cannot buffer a large body for the master: {error.strerror}") from error

@@ -344,8 +344,8 @@ class Budget:
         self._refusals[room.use].add(resource.name, size, room.client, *limits)
         self.make_room(share, size - room.size)
         return resource.refusal(
-            f"{size} bytes of {resource.name} are not free just now, {share.name} may have {share.most}: "
-            + ("commit or abort other write jobs" if room.use is Use.ROWS else "try again, or send less at once")
+            f"not enough {resource.name} for {size} bytes: the limit of {share.name} is {share.most} bytes. "
+            + ("Commit or abort other write jobs" if room.use is Use.ROWS else "Try again, or send less at once")
         )
 
     def shares(self, share: Share | None, use: Use) -> tuple[Share, ...]:
@@ -582,8 +582,9 @@ class Room:
         for share in self.shares:
             if size > share.most:
                 raise BodyTooLarge(
-                    f"{self.client.name} takes {size} bytes of {share.resource.name}, {share.name} may have "
-                    f"{share.most} ({share.resource.setting}): write less at once"
+                    f"{self.client.name} needs {size} bytes of {share.resource.name}, more than the "
+                    f"limit of {share.name}, {share.most} bytes ({share.resource.setting}). Write "
+                    "less at once"
                 )
         share = next(share for share in self.shares if share.used + size - self.size > share.most)
         raise self.client.budget.refuse(self, size, share)
@@ -768,6 +769,6 @@ def _bytes_per_second(paced: Paced) -> float:
 
 def _too_large(size: int, resource: Resource) -> BodyTooLarge:
     return BodyTooLarge(
-        f"this takes {size} bytes of {resource.name}, requests have {resource.most} ({resource.setting}): "
-        "send less at once"
+        f"the request needs {size} bytes of {resource.name}, more than the limit of {resource.most} "
+        f"bytes ({resource.setting}). Send less at once"
     )

@@ -234,7 +234,9 @@ async def listen_unix(path: str, mode: int) -> AsyncGenerator[trio.SocketListene
         CannotListen: another program serves there, something else is there, or the folder does not let us.
     """
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise CannotListen(f"cannot listen on {shorten(path)}: a socket's path has at most {LONGEST_PATH} bytes")
+        raise CannotListen(
+            f"cannot listen on {shorten(path)}: the path of a socket may have at most {LONGEST_PATH} bytes"
+        )
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -263,7 +265,7 @@ async def _bind_in_turn(folder: int, path: str, mode: int) -> tuple[socket.socke
                 fcntl.flock(folder, fcntl.LOCK_UN)
     except OSError as error:
         raise _cannot(path, error) from error
-    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program keeps its folder locked")
+    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program has locked its folder")
 
 
 def _lock(folder: int) -> bool:
@@ -281,7 +283,10 @@ def _make_room(path: str) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise CannotListen(f"cannot listen on {shorten(path, 200)}: something that is no socket is there")
+        raise CannotListen(
+            f"cannot listen on {shorten(path, 200)}: the file exists and is not a socket. Remove it, or "
+            "choose another path"
+        )
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         with suppress(BlockingIOError):  # its backlog is full: it is served
@@ -290,7 +295,7 @@ def _make_room(path: str) -> None:
             except ConnectionRefusedError:
                 os.unlink(path)
                 return
-    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program serves there")
+    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program is listening there")
 
 
 def _bind(path: str, mode: int) -> tuple[socket.socket, int]:

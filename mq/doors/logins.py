@@ -33,11 +33,11 @@ GUEST: Final = "guest"
 class GuestFromElsewhere(SecretRefused):
     """A login as ``guest`` with the well-known password ``guest`` from another machine."""
 
-    why = "guest from elsewhere"
+    why = "guest from another machine"
 
     def __init__(self) -> None:
-        where = "the machine that mq runs on, and from no other: use a token, or another user"
-        super().__init__(f"user '{GUEST}' with the password '{GUEST}' may log in from {where}")
+        where = "the machine that mq runs on. Use a token or another user"
+        super().__init__(f"user '{GUEST}' with the password '{GUEST}' may only log in from {where}")
 
 
 class TryLater(MQError):
@@ -54,7 +54,7 @@ class TryLater(MQError):
         self.seconds = max(1, math.ceil(round(seconds, 3)))
 
     def __str__(self) -> str:
-        return f"{self.problem}: try again in {self.seconds} s, or use a token"
+        return f"{self.problem}. Try again in {self.seconds} s, or use a token"
 
 
 class Logins:
@@ -148,7 +148,7 @@ class Logins:
     def _refuse_if_delayed(self, line: LoginLine) -> None:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
-            raise TryLater("the last secrets for this name from this address were wrong", seconds)
+            raise TryLater("too many wrong passwords for this user from this address", seconds)
 
     async def _wait(self, line: LoginLine) -> None:
         """Wait for the turn of a login."""
@@ -167,7 +167,7 @@ class Logins:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         if not waiting.is_next:
-            raise TryLater("too many passwords wait to be checked", RETRY_SECONDS)
+            raise TryLater("too many logins at once", RETRY_SECONDS)
 
     def _pass_on(self) -> None:
         self._is_checking = bool(self._waiting)  # so that none comes before the one that is next

@@ -60,9 +60,7 @@ class Quotas:
             return
         self.refused[CONNECTIONS] += 1
         self._lines[CONNECTIONS].add(user.name, most)
-        raise OverLimit(
-            f"user {user.name} has {most} connections, the limit (max_connections): close some, or share them"
-        )
+        raise OverLimit(f"user {user.name} has {most} connections, the maximum (max_connections). Close or share some")
 
     def check_publish(self, user: User | None, count: int = 1) -> None:
         """Count messages that a user publishes. What is refused does not count.
@@ -77,8 +75,8 @@ class Quotas:
         if seconds > 0:
             self._note_rate(user)
             raise OverLimit(
-                f"user {user.name} may publish {user.limits.publish_rate:g} messages a second "
-                "(max_publish_rate): try again later, or more slowly",
+                f"user {user.name} may publish at most {user.limits.publish_rate:g} messages per "
+                "second (max_publish_rate). Publish more slowly, or try again later",
                 seconds,
             )
         bucket.take(count)

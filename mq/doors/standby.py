@@ -201,8 +201,8 @@ class Standby:
             self._warn(_pid_of(link))
         if said == _STRANGE:
             raise StrangeOwner(
-                "the daemon that serves this root has other users or other TLS files, and would serve by "
-                "those what comes here: start all daemons of a root with the same --users and --tls-*"
+                "the active daemon of this root has other users or TLS files. Start all daemons of a "
+                "root with the same --users and --tls-* settings"
             )
         return said
 
@@ -294,7 +294,7 @@ class Owner:
         try:
             listening = await self._listen()
         except OSError as error:
-            raise CannotListen(f"cannot listen for daemons that stand by: {error.strerror}") from error
+            raise CannotListen(f"cannot listen for standby daemons: {error.strerror}") from error
         try:
             async with trio.open_nursery() as nursery:
                 task_status.started()
@@ -314,7 +314,7 @@ class Owner:
     async def _listen(self) -> trio.socket.SocketType:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
-                raise CannotListen("cannot listen for daemons that stand by: state/turn is no socket; move it away")
+                raise CannotListen("cannot listen for standby daemons: state/turn is not a socket. Move it away")
             os.unlink(self._path)  # of an owner that has ended, for this one has the lock
         opened = _new_socket()
         try:

@@ -50,7 +50,7 @@ class LeaderSchedules:
         if method == PUT:
             return await self._scheduler.put(Schedule.stored(args[0]))
         if method != DROP:
-            raise CallerError(f"{shorten(method)} is nothing that can be asked of schedules")  # known by these words
+            raise CallerError(f"schedules have no method {shorten(method)}")  # known by these words
         try:
             return await self._scheduler.drop(args[0])
         except NoSuchSchedule as error:
@@ -118,8 +118,8 @@ class ClusterSchedules:
         """
         if self.has_own(schedule.queue):
             raise Conflict(
-                f"queue {schedule.queue} is this node's own, and a node of a cluster keeps schedules of highly "
-                "available queues alone: another node would not know the queue"
+                f"queue {schedule.queue} is local to this node. In a cluster, schedules can only "
+                "publish to cluster queues. Create the queue with store=cluster"
             )
         is_new = bool(await self.ask(PUT, schedule.record()))
         await self.look()
@@ -135,7 +135,7 @@ class ClusterSchedules:
     def status(self, name: str) -> ScheduleStatus:
         """As a scheduler's, when it was last looked."""
         if name not in self._seen:
-            raise NoSuchSchedule(f"no schedule named {shorten(name)}")
+            raise NoSuchSchedule(f"schedule {shorten(name)} does not exist")
         return self._seen[name]
 
     def names(self) -> list[str]:

@@ -94,13 +94,13 @@ class CronLine:
         self._zone = _zone_of(zone)
         if len(line) > LONGEST_LINE or len(line.split()) != _FIELDS:
             raise InvalidSetting(
-                f"cron must be five fields (minute, hour, day of the month, month, day of the week), "
-                f"got {shorten(line)}"
+                "cron must have five fields (minute, hour, day of the month, month, day of the "
+                f"week), not {shorten(line)}"
             )
         try:
             CronSim(line, datetime(2000, 1, 1, tzinfo=self._zone))
         except CronSimError as error:
-            raise InvalidSetting(f"cron is wrong, {_lower(str(error))}: {shorten(line)}") from None
+            raise InvalidSetting(f"cron is invalid, {_lower(str(error))}: {shorten(line)}") from None
 
     def following(self, after_ms: int) -> int | None:
         """The first instant later than `after_ms`; None where none comes within fifty years."""
@@ -150,8 +150,8 @@ def _zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidSetting(
-            f"zone must be the name of a time zone that this machine knows, such as Europe/Berlin or {UTC_NAME}, "
-            f"got {shorten(name)}"
+            "zone must be the name of a time zone known to this machine, such as Europe/Berlin or "
+            f"{UTC_NAME}, not {shorten(name)}"
         ) from None
 
 
@@ -215,7 +215,7 @@ class Schedule(NamedTuple):
     def record(self) -> dict[str, Any]:
         """As JSON values, for the store."""
         draft, body = self.draft, self.draft.body
-        assert isinstance(body, bytes), "the body of a schedule is small"
+        assert isinstance(body, bytes), "the message body, at most a few KiB"
         message = {
             "base64": base64.b64encode(body).decode(),
             "attributes": dict(draft.attributes),
@@ -253,8 +253,11 @@ def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
     """
     body = schedule.draft.body
     if isinstance(body, bytes) and len(body) > LARGEST_BODY:
-        raise BodyTooLarge(f"the body of a schedule has at most {LARGEST_BODY} bytes: publish where it lies instead")
+        raise BodyTooLarge(
+            f"the message body of a schedule may have at most {LARGEST_BODY} bytes. Publish a reference "
+            "to the data instead"
+        )
     instants = schedule.instants()
     if instants.following(now_ms) is None:
-        raise InvalidSetting(f"cron must come within the next fifty years: {schedule.cron} does not")
+        raise InvalidSetting(f"cron {schedule.cron} does not match any time in the next fifty years")
     return instants

@@ -114,8 +114,8 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has {len(others)} schedules, the most that one user may have: delete one "
-                "first, or start mq with a greater --schedules-per-user"
+                f"user {owner} has {len(others)} schedules, the maximum per user. Delete one first, "
+                "or start mq with a larger --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
@@ -237,10 +237,12 @@ class Scheduler:
         async with self._changing:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
-                raise Conflict(f"there are {MOST_SCHEDULES} schedules, the most there may be: delete one first")
+                raise Conflict(f"there are {MOST_SCHEDULES} schedules, the maximum. Delete one first")
             more = schedule.bytes - (0 if old is None else old.bytes)
             if more > 0 and self._bytes + more > MOST_BYTES:
-                raise Conflict(f"messages of schedules have at most {MOST_BYTES} bytes together: delete one first")
+                raise Conflict(
+                    f"the messages of all schedules may have at most {MOST_BYTES} bytes in total. Delete one first"
+                )
             self._check_limits(schedule, None if old is None else old.schedule)
             now_ms = self._now_ms(is_steady=schedule.every is not None)
             is_same = old is not None and old.schedule.every == schedule.every
@@ -319,7 +321,7 @@ class Scheduler:
     def _plan(self, name: str) -> _Plan:
         plan = self._plans.get(name)
         if plan is None:
-            raise NoSuchSchedule(f"no schedule named {shorten(name)}")
+            raise NoSuchSchedule(f"schedule {shorten(name)} does not exist")
         return plan
 
     def _now_ms(self, *, is_steady: bool) -> int:

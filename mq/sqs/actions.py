@@ -140,10 +140,10 @@ class ActionCall(NamedTuple):
         is_any = right == ANY_RIGHT
         if self.user.may_something(queue or "") if is_any else self.user.may(Right(right), queue):
             return
-        what = "some right" if is_any else f"the right to {right}"
+        what = "a right" if is_any else f"the right to {right}"
         raise SqsError(
             ACCESS_DENIED,
-            f"User {self.user.name} is not authorized to perform sqs:{self.action}: that takes {what} on "
+            f"User {self.user.name} is not authorized to perform sqs:{self.action}. It requires {what} on "
             + (self.names.arn(queue) if queue else "this broker"),
         )
 

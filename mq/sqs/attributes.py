@@ -99,7 +99,8 @@ def check_new(name: str, given: Mapping[str, str], *, is_fifo: bool) -> None:
     if is_fifo and given.get(FIFO, "").lower() != "true":
         raise SqsError(
             "InvalidParameterValue",
-            f"The name of {shorten(name)} ends in .fifo: make it with FifoQueue=true, or call it otherwise",
+            f"The queue name {shorten(name)} ends in .fifo. Create the queue with FifoQueue=true, or "
+            "choose another name",
         )
 
 
@@ -118,23 +119,23 @@ def check_throughput(attributes: Mapping[str, str]) -> None:
     if attributes.get(_THROUGHPUT) == _PER_GROUP_ID and attributes.get(SCOPE) != PER_GROUP:
         raise SqsError(
             "InvalidAttributeValue",
-            f"{_THROUGHPUT} can be {_PER_GROUP_ID} only where {SCOPE} is {PER_GROUP}",
+            f"{_THROUGHPUT} can be {_PER_GROUP_ID} only if {SCOPE} is {PER_GROUP}",
         )
 
 
 def _refuse(name: str, text: str) -> None:
     """Refuse an attribute that cannot be set."""
     if name == FIFO and text.lower() == "true":
-        raise SqsError("InvalidParameterValue", "The name of a FIFO queue can only end in .fifo: call it so")
+        raise SqsError("InvalidParameterValue", "The name of a FIFO queue must end in .fifo.")
     if name == FIFO or name in _OF_FIFO:
         raise SqsError("InvalidAttributeName", f"Unknown Attribute {name}.")  # as AWS says of a standard queue
     if name in _WITHOUT_EFFECT:
         if text:
             raise SqsError(
                 "UnsupportedOperation",
-                f"{name} would have no effect here. Who may do what stands in mq's users file (docs/access.md)"
+                f"{name} is not supported. Set the rights of users in mq's users file (docs/access.md)"
                 if name == "Policy"
-                else f"{name} would have no effect here: encrypt the disk that mq's root is on",
+                else f"{name} is not supported. Encrypt the disk of mq's root instead",
             )
         return
     raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
@@ -228,7 +229,7 @@ def _noted_allowance(name: str, text: str) -> str:
         raise _wrong(name, "redrivePermission must be allowAll, denyAll or byQueue.")
     if permission != "byQueue":
         if sources is not None:
-            raise _wrong(name, "sourceQueueArns goes with byQueue alone.")
+            raise _wrong(name, "sourceQueueArns is only allowed with byQueue.")
         return json.dumps({"redrivePermission": permission})
     if not isinstance(sources, list) or not 1 <= len(sources) <= _MOST_SOURCES:
         raise _wrong(name, f"byQueue takes 1 to {_MOST_SOURCES} sourceQueueArns.")

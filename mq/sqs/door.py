@@ -53,9 +53,9 @@ _PIECE: Final = 64 * 1024
 _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
 _ACTION: Final = re.compile(rb"(?:\A|&)Action=([A-Za-z]{1,64})(?:&|\Z)")
 _GET: Final = (
-    "A GET of the query protocol is followed only where the daemon has users, and when it is signed with the key of "
-    "one (X-Amz-Signature): without a signature any link, or an image on a web page, could delete a queue. Send it as "
-    "a POST: SDKs do so by themselves, curl with --data"
+    "A GET request of the query protocol must be signed with a user's key (X-Amz-Signature), because "
+    "otherwise a link on any web page could delete a queue. Send a POST request: SDKs do so, and "
+    "curl does with --data"
 )
 _AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 
@@ -230,8 +230,8 @@ class SqsDoor(Handler):
             if self._logins.access.by_aws_key(signature.key_id) is None:
                 raise SqsError(
                     "InvalidClientTokenId",
-                    "The security token included in the request is invalid: no user "
-                    "of mq has this key. Make one with mq user aws-key",
+                    "The security token included in the request is invalid: no user of mq has this "
+                    "key. Create one with mq user aws-key",
                 )
         except SqsError as error:
             self._logins.note_failure("sqs", request.address, "", error.name)
@@ -278,7 +278,7 @@ class _NothingElse(Handler):
 
     async def handle(self, request: Request) -> Reply:
         """404."""
-        return problem(404, "this port is for Amazon SQS's API alone: HTTP's own is on the daemon's --port")
+        return problem(404, "this port serves only the Amazon SQS API. The HTTP API is on the daemon's --port")
 
 
 def _is_json(head: RequestHead | Request) -> bool:

@@ -197,7 +197,7 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
         if left < 0:  # the others are not even looked at
             raise SqsError(
                 "BatchRequestTooLong",
-                f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes: send less at once.",
+                f"Batch requests cannot be longer than {LARGEST_MESSAGE} bytes. Send several smaller batches.",
             )
     call.check_publish(len(sent))
     outcomes = await call.desk.broker.publish_many(queue, [outgoing.draft for outgoing in sent.values()])

@@ -74,7 +74,7 @@ def read_body(wanted: Mapping[str, Any]) -> bytes:
     if not text:
         raise SqsError("InvalidParameterValue", "Value for parameter MessageBody is invalid. Reason: Must be non-empty")
     if _TEXT.fullmatch(text) is None:
-        raise SqsError("InvalidMessageContents", "the body has characters that SQS does not take: send it as base64")
+        raise SqsError("InvalidMessageContents", "the body has characters that SQS does not allow. Send it as base64")
     return text.encode()
 
 
@@ -85,7 +85,7 @@ def read_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attribu
         SqsError: they are not as SQS has them.
     """
     if len(given) > MOST_ATTRIBUTES:
-        raise SqsError("InvalidParameterValue", f"a message has at most {MOST_ATTRIBUTES} message attributes")
+        raise SqsError("InvalidParameterValue", f"a message can have at most {MOST_ATTRIBUTES} message attributes")
     return {_checked_name(name): _attribute(name, value) for name, value in given.items()}
 
 
@@ -97,7 +97,9 @@ def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     """
     for name in given:
         if name != TRACE:
-            raise SqsError("InvalidParameterValue", f"{shorten(name)} is no system attribute to send; known: {TRACE}")
+            raise SqsError(
+                "InvalidParameterValue", f"{shorten(name)} is not a system attribute that can be sent. Known: {TRACE}"
+            )
     found = {name: _attribute(name, value) for name, value in given.items()}
     if any(each.type != "String" for each in found.values()):
         raise SqsError("InvalidParameterValue", f"{TRACE} must be of the type String")
@@ -108,8 +110,8 @@ def _checked_name(name: str) -> str:
     if _NAME.fullmatch(name) is None or len(name) > _LONGEST_NAME:
         raise SqsError(
             "InvalidParameterValue",
-            f"Invalid message attribute name {shorten(name)}: use 1 to 256 letters, digits, _ - and single periods "
-            "inside, and neither AWS. nor Amazon. at the beginning",
+            f"Invalid message attribute name {shorten(name)}. Use 1 to 256 letters, digits, _, - and "
+            "single periods, not at the ends, and not beginning with AWS. or Amazon.",
         )
     return name
 
@@ -118,15 +120,15 @@ def _attribute(name: str, value: Mapping[str, Any]) -> Attribute:
     type: str = value.get("DataType", "")
     matched = _TYPE.fullmatch(type)
     if matched is None or len(type) > _LONGEST_NAME or _TEXT.fullmatch(type) is None:
-        raise _wrong(name, "the type must be String, Number or Binary, with a label after a period where you like")
+        raise _wrong(name, "the type must be String, Number or Binary, with an optional label after a period")
     kind = "BinaryValue" if matched[1] == "Binary" else "StringValue"
     given: str | bytes | None = value.get(kind)
     if given is None or ("StringValue" in value and "BinaryValue" in value):
-        raise _wrong(name, f"the type {matched[1]} takes a {kind}, and nothing else")
+        raise _wrong(name, f"the type {matched[1]} must have a {kind} and no other value")
     if not given:
-        raise _wrong(name, "it must have a value that is not empty")
+        raise _wrong(name, "its value must not be empty")
     if isinstance(given, str) and _TEXT.fullmatch(given) is None:
-        raise SqsError("InvalidMessageContents", f"the message attribute {name} has characters that SQS does not take")
+        raise SqsError("InvalidMessageContents", f"the message attribute {name} has characters that SQS does not allow")
     if matched[1] == "Number" and (len(str(given)) > _LONGEST_NUMBER or _NUMBER.fullmatch(str(given).strip()) is None):
         raise _wrong(name, "it is not a number")
     return Attribute(type, given)
@@ -402,7 +404,9 @@ class ReceiptHandle(NamedTuple):
                 return cls(MessageId(id), int(receives), receipt)
         except (ValueError, InvalidId):
             pass
-        raise SqsError("ReceiptHandleIsInvalid", "The input receipt handle is invalid: give it as a receive gave it.")
+        raise SqsError(
+            "ReceiptHandleIsInvalid", "The input receipt handle is invalid. Use the one that ReceiveMessage returned."
+        )
 
     @property
     def text(self) -> str:

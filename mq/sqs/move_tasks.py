@@ -98,7 +98,7 @@ class MoveTask:
             done = await broker.redrive(self.source, self.target, self.per_second or LARGEST_SLICE)
             self.moved += done.moved
             if not done.moved and done.left:
-                raise QueueFull(f"{done.left} messages stay: their queue is full, or does not exist any more")
+                raise QueueFull(f"{done.left} messages were not moved, because their queue is full or no longer exists")
             if not done.moved:
                 return
             await trio.sleep(0 if self.per_second is None else _STALL_SECONDS)
@@ -176,7 +176,9 @@ class MoveTasks:
         """Take a task into the list of its queue."""
         tasks = self._of_queue.get(task.source)
         if tasks and tasks[0].status == RUNNING:
-            raise SqsError("UnsupportedOperation", "There is already a task running: one at a time for a source queue.")
+            raise SqsError(
+                "UnsupportedOperation", "There is already a task running. A source queue can have one task at a time."
+            )
         if tasks is None and len(self._of_queue) >= MOST_QUEUES:
             self._forget_one()
         self._of_queue.setdefault(task.source, deque(maxlen=MOST_SHOWN)).appendleft(task)
@@ -206,7 +208,7 @@ class MoveTasks:
         for tasks in self._of_queue.values():
             if tasks[0].handle == handle and tasks[0].status == RUNNING:
                 return tasks[0]
-        raise SqsError("ResourceNotFoundException", "Task does not exist, or runs no more.")
+        raise SqsError("ResourceNotFoundException", "The task does not exist or has ended.")
 
     def end(self) -> None:
         """Cancel all tasks: mq stops."""
@@ -217,5 +219,5 @@ class MoveTasks:
     def _forget_one(self) -> None:
         over = next((source for source, tasks in self._of_queue.items() if tasks[0].status != RUNNING), None)
         if over is None:
-            raise SqsError("RequestThrottled", "too many message move tasks are running: try again later")
+            raise SqsError("RequestThrottled", "too many message move tasks are running. Try again later")
         del self._of_queue[over]

@@ -58,7 +58,7 @@ def queue_of_url(url: str) -> QueueName:
     path = _BELOW.search(matched[1])  # a proxy may have put the daemon under a path
     queue = None if path is None else queue_of_path(path[0])
     if queue is None:
-        raise SqsError("InvalidAddress", f"not the URL of a queue: {shorten(url)}. Ask for it with GetQueueUrl")
+        raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Use GetQueueUrl")
     return known_name(queue)
 
 
@@ -95,7 +95,7 @@ def known_name(name: str) -> QueueName:
     try:
         return QueueName(name)
     except InvalidName:
-        raise SqsError("QueueDoesNotExist", f"no queue can be called {shorten(name)}") from None
+        raise SqsError("QueueDoesNotExist", f"invalid queue name: {shorten(name)}") from None
 
 
 def new_name(name: str) -> QueueName:

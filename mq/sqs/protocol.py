@@ -160,7 +160,7 @@ def _check_sparse(body: bytes) -> None:
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # a quote begins a text or ends one now
     is_sparse = plain.count(b'"') <= MOST_PARTS
     if not is_sparse or sum(outside.count(b",") for outside in plain.split(b'"')[::2]) > MOST_PARTS:
-        raise SqsError("SerializationException", f"no action takes more than {MOST_PARTS} parts: send less at once")
+        raise SqsError("SerializationException", f"the request has more than {MOST_PARTS} fields. Send less at once")
 
 
 _encode: Final = json.JSONEncoder(
@@ -178,7 +178,9 @@ def fields_of(form: bytes) -> list[tuple[str, str]]:
     try:
         return parse_qsl(form.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
     except ValueError:
-        raise SqsError("MalformedQueryString", f"this is no form of UTF-8 with at most {MOST_FIELDS} fields") from None
+        raise SqsError(
+            "MalformedQueryString", f"the request body is not a UTF-8 form with at most {MOST_FIELDS} fields"
+        ) from None
 
 
 def _known(actions: Mapping[str, Action], name: str) -> Action:

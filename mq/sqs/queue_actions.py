@@ -87,8 +87,8 @@ async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange
     if not same or any(noted(notes, key) != text for key, text in change.notes.items()):
         raise SqsError(
             "QueueNameExists",
-            "A queue already exists with the same name and a different value for an "
-            "attribute: ask for the same ones, or change them with SetQueueAttributes",
+            "A queue already exists with the same name and a different value for an attribute. Use "
+            "the same values, or change them with SetQueueAttributes",
         )
 
 
@@ -105,17 +105,18 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
     name: str | None = target
     while name is not None:
         if name in path:
-            raise _wrong_policy(f"Dead letters would go round: {' -> '.join([*path, name])}.")
+            raise _wrong_policy(f"Dead letters would move in a circle: {' -> '.join([*path, name])}.")
         path.append(name)
         name = (await broker.status(name)).settings.dead_letter_queue if await broker.has_queue(name) else None
     if not await broker.has_queue(target):
-        raise _wrong_policy("Dead letter target does not exist: create it first.")
+        raise _wrong_policy("Dead letter target does not exist. Create it first.")
     if is_fifo(target) != is_fifo(queue):
         raise _wrong_policy(
-            "The dead-letter queue of a FIFO queue must be one, too, and that of a standard one must not."
+            "The dead-letter queue of a FIFO queue must be a FIFO queue, and that of a standard "
+            "queue must be a standard queue."
         )
     if (await broker.status(target)).settings.unique:
-        raise _wrong_policy(f"{target} is unique, so it would not take every message.")
+        raise _wrong_policy(f"{target} is unique and would refuse some messages.")
     if not allows_source(await call.desk.notes.read(target), queue):
         raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow it.")
 
@@ -163,7 +164,7 @@ def _after(token: str) -> str:
     try:
         return base64.urlsafe_b64decode(token.encode("ascii")).decode()
     except (binascii.Error, ValueError):
-        raise SqsError("InvalidParameterValue", "NextToken must be one that this action has answered") from None
+        raise SqsError("InvalidParameterValue", "NextToken must be a value that this action returned") from None
 
 
 async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
@@ -247,13 +248,13 @@ async def list_tags(call: ActionCall) -> Mapping[str, Any]:
 
 def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     if len(tags) > MOST_TAGS:
-        raise SqsError("InvalidParameterValue", f"a queue has at most {MOST_TAGS} tags")
+        raise SqsError("InvalidParameterValue", f"a queue can have at most {MOST_TAGS} tags")
     for key, text in tags.items():
         if _TAG_KEY.fullmatch(key) is None or _TAG_VALUE.fullmatch(text) is None:
             raise SqsError(
                 "InvalidParameterValue",
-                f"The tag {shorten(key)} is invalid: keys have 1 to 128 and values up to 256 letters, digits, spaces "
-                "and _ . : / = + - @, and no key begins with aws:",
+                f"The tag {shorten(key)} is invalid. Use keys of 1 to 128 and values of up to 256 "
+                "letters, digits, spaces and _ . : / = + - @. Keys must not begin with aws:",
             )
     return tags
 
@@ -262,7 +263,8 @@ async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
     """Refuse: rights stand in mq's users file."""
     call.queue(Right.CONFIGURE)
     raise SqsError(
-        "UnsupportedOperation", "Who may do what stands in mq's users file (docs/access.md), and is not changed here"
+        "UnsupportedOperation",
+        "Permissions cannot be changed over SQS. Set the rights of users in mq's users file (docs/access.md)",
     )
 
 
@@ -292,7 +294,7 @@ async def _check_move(call: ActionCall, source: QueueName, target: QueueName | N
         if queue is not None and not await broker.has_queue(queue):
             raise SqsError("ResourceNotFoundException", "The resource that you specified does not exist.")
     if source == target:
-        raise SqsError("InvalidParameterValue", "DestinationArn must be another queue than SourceArn.")
+        raise SqsError("InvalidParameterValue", "DestinationArn must not be the same queue as SourceArn.")
     if not any(status.settings.dead_letter_queue == source for status in await broker.queues()):
         raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
 

@@ -175,7 +175,7 @@ def tree_of(fields: Sequence[tuple[str, str]]) -> Tree:
         for group in groups:
             place = place.setdefault(group, {}) if isinstance(place, dict) else None
         if not isinstance(place, dict) or last in place:
-            raise SqsError("MalformedQueryString", f"the field {name[:80]} is there twice")
+            raise SqsError("MalformedQueryString", f"the field {name[:80]} occurs twice")
         place[last] = text
     return root
 
@@ -224,7 +224,7 @@ def _counted(tree: Tree, name: str) -> list[Any]:
         return [group]
     if isinstance(group, dict) and all(key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS for key in group):
         return [group[key] for key in sorted(group, key=int)]
-    raise SqsError("MalformedInput", f"{name} must be counted: {name}.1, {name}.2")
+    raise SqsError("MalformedInput", f"{name} must be numbered: {name}.1, {name}.2")
 
 
 def _entry(shape: MapOf, value: Any) -> tuple[str, Any]:

@@ -80,11 +80,11 @@ def _said(request: Request) -> Signature:
         credential, headers, digest = matched.groups()
         return _signature(credential, headers, digest, request.headers.get("x-amz-date", ""), None)
     if SIGNED not in request.query:
-        raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token: sign it with a key")
+        raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token. Sign it with a key")
     query = dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
     expires = query.get("X-Amz-Expires", "")
     if query.get("X-Amz-Algorithm") != ALGORITHM or _DIGITS.fullmatch(expires) is None:
-        raise _incomplete(f"a signed URL needs X-Amz-Algorithm={ALGORITHM} and X-Amz-Expires in seconds")
+        raise _incomplete(f"a signed URL requires X-Amz-Algorithm={ALGORITHM} and X-Amz-Expires in seconds")
     return _signature(
         query.get("X-Amz-Credential", ""),
         query.get("X-Amz-SignedHeaders", ""),
@@ -121,7 +121,7 @@ def check_time(signature: Signature, now: float) -> None:
     try:
         signed = datetime.strptime(signature.time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
-        raise _incomplete("X-Amz-Date is no time") from None
+        raise _incomplete("X-Amz-Date is not a valid time") from None
     lasts = LONGEST_SKEW_SECONDS if signature.expires is None else signature.expires
     if lasts > LONGEST_EXPIRES_SECONDS:
         raise _incomplete(f"X-Amz-Expires must be at most {LONGEST_EXPIRES_SECONDS} seconds")
@@ -129,7 +129,8 @@ def check_time(signature: Signature, now: float) -> None:
         here = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
         raise SqsError(
             "SignatureDoesNotMatch",
-            f"Signature expired or not yet valid: it was made at {signature.time}, here it is {here}. Set the clock",
+            f"Signature expired or not yet valid: it was created at {signature.time}, and the time "
+            f"here is {here}. Set the clock",
         )
 
 

@@ -68,13 +68,14 @@ def error_of(outcome: Outcome, what: str) -> MQError:
         return NoSuchMessage("the message is no longer in the queue")
     if outcome.result is Result.FAILED:
         return StorageFailed(
-            f"the store failed meanwhile: it may have been done, or not ({outcome.reason}); repair the disk, "
-            "remount it, and start mq again"
+            f"the store failed during the request, so its outcome is unknown ({outcome.reason}). "
+            "Repair and remount the disk, then restart mq"
         )
     if outcome.result is Result.UNKNOWN:
         return StorageUnsure(
-            f"cannot {what} for certain: it may have been done ({outcome.reason or 'no answer in time'}). "
-            "Try again only where twice does no harm, or with the same key"
+            f"cannot {what}: the outcome is unknown "
+            f"({outcome.reason or 'the store did not respond in time'}). Retry with the same "
+            "idempotency key, or if doing it twice does no harm"
         )
     if outcome.result is Result.FENCED:
         return StorageFenced(

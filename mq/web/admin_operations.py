@@ -45,11 +45,11 @@ async def live(context: RequestContext) -> Reply:
 async def ready(context: RequestContext) -> Reply:
     """The store takes changes."""
     if context.broker.node_control.is_draining:
-        return problem(503, "this node is about to be stopped: use another node of the cluster", retry_after())
+        return problem(503, "this node is draining and will be stopped. Use another node of the cluster", retry_after())
     if context.broker.ready:
         doubt = _doubt(context.broker)
         return document(200, {"ready": True} | ({"clock": doubt} if doubt else {}))
-    return problem(503, "the store has failed: see the log, then start mq anew", retry_after())
+    return problem(503, "the store has failed. Read the log, then restart mq", retry_after())
 
 
 async def queues(context: RequestContext) -> Reply:
@@ -147,7 +147,7 @@ async def change_logging(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     level, requests = wanted.pop("level", None), wanted.pop("requests", None)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: level, requests")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known keys: level, requests")
     log_lines.change(
         level=None if level is None else check_value("level", level, LEVEL),
         requests=None if requests is None else check_value("requests", requests, SWITCH),
@@ -175,7 +175,7 @@ async def trust_clock(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     trusted = wanted.pop("trusted", None)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: trusted")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known key: trusted")
     if trusted is not None and check_value("trusted", trusted, SWITCH):
         for each in context.broker.clocks:
             each.trust()
@@ -228,7 +228,7 @@ async def close_connection(context: RequestContext) -> Reply:
     found = context.connections.find(context.id)
     if found is None:
         return problem(
-            404, f"no connection {shorten(context.id)} is open here: GET /-/connections lists those that are"
+            404, f"connection {shorten(context.id)} does not exist. GET /-/connections lists the open connections"
         )
     if found is CONNECTION.get():
         return empty(200)._replace(is_last=True)
@@ -291,11 +291,11 @@ def _parse_connection(value: Any) -> str:
 
 
 _PAGING: Final = (
-    Parameter("max", AMOUNT, "how many at the most", LARGEST_BATCH),
+    Parameter("max", AMOUNT, "maximum number of entries", LARGEST_BATCH),
     Parameter(
         "after",
-        SettingKind(_parse_connection, "a connection's id", {"type": "string", "pattern": "^[^-]+-[0-9]{1,18}$"}),
-        "go on behind this connection",
+        SettingKind(_parse_connection, "id of a connection", {"type": "string", "pattern": "^[^-]+-[0-9]{1,18}$"}),
+        "continue after this connection",
     ),
 )
 
@@ -311,7 +311,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/live",
         NO_RIGHT,
         live,
-        "does the process answer?",
+        "reports whether the process responds",
         {200: Success("it does", as_json(record({"live": {"const": True}})))},
     ),
     Operation(
@@ -319,7 +319,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/ready",
         NO_RIGHT,
         ready,
-        "does the store take changes?",
+        "reports whether the store accepts writes",
         {200: Success("it does", as_json(record({"ready": {"const": True}}, {"clock": TEXT})))},
         refusals=(503,),
     ),
@@ -328,7 +328,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/queues",
         Right.MONITOR,
         queues,
-        "all queues, with what is in them",
+        "lists all queues with their settings and message counts",
         {200: Success("by name", as_json(record({"queues": {"type": "array", "items": reference("Queue")}})))},
         refusals=(503,),
     ),
@@ -337,8 +337,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/stats",
         Right.MONITOR,
         stats,
-        "counts and rates",
-        {200: Success("since the start, and over the last minute", as_json(reference("Stats")))},
+        "shows message counts and rates",
+        {200: Success("counts since the start, and rates over the last minute", as_json(reference("Stats")))},
         refusals=(503,),
     ),
     Operation(
@@ -346,8 +346,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/metrics",
         Right.MONITOR,
         metrics,
-        "counts, depths and room, for Prometheus",
-        {200: Success("in Prometheus' text format", {"text/plain": {"type": "string"}})},
+        "exports metrics for Prometheus",
+        {200: Success("metrics in the Prometheus text format", {"text/plain": {"type": "string"}})},
         refusals=(503,),
     ),
     Operation(
@@ -355,7 +355,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/logging",
         Right.MONITOR,
         logging_now,
-        "how much is logged",
+        "shows the log level",
         {200: Success("now", as_json(reference("Logging")))},
     ),
     Operation(
@@ -363,7 +363,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/logging",
         Right.ADMINISTER,
         change_logging,
-        "logs more, or less, until the daemon ends",
+        "changes the log level until the daemon restarts",
         {200: Success("from now on", as_json(reference("Logging")))},
         refusals=(408, 413),
         body=as_json(reference("LoggingChange")),
@@ -375,7 +375,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/clock",
         Right.MONITOR,
         clock,
-        "what the daemon makes of the wall clock",
+        "shows the state of the wall clock",
         {200: Success("now", as_json(reference("Clock")))},
     ),
     Operation(
@@ -383,7 +383,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/clock",
         Right.ADMINISTER,
         trust_clock,
-        "ends a doubt of the wall clock, which is right",
+        "confirms that the wall clock is right",
         {200: Success("from now on", as_json(reference("Clock")))},
         refusals=(408, 413),
         body=as_json(reference("ClockChange")),
@@ -395,8 +395,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/connections",
         Right.MONITOR,
         connections,
-        "who is connected, over every protocol of this daemon",
-        {200: Success("the oldest first", _listed("connections", "Connection"))},
+        "lists the client connections of all protocols",
+        {200: Success("sorted by age, oldest first", _listed("connections", "Connection"))},
         query=_PAGING,
     ),
     Operation(
@@ -404,7 +404,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/connections/CONNECTION",
         Right.ADMINISTER,
         close_connection,
-        "closes a connection",
+        "closes a client connection",
         {200: Success("it ends")},
         refusals=(404,),
         audited={200: "connection-closed"},
@@ -414,8 +414,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/consumers",
         Right.MONITOR,
         consumers_at_work,
-        "who consumes over AMQP, and which requests wait for messages",
-        {200: Success("by connection, the oldest first", _listed("consumers", "ActiveConsumer"))},
+        "lists AMQP consumers and HTTP requests that wait for messages",
+        {200: Success("sorted by connection, oldest first", _listed("consumers", "ActiveConsumer"))},
         query=_PAGING,
     ),
     Operation(
@@ -423,8 +423,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/exchanges",
         Right.MONITOR,
         exchanges,
-        "exchanges and bindings that are declared over AMQP, and where dead letters go by them",
-        {200: Success("at most 1,000 of each", as_json(reference("Declared")))},
+        "lists AMQP exchanges, bindings and dead-letter targets",
+        {200: Success("at most 1,000 entries of each kind", as_json(reference("Declared")))},
     ),
 )
 """What there is to see of connections."""

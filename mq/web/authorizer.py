@@ -37,7 +37,7 @@ _LOOKS: Final = ("GET", "HEAD")
 _BEARER: Final = ("www-authenticate", 'Bearer realm="mq"')
 _REALM: Final = (_BEARER, ("www-authenticate", 'Basic realm="mq", charset="UTF-8"'))
 _UNKNOWN: Final = problem(
-    401, "give a token (Bearer), or a name and a password or token (Basic), that mq knows", *_REALM
+    401, "log in with a token (Bearer), or with a user name and a password or token (Basic)", *_REALM
 )
 
 
@@ -111,7 +111,7 @@ class Authorizer(Handler):
         is_look = request.method in _LOOKS and not (rule.operation is not None and rule.operation.leases)
         if not is_look and not session.has(request.headers.get(CSRF_HEADER, "")):
             self._note_refusal(rule, request, session.user)
-            return problem(403, "a session needs its second secret for that, in X-CSRF-Token: load the page anew")
+            return problem(403, "the session's CSRF token is missing or wrong in X-CSRF-Token. Reload the page")
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
             note("logout", protocol="http", address=request.address, user=session.user.name)
@@ -134,7 +134,7 @@ class Authorizer(Handler):
             later = problem(503, str(error), ("retry-after", str(error.seconds)))
             return self._stranger(request.address, name, "has to wait", later)
         if user is None:
-            wrong = problem(401, "mq knows no user of that name with that password or token", _BEARER)
+            wrong = problem(401, "wrong user name, password or token", _BEARER)
             return self._stranger(request.address, name, "unknown", wrong)
         self._logins.note_success("http", request.address, user)
         cookie, session = self._sessions.begin(user, secret)
@@ -195,7 +195,7 @@ class Authorizer(Handler):
             later = problem(503, str(error), ("retry-after", str(error.seconds)))
             return self._stranger(address, name, "has to wait", later)
         if user is None:
-            return self._stranger(address, name, "unknown" if authorization else "nothing given", _UNKNOWN)
+            return self._stranger(address, name, "unknown" if authorization else "no credentials", _UNKNOWN)
         self._logins.note_success("http", address, user)
         return user
 
@@ -281,7 +281,7 @@ def _may_do_less(user: User, rule: Rule) -> bool:
 
 
 def _forbidden(right: str, queue: str | None) -> Reply:
-    what = f"that takes {'some right' if right == ANY_RIGHT else f'the right to {right}'}"
+    what = f"this requires {'a right' if right == ANY_RIGHT else f'the right to {right}'}"
     return problem(403, f"{what} on {'this broker' if queue is None else f'queue {shorten(queue)}'}")
 
 

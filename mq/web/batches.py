@@ -156,7 +156,7 @@ class BatchParser(Generic[T]):
 
     def _take(self, given: Any) -> None:
         if len(self._found) == LARGEST_BATCH:
-            raise BatchTooLarge(f"the batch has more than {LARGEST_BATCH} entries: send it in parts")
+            raise BatchTooLarge(f"the batch has more than {LARGEST_BATCH} entries. Send several smaller batches")
         entry = given if isinstance(given, MQError) else self._made(given)
         self.held += _ENTRY_BYTES
         if isinstance(entry, MQError):
@@ -177,7 +177,9 @@ class BatchParser(Generic[T]):
         characters += len(draft.attributes.get("content_type", "")) + len(draft.key or draft.group or "")
         self._beside += characters
         if self._beside > MOST_BESIDE:
-            raise BatchTooLarge(f"the batch has more than {MOST_BESIDE} bytes beside its bodies: send it in parts")
+            raise BatchTooLarge(
+                f"the batch has more than {MOST_BESIDE} bytes apart from its bodies. Send several smaller batches"
+            )
         self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters
 
 
@@ -192,7 +194,7 @@ def longest_batch(broker: BrokerAPI, queue: str, max_body: int) -> Limit:
     longest = MOST_A_BYTE * broker.longest_body(queue) + MOST_BESIDE
     if longest >= max_body:
         return Limit(max_body)
-    return Limit(longest, f"queue {queue} has max_bytes, and a batch of which not all can fit is refused")
+    return Limit(longest, f"queue {queue} has max_bytes, so a batch that does not fit completely is refused")
 
 
 async def read_entries(
@@ -263,7 +265,7 @@ def draft_entries(content_type: str) -> BatchParser[Draft]:
         return BatchParser(draft_of_line, Lines)
     if type == JSON:
         return BatchParser(draft_of_line, Array)
-    raise InvalidRequest(f"a batch is {JSON_LINES[0]}, {JSON} or {MULTIPART}: say which in Content-Type")
+    raise InvalidRequest(f"the Content-Type of a batch must be {JSON_LINES[0]}, {JSON} or {MULTIPART}")
 
 
 def removal_entries(content_type: str) -> BatchParser[Removal]:
@@ -274,7 +276,10 @@ def removal_entries(content_type: str) -> BatchParser[Removal]:
     """
     type = parse_type(content_type)[0]
     if type not in (*JSON_LINES, JSON):
-        raise InvalidRequest(f"removals are {JSON_LINES[0]}, a JSON object a line, or {JSON}, an array of them")
+        raise InvalidRequest(
+            f"the Content-Type of a batch of removals must be {JSON_LINES[0]} (one JSON object per line) "
+            f"or {JSON} (an array of objects)"
+        )
     return BatchParser(_removal_of_line, Array if type == JSON else Lines)
 
 
@@ -332,7 +337,7 @@ def draft_of_line(value: Mapping[str, Any]) -> Draft:
     """
     if not _KNOWN.issuperset(value):
         unknown = min(value.keys() - _KNOWN)
-        raise InvalidRequest(f"unknown key {unknown!a:.60}; known: {', '.join(_DRAFT_KEYS)}")
+        raise InvalidRequest(f"unknown key {unknown!a:.60}. Known keys: {', '.join(_DRAFT_KEYS)}")
     body = _body_of(value)
     if len(value) == 1:
         return Draft(body)
@@ -360,7 +365,7 @@ def _checked_value(value: Mapping[str, Any], name: str, kind: SettingKind) -> An
 def _body_of(value: Mapping[str, Any]) -> bytes:
     text, encoded = value.get("body"), value.get("base64")
     if (text is None) == (encoded is None):
-        raise InvalidRequest('a message has either "body", a text, or "base64"')
+        raise InvalidRequest('a message must have either "body" (text) or "base64"')
     if isinstance(given := encoded if text is None else text, bytes):  # of a long line
         return given
     try:
@@ -368,13 +373,13 @@ def _body_of(value: Mapping[str, Any]) -> bytes:
             return base64.b64decode(encoded, validate=True)
         return str.encode(text or "", "utf-8", "surrogatepass")
     except (binascii.Error, ValueError, TypeError):
-        raise InvalidRequest('"body" must be a text, "base64" must be base64') from None
+        raise InvalidRequest('"body" must be text, and "base64" must be valid base64') from None
 
 
 def _removal_of_line(value: Mapping[str, Any]) -> Removal:
     id, receipt = value.get("id"), value.get("receipt")
     if not isinstance(id, str) or not isinstance(receipt, str | None) or not _REMOVAL_KEYS.issuperset(value):
-        raise InvalidRequest('a line is {"id": ID} or {"id": ID, "receipt": RECEIPT}')
+        raise InvalidRequest('each line must be {"id": ID} or {"id": ID, "receipt": RECEIPT}')
     return Removal(id, receipt)
 
 

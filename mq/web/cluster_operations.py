@@ -40,7 +40,7 @@ async def replace_node(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     values = [wanted.pop(key, None) for key in ("node", "address")]
     if wanted or not all(isinstance(value, str) for value in values):
-        raise InvalidRequest('this takes {"node": NAME, "address": "ADDRESS:PORT"}')
+        raise InvalidRequest('the request body must be {"node": NAME, "address": "ADDRESS:PORT"}')
     await context.broker.node_control.replace(*map(str, values))
     return await cluster(context)
 
@@ -68,15 +68,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/cluster",
         Right.MONITOR,
         cluster,
-        "the nodes of the cluster, and which of them is master",
-        {200: Success("as this node sees it", as_json(reference("Cluster")))},
+        "shows the nodes of the cluster and its master",
+        {200: Success("the cluster from this node's view", as_json(reference("Cluster")))},
     ),
     Operation(
         "POST",
         "/-/cluster/drain",
         Right.ADMINISTER,
         drain_node,
-        "this node hands over mastership and takes no new clients, until it is stopped",
+        "drains this node: it hands over mastership and accepts no new clients",
         {200: Success("it does", as_json(reference("Cluster")))},
         refusals=(409, 503),
         audited={200: "node-drained"},
@@ -86,7 +86,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/cluster/drain",
         Right.ADMINISTER,
         resume_node,
-        "this node takes clients again",
+        "ends draining: this node accepts clients again",
         {200: Success("it does", as_json(reference("Cluster")))},
         refusals=(409, 503),
         audited={200: "node-resumed"},
@@ -96,7 +96,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/cluster/replace",
         Right.ADMINISTER,
         replace_node,
-        "this node looks for a neighbor at another address, also after a start",
+        "sets the address of a replaced neighbor, also after a restart",
         {200: Success("from now on", as_json(reference("Cluster")))},
         refusals=(408, 409, 413, 503),
         body=as_json(reference("NodeMove")),
@@ -107,7 +107,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/users",
         Right.ADMINISTER,
         users,
-        "the users of the cluster, with hashes of their secrets",
+        "lists the cluster's users, with hashes of their secrets",
         {
             200: Success(
                 "by name",
@@ -121,8 +121,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/users/ACCOUNT",
         Right.ADMINISTER,
         put_user,
-        "makes a user of the cluster, or replaces one",
-        {200: Success("in effect at every node that is a member")},
+        "creates or replaces a user of the cluster",
+        {200: Success("in effect on all member nodes")},
         refusals=(408, 409, 413, 503),
         body=as_json(reference("UserTable")),
         audited={200: "user-changed"},
@@ -132,8 +132,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/users/ACCOUNT",
         Right.ADMINISTER,
         delete_user,
-        "removes a user of the cluster",
-        {200: Success("refused at every node that is a member")},
+        "deletes a user of the cluster",
+        {200: Success("the user is refused on all member nodes")},
         refusals=(409, 503),
         audited={200: "user-removed"},
     ),

@@ -45,7 +45,7 @@ def _parse_names(value: Any) -> frozenset[str]:
 
 _NAMES: Final = SettingKind(
     _parse_names,
-    "names of queues, with commas",
+    "queue names, separated by commas",
     {"type": "string", "pattern": f"^{QUEUE_NAME_PATTERN}(,{QUEUE_NAME_PATTERN})*$"},
 )
 
@@ -62,17 +62,17 @@ def _parse_ids(value: Any) -> tuple[MessageId, ...]:
 
 _IDS: Final = SettingKind(
     _parse_ids,
-    f"up to {MOST_IDS} message ids, with commas",
+    f"up to {MOST_IDS} message ids, separated by commas",
     {"type": "string", "pattern": f"^{MESSAGE_ID_PATTERN}(,{MESSAGE_ID_PATTERN}){{0,{MOST_IDS - 1}}}$"},
 )
 _INT64_MAX: Final = (1 << 63) - 1
 _NUMBER: Final = count(_INT64_MAX, 0)
-_BATCH: Final = Parameter("batch", count(_INT64_MAX), "the claim's number", is_needed=True)
-_EPOCH: Final = Parameter("epoch", _NUMBER, "as the start of the consumer told it", is_needed=True)
+_BATCH: Final = Parameter("batch", count(_INT64_MAX), "the batch number of the claim", is_needed=True)
+_EPOCH: Final = Parameter("epoch", _NUMBER, "the epoch that the consumer's start returned", is_needed=True)
 _WITHIN: Final = Parameter(
-    "timeout", seconds(0, 3600), "seconds after which it is answered though messages are left to be removed"
+    "timeout", seconds(0, 3600), "maximum seconds to wait for the removal; the response counts the remaining messages"
 )
-_CHECKPOINT: Final = Parameter("checkpoint", KEY, "names what keeps the consumer's place where its rows go")
+_CHECKPOINT: Final = Parameter("checkpoint", KEY, "name of the external checkpoint that stores the consumer's position")
 
 
 async def consumers(context: RequestContext) -> Reply:
@@ -325,10 +325,10 @@ def _accept(context: RequestContext) -> str:
     return context.request.headers.get("accept", "")
 
 
-_PAGE: Final = Parameter("max", count(LONGEST_PAGE), "messages of one answer", 1000)
+_PAGE: Final = Parameter("max", count(LONGEST_PAGE), "maximum number of messages in a response", 1000)
 _MESSAGES: Final = {**MESSAGES, COLUMNS: {"type": "string", "description": "Columns of numbers and bytes."}}
 _POSITION: Final = as_json(reference("Consumer"))
-_LINK: Final[dict[str, Any]] = {"Link": ("leads to what comes next", {"type": "string"})}
+_LINK: Final[dict[str, Any]] = {"Link": ("the URL of the next page", {"type": "string"})}
 _CLAIM: Final = as_json(reference("Claim"))
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
@@ -337,10 +337,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/batch-consumers",
         KNOWN,
         batch_consumers,
-        "shows all consumers that take batches, in every queue that the user may consume",
+        "lists the batch consumers of all queues that the user may consume",
         {
             200: Success(
-                "by name of the queue, then of the consumer",
+                "sorted by queue and consumer",
                 as_json(record({"consumers": {"type": "array", "items": reference("ConsumerInQueue")}})),
             )
         },
@@ -350,29 +350,29 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/consumers/CONSUMER",
         KNOWN,
         positions,
-        "shows how far a consumer of batches is in each queue, and what waits there",
+        "shows a batch consumer's position and the message counts in each queue",
         {
             200: Success(
-                "by name of the queue",
+                "sorted by queue",
                 as_json(record({"queues": {"type": "array", "items": reference("ConsumerInQueue")}})),
             )
         },
-        query=(Parameter("queues", _NAMES, "only these, if they exist"),),
+        query=(Parameter("queues", _NAMES, "only these queues"),),
     ),
     Operation(
         "GET",
         "/QUEUE/browse",
         Right.CONSUME,
         browse,
-        "shows ready messages by their sequence, and takes none",
+        "reads ready messages in sequence order, without leasing them",
         {200: Success("a batch", _MESSAGES, _LINK)},
         refusals=(404, 503),
         query=(
-            Parameter("after", _NUMBER, "only those with a greater sequence", 0),
-            Parameter("up_to", _NUMBER, "and none with a greater one than this"),
-            Parameter("ids", _IDS, "only these messages"),
-            Parameter("group", GROUP, "only messages of this group, and perhaps of another whose number is the same"),
-            Parameter("bodies", SWITCH, "whether columns need bodies and attributes; without them no message is read"),
+            Parameter("after", _NUMBER, "only messages with a larger sequence", 0),
+            Parameter("up_to", _NUMBER, "only messages with a sequence up to this one"),
+            Parameter("ids", _IDS, "only messages with these ids"),
+            Parameter("group", GROUP, "only messages of this group; rarely also of a group with the same hash"),
+            Parameter("bodies", SWITCH, "`false`: columns may omit bodies and attributes"),
             _PAGE,
         ),
     ),
@@ -381,24 +381,24 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/ranges",
         Right.CONSUME,
         ranges,
-        "cuts the ready messages into parts that can be browsed side by side",
+        "splits the ready messages into ranges that can be browsed in parallel",
         {
             200: Success(
-                "the greatest sequence of each part",
+                "the largest sequence of each range",
                 as_json(
                     record({"messages": COUNT, "high_watermark": COUNT, "bounds": {"type": "array", "items": COUNT}})
                 ),
             )
         },
         refusals=(404,),
-        query=(Parameter("parts", count(MOST_PARTS), "how many at the most", 1),),
+        query=(Parameter("parts", count(MOST_PARTS), "maximum number of entries", 1),),
     ),
     Operation(
         "GET",
         "/QUEUE/consumers",
         Right.CONSUME,
         consumers,
-        "shows all consumers that take batches",
+        "lists the batch consumers of a queue",
         {200: Success("all", as_json(record({"consumers": {"type": "array", "items": reference("Consumer")}})))},
         refusals=(404,),
     ),
@@ -407,8 +407,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER",
         Right.CONSUME,
         consumer,
-        "shows how far a consumer is",
-        {200: Success("one that was never started is at the beginning", _POSITION)},
+        "shows a batch consumer's position",
+        {200: Success("the position; a consumer that never started is at the beginning", _POSITION)},
         refusals=(404,),
     ),
     Operation(
@@ -416,12 +416,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER",
         Right.CONSUME,
         start_consumer,
-        "starts a consumer: an epoch begins, and a holder of an earlier one is shut out",
+        "starts a batch consumer in a new epoch; requests of earlier epochs are refused",
         {200: Success("started", _POSITION)},
         refusals=(404, 409, 503),
         query=(
             _CHECKPOINT,
-            Parameter("take_over", SWITCH, "whether another checkpoint may be its own"),
+            Parameter("take_over", SWITCH, "`true`: accept a checkpoint other than the consumer's own"),
             _WITHIN,
         ),
         audited={200: "consumer-started"},
@@ -431,7 +431,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER",
         Right.CONSUME,
         forget_consumer,
-        "forgets a consumer, and gives back what it has claimed",
+        "deletes a batch consumer and releases its claimed messages",
         {200: Success("forgotten")},
         refusals=(404, 503),
         audited={200: "consumer-deleted"},
@@ -441,21 +441,23 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER/claim",
         Right.CONSUME,
         claim,
-        "claims the next batch; asked for again, renews it, and gets again what had come back",
+        "claims the next batch, or renews the open claim",
         {
-            200: Success("the claim as it was made", _CLAIM),
-            201: Success("a new one", _CLAIM),
-            204: Success("nothing is there"),
+            200: Success("the claim that was made before", _CLAIM),
+            201: Success("a new claim", _CLAIM),
+            204: Success("no message is ready"),
         },
         refusals=(404, 409, 423, 503),
         query=(
             _BATCH,
             _EPOCH,
-            Parameter("max", count(LARGEST_CLAIM), "messages of a new claim at the most", CLAIM_MESSAGES),
-            Parameter("max_bytes", count(_INT64_MAX), "bytes of their bodies together, but for a single longer one"),
-            Parameter("up_to", _NUMBER, "the greatest sequence that a new claim may have"),
-            Parameter("lease", VISIBILITY, "seconds until its messages are there for others", CLAIM_SECONDS),
-            Parameter("reclaim", SWITCH, "whether it gets lost messages again that are ready by now"),
+            Parameter("max", count(LARGEST_CLAIM), "maximum number of messages in a new claim", CLAIM_MESSAGES),
+            Parameter(
+                "max_bytes", count(_INT64_MAX), "maximum bytes of all bodies together; a single longer body is allowed"
+            ),
+            Parameter("up_to", _NUMBER, "the largest sequence that a new claim may contain"),
+            Parameter("lease", VISIBILITY, "length of the claim's lease in seconds", CLAIM_SECONDS),
+            Parameter("reclaim", SWITCH, "`true`: add lost messages to the claim again if they are ready"),
         ),
         is_of_messages=True,
     ),
@@ -464,15 +466,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER/claim",
         Right.CONSUME,
         read_claim,
-        "shows messages of the open claim, in an order that does not change",
+        "reads messages of the open claim, always in the same order",
         {200: Success("a batch", _MESSAGES, _LINK)},
         refusals=(404, 409, 412, 503),
         query=(
             _BATCH,
             _EPOCH,
-            Parameter("from", _NUMBER, "the first place", 0),
-            Parameter("to", _NUMBER, "the place after the last", LARGEST_CLAIM),
-            Parameter("expected", _NUMBER, "how many messages the claim still has to have"),
+            Parameter("from", _NUMBER, "position of the first message", 0),
+            Parameter("to", _NUMBER, "position after the last message", LARGEST_CLAIM),
+            Parameter("expected", _NUMBER, "expected number of messages in the claim"),
             _PAGE,
         ),
     ),
@@ -481,15 +483,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER/claim",
         Right.CONSUME,
         note_read,
-        "notes that messages of the open claim were read, and under which checkpoint",
+        "records that messages of the open claim were read",
         {200: Success("noted")},
         refusals=(404, 409, 412, 503),
         query=(
             _BATCH,
             _EPOCH,
-            Parameter("from", _NUMBER, "the first place", is_needed=True),
-            Parameter("to", _NUMBER, "the place after the last", is_needed=True),
-            Parameter("expected", _NUMBER, "how many messages the claim had when they were read", is_needed=True),
+            Parameter("from", _NUMBER, "position of the first message", is_needed=True),
+            Parameter("to", _NUMBER, "position after the last message", is_needed=True),
+            Parameter("expected", _NUMBER, "number of messages in the claim when it was read", is_needed=True),
             _CHECKPOINT,
         ),
         is_of_messages=True,
@@ -499,10 +501,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/consumers/CONSUMER/claim",
         Right.CONSUME,
         acknowledge_claim,
-        "acknowledges a claim: all its messages are removed",
-        {202: Success("they go for good: how many are left to be removed", as_json(record({"remaining": COUNT})))},
+        "acknowledges a claim and removes its messages",
+        {202: Success("the number of messages still to be removed", as_json(record({"remaining": COUNT})))},
         refusals=(404, 409, 503),
-        query=(_BATCH, _EPOCH, Parameter("if_read", SWITCH, "only if all of it is noted as read"), _WITHIN),
+        query=(
+            _BATCH,
+            _EPOCH,
+            Parameter("if_read", SWITCH, "`true`: only if all messages are recorded as read"),
+            _WITHIN,
+        ),
         is_of_messages=True,
     ),
 )

@@ -44,7 +44,7 @@ from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
 from mq.web.schemas import as_json
 
-NO_WEBSOCKET: Final = problem(400, "there is no WebSocket here: use plain HTTP")
+NO_WEBSOCKET: Final = problem(400, "WebSockets are not supported. Use plain HTTP")
 """The answer to a WebSocket handshake, whatever its path."""
 
 _ORIGIN: Final = re.compile(rb"^https?://[^/]*", re.IGNORECASE)  # RFC 9112, section 3.2.2
@@ -71,7 +71,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/openapi.json",
         NO_RIGHT,
         openapi,
-        "this page for programs",
+        "describes the HTTP API in OpenAPI format",
         {200: Success("OpenAPI 3.1", as_json({"type": "object"}))},
     ),
     *queue_operations.OPERATIONS,
@@ -273,16 +273,16 @@ class Endpoints(Handler):
     def _route(self, head: RequestHead | Request) -> Handler:
         if "transfer-encoding" in head.headers and "content-length" in head.headers:
             # RFC 9112, section 6.1: a sign of request smuggling
-            unclear = problem(400, "a request has Transfer-Encoding or Content-Length, not both")
+            unclear = problem(400, "a request must not have both Transfer-Encoding and Content-Length")
             return _Refused(unclear._replace(is_last=True))
         found = self._router.find(split_path(head.path))
         if found is None:
-            return _Refused(problem(404, f"nothing is at this path: {shorten(_text(head.path))}"))
+            return _Refused(problem(404, f"unknown path {shorten(_text(head.path))}"))
         route, names = found
         operation = route.methods.get(head.method)
         if operation is None:
             allowed = ", ".join(route.methods)
-            return _Refused(problem(405, f"this path allows {allowed}", ("allow", allowed)))
+            return _Refused(problem(405, f"this path supports only {allowed}", ("allow", allowed)))
         if self._is_strict:
             _check_plain(head, operation)
         query = read_query(head.query, operation.query)
@@ -360,7 +360,7 @@ class _Refused(Handler):
         return await without_body(self._reply) if request.method == "HEAD" else self._reply
 
 
-_WHY: Final = "this daemon keeps to the six endpoints of the seed: leave it out, or start mq without --strict"
+_WHY: Final = "this daemon serves only the six endpoints of the specification. Start mq without --strict"
 
 
 def _check_plain(head: RequestHead | Request, operation: Operation) -> None:
@@ -370,8 +370,8 @@ def _check_plain(head: RequestHead | Request, operation: Operation) -> None:
         InvalidRequest: the request has a query, or a header that mq has added to the endpoint.
     """
     if head.query:
-        raise InvalidRequest(f"there are no parameters: {_WHY}")
+        raise InvalidRequest(f"query parameters are not supported: {_WHY}")
     added = {header.name.lower() for header in operation.headers if header not in TRACE_HEADERS}
     for name in head.headers:
         if name in added or name.startswith(ATTRIBUTE):
-            raise InvalidRequest(f"the header {name} means nothing here: {_WHY}")
+            raise InvalidRequest(f"the header {name} is not supported: {_WHY}")

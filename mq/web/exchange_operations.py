@@ -85,7 +85,7 @@ async def publish_batch_to_exchange(context: RequestContext) -> Reply:
 def _publisher(context: RequestContext) -> tuple[ExchangePublisher | None, Reply]:
     """The publisher; or None, and the reply that says why. A user without a right on an exchange gets the same reply
     whether it exists or not."""
-    missing = refusal_of(NoSuchExchange(f"no exchange {shorten(context.id)}: exchanges are declared over AMQP"))
+    missing = refusal_of(NoSuchExchange(f"exchange {shorten(context.id)} does not exist. Declare it over AMQP"))
     publisher = context.overview.exchanges.publisher
     try:
         is_name = 0 < len(context.id.encode()) <= LONGEST_NAME
@@ -94,7 +94,7 @@ def _publisher(context: RequestContext) -> tuple[ExchangePublisher | None, Reply
     if publisher is None or not is_name:
         return None, missing
     if not context.may(Right.PUBLISH, publisher.name_of(context.query["vhost"], context.id)):
-        text = f"that takes the right to {Right.PUBLISH} on exchange {shorten(context.id)}"
+        text = f"this requires the right to {Right.PUBLISH} on exchange {shorten(context.id)}"
         return None, problem(403, text)
     return publisher, missing
 
@@ -120,11 +120,11 @@ def _parse_name(value: Any) -> str:
 
 
 _NAME: Final = SettingKind(
-    _parse_name, f"a text of at most {LONGEST_NAME} bytes", {"type": "string", "maxLength": LONGEST_NAME}
+    _parse_name, f"text of at most {LONGEST_NAME} bytes", {"type": "string", "maxLength": LONGEST_NAME}
 )
 _WHERE: Final = (
-    Parameter("routing_key", _NAME, "by which the exchange chooses the queues", ""),
-    Parameter("vhost", _NAME, "where the exchange is", "/"),
+    Parameter("routing_key", _NAME, "routing key of the message", ""),
+    Parameter("vhost", _NAME, "vhost of the exchange", "/"),
 )
 _ROUTED: Final = as_json(record({"routed": {"type": "boolean"}}))
 
@@ -134,8 +134,11 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/exchanges/EXCHANGE/messages",
         KNOWN,
         publish_to_exchange,
-        "publishes a message to an exchange that was declared over AMQP",
-        {201: Success("stored in each queue", _ROUTED), 200: Success("no queue takes it: it is gone", _ROUTED)},
+        "publishes a message to an AMQP exchange",
+        {
+            201: Success("stored in every bound queue", _ROUTED),
+            200: Success("no queue is bound: the message was dropped", _ROUTED),
+        },
         refusals=(404, 408, 409, 413, 429, 503),
         query=_WHERE,
         headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
@@ -148,8 +151,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/exchanges/EXCHANGE/messages/batch",
         KNOWN,
         publish_batch_to_exchange,
-        "publishes many to an exchange",
-        {200: Success("one line for each entry", OUTCOMES)},
+        "publishes a batch of messages to an AMQP exchange",
+        {200: Success("one line for each entry of the batch", OUTCOMES)},
         refusals=(404, 408, 413, 503),
         query=_WHERE,
         headers=TRACE_HEADERS,

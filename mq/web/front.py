@@ -132,16 +132,17 @@ class BrowserGuard(Handler):
             if name and not self._is_ours(name):
                 return problem(
                     421,
-                    f"this daemon is not known as {shorten(name)}: ask by its address, or start it with --hosts NAME",
+                    f"this daemon does not accept the host name {shorten(name)}. Use its address, or "
+                    "start mq with --hosts NAME",
                 )
         origin = headers.get("origin")
         is_own = headers.get("sec-fetch-site") == _SAME_ORIGIN
         if origin is not None and not _is_origin_of(origin, host, may_lack_port=is_own or proxied is not None):
-            return problem(403, f"pages from {shorten(origin)} may not use this daemon")
+            return problem(403, f"web pages from {shorten(origin)} may not access this daemon")
         if headers.get("sec-fetch-site", "none") not in _OWN_SITES:
-            return problem(403, "pages from elsewhere may not use this daemon")
+            return problem(403, "web pages from other sites may not access this daemon")
         if headers.get("sec-fetch-dest") in _RUN and not head.path.startswith(_PAGE):
-            return problem(403, "what was published here is no part of a page")
+            return problem(403, "a message cannot be embedded in a web page")
         if not self._browsers_lease and _is_lease_by_a_browser(head):
             return problem(403, _NO_LEASE)
         return None
@@ -155,8 +156,9 @@ class BrowserGuard(Handler):
 
 
 _NO_LEASE: Final = (
-    "a browser fetches no messages here, for any page could make it: use the console, which is at /. A program that "
-    f"calls itself a browser can send the header {CSRF_HEADER.title()}, which may be empty, or another User-Agent"
+    "browsers cannot fetch messages, because any web page could make them do so. Use the console at "
+    f"/. A program with a browser's User-Agent can send the header {CSRF_HEADER.title()}, which may "
+    "be empty"
 )
 
 

@@ -395,7 +395,9 @@ class HttpConnection:
     def __init__(self, stream: WatchedStream, peer: Peer, budget: Budget, waiting: Counter[str]) -> None:
         self.user: str | None = None
         self.login: ConnectionLogin | None = None
-        self.memory = budget.client(str(peer), partial(self.close, "it reads slowly, and others want the memory"))
+        self.memory = budget.client(
+            str(peer), partial(self.close, "the client reads slowly, and other clients needed its memory")
+        )
         self._stream = stream
         self._peer = peer
         self.scope = trio.CancelScope()

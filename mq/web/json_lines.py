@@ -141,7 +141,7 @@ class _LongLine:
         while at < len(data):
             at = self._find_string(data, at) if self._mode is _Mode.OUTSIDE else self._find_end(data, at)
             if len(self._rest) > LARGEST_REST:
-                raise BatchTooLarge(f"a line has at most {LARGEST_REST} bytes beside its body")
+                raise BatchTooLarge(f"a line may have at most {LARGEST_REST} bytes apart from its body")
 
     def end(self) -> dict[str, Any]:
         """The whole line: its members, the body as bytes.
@@ -150,11 +150,11 @@ class _LongLine:
             InvalidRequest: it is not a JSON object, or its body is there twice.
         """
         if self._mode is not _Mode.OUTSIDE:
-            raise InvalidRequest("this is not JSON")
+            raise InvalidRequest("invalid JSON")
         value = parse_object(bytes(self._rest))
         if self._name:
             if value.get(self._name) != "":
-                raise InvalidRequest(f'"{self._name}" is there twice')
+                raise InvalidRequest(f'the key "{self._name}" occurs twice')
             value[self._name] = self._text.end()
         return value
 
@@ -219,7 +219,7 @@ class _Text:
             self._left = text[end:]
             self._out.take(_decode(f'"{text[:end]}"'))
         except ValueError:
-            raise InvalidRequest("this is not JSON") from None
+            raise InvalidRequest("invalid JSON") from None
 
     def end(self) -> bytes:
         return self._out.end()
@@ -280,7 +280,7 @@ class _Base64:
                 raise ValueError
             self._out.write(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError):
-            raise InvalidRequest('"base64" must be base64') from None
+            raise InvalidRequest('"base64" must be valid base64') from None
         self._is_padded = text.endswith("=")
 
 
@@ -327,7 +327,7 @@ class Array:
             InvalidRequest: the array has no end.
         """
         if not self._is_over:
-            raise InvalidRequest("this is no JSON array, or it has no end")
+            raise InvalidRequest("the request body is not a complete JSON array")
         self._lines.end()
 
     def _in_string(self, data: bytes, at: int, out: bytearray) -> int:
@@ -362,19 +362,19 @@ class Array:
         elif self._depth == 0 and mark == b"[" and not self._is_over:
             self._depth = 1
         else:
-            raise InvalidRequest("a batch in application/json is one array of objects, and nothing else")
+            raise InvalidRequest("a batch in application/json must be one array of objects")
         return end + 1
 
     def _add(self, data: bytes, out: bytearray) -> None:
         if not data or data.isspace():
             return
         if self._depth == 0:
-            raise InvalidRequest("a batch in application/json is one array of objects, and nothing else")
+            raise InvalidRequest("a batch in application/json must be one array of objects")
         self._is_empty = False
         out += data.translate(_BLANK)
 
     def _end_element(self, out: bytearray) -> None:
         if self._is_empty:
-            raise InvalidRequest("this is not JSON: a comma too many")
+            raise InvalidRequest("invalid JSON: an extra comma")
         out += b"\n"
         self._is_empty, self._is_first = True, False

@@ -76,7 +76,7 @@ def _limit(context: RequestContext, key: str | None) -> Limit | int:
     size = context.broker.longest_body(context.queue, key)
     if size >= context.max_body:
         return context.max_body
-    return Limit(size, f"of queue {context.queue}, its max_bytes, or of its store")
+    return Limit(size, f"max_bytes of queue {context.queue}, or the maximum of its store")
 
 
 async def publish_batch(context: RequestContext) -> Reply:
@@ -207,7 +207,7 @@ async def change_message(context: RequestContext) -> Reply:
         await context.broker.reschedule(queue, id, receipt=receipt, delay=seconds)
         return document(200, {"id": id, "delay": seconds})
     if is_free and wanted.keys() != {"at"}:
-        raise InvalidRequest('what no delivery holds can get another time: {"delay": seconds} or {"at": time}')
+        raise InvalidRequest('a message without a lease can only be rescheduled: {"delay": seconds} or {"at": time}')
     if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
         delay = None if wanted["delay"] is None else check_value("delay", wanted["delay"], DELAY)
         reason = check_value("reason", wanted.get("reason", ""), REASON)
@@ -223,9 +223,9 @@ async def change_message(context: RequestContext) -> Reply:
         return document(200, {"id": id, "at": wanted["at"]})
     if wanted.keys() != {"visibility"}:
         raise InvalidRequest(
-            'say how long the lease has to go on: {"visibility": seconds}, 0 to end it. Or give the message back: '
-            '{"delay": seconds, "reason": text}, null for the delay that the queue says. Or say when a delayed message '
-            'that nobody has can be fetched: {"delay": seconds} or {"at": time}'
+            'the request body must be one of: {"visibility": seconds} to extend the lease (0 ends '
+            'it); {"delay": seconds, "reason": text} to requeue the message (null for the queue\'s '
+            'own delay); {"delay": seconds} or {"at": time} to reschedule a delayed message'
         )
     seconds = check_value("visibility", wanted["visibility"], RETRY)
     if seconds == 0:
@@ -235,8 +235,8 @@ async def change_message(context: RequestContext) -> Reply:
     return document(200, {"id": id, "visibility": seconds})
 
 
-_WAIT: Final = Parameter("wait", WAIT, "seconds to wait for a message", 0)
-_NOTHING: Final = Success("nothing is there")
+_WAIT: Final = Parameter("wait", WAIT, "maximum seconds to wait for a message", 0)
+_NOTHING: Final = Success("no message is ready")
 
 
 _PAGE: Final = 100
@@ -269,8 +269,8 @@ async def peek(context: RequestContext) -> Reply:
 
 
 _STATE: Final = {
-    "X-Message-State": ("where it is", STATE.schema),
-    "X-Message-At": ("when its delay, or the lease that holds it, ends", TIME.schema),
+    "X-Message-State": ("state of the message", STATE.schema),
+    "X-Message-At": ("the time at which its delay or lease ends", TIME.schema),
 }
 
 
@@ -283,7 +283,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "publishes a message",
         {
             201: Success("stored", {}, _STORED, {"show": _MESSAGE, "remove": _MESSAGE}),
-            200: Success("it was there already: the same key, or in a unique queue the same body", {}, _STORED),
+            200: Success("the message was already stored: same key or, in a unique queue, same body", {}, _STORED),
         },
         refusals=(404, 408, 409, 413, 429, 503),
         headers=(*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP, IDEMPOTENCY_KEY, *TRACE_HEADERS),
@@ -297,8 +297,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/batch",
         Right.PUBLISH,
         publish_batch,
-        "publishes many",
-        {200: Success("one line for each entry", OUTCOMES)},
+        "publishes a batch of messages",
+        {200: Success("one line for each entry of the batch", OUTCOMES)},
         refusals=(404, 408, 413, 503),
         headers=TRACE_HEADERS,
         body=DRAFTS,
@@ -310,8 +310,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/contains",
         Right.CONSUME,
         contains,
-        "is this body in the (unique) queue?",
-        {200: Success("whether, and which", _FOUND)},
+        "checks whether a unique queue contains a body",
+        {200: Success("the result, and the id of the message", _FOUND)},
         refusals=(404, 408, 409, 413, 503),
         body=BYTES,
         needs_body=False,
@@ -323,16 +323,18 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages",
         Right.CONSUME,
         fetch,
-        "fetches a message, or several with `max`",
+        "fetches and leases a message, or several with `max`",
         {
-            200: Success("the message as its body; with `max`, a batch", {**MESSAGES, **BYTES}, MESSAGE_HEADERS),
+            200: Success(
+                "the message in the response body; with `max`, a batch", {**MESSAGES, **BYTES}, MESSAGE_HEADERS
+            ),
             204: _NOTHING,
         },
         refusals=(404, 423, 500, 503),
         query=(
             _WAIT,
             Parameter("visibility", VISIBILITY, "length of the lease in seconds; else the queue's visibility"),
-            Parameter("max", AMOUNT, f"fetch up to so many at once, at most {LARGEST_BATCH}: the answer is a batch"),
+            Parameter("max", AMOUNT, f"maximum number of messages, up to {LARGEST_BATCH}; the response is a batch"),
         ),
     ),
     Operation(
@@ -340,8 +342,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/take",
         Right.CONSUME,
         take,
-        "fetches and removes a message in one step",
-        {200: Success("the message as its body", BYTES, MESSAGE_HEADERS), 204: _NOTHING},
+        "fetches and removes a message in one request",
+        {200: Success("the message in the response body", BYTES, MESSAGE_HEADERS), 204: _NOTHING},
         refusals=(404, 423, 500, 503),
         query=(_WAIT,),
         is_of_messages=True,
@@ -351,8 +353,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/delete",
         Right.CONSUME,
         remove_batch,
-        "removes many",
-        {200: Success("one line for each entry", OUTCOMES)},
+        "removes a batch of messages",
+        {200: Success("one line for each entry of the batch", OUTCOMES)},
         refusals=(404, 408, 413, 503),
         body={**lines_of(reference("Removal")), **array_of(reference("Removal"))},
         needs_queue=True,
@@ -363,7 +365,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/ID",
         Right.CONSUME,
         change_message,
-        "ends or extends a lease, or changes when a delayed message can be fetched",
+        "ends or extends a lease, or reschedules a delayed message",
         {200: Success("done", as_json(reference("Leased")))},
         refusals=(404, 408, 409, 412, 413, 503),
         headers=(IF_MATCH, IF_NONE_MATCH),
@@ -375,8 +377,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/ID",
         Right.CONSUME,
         remove,
-        "removes a message",
-        {202: Success("removed for good")},
+        "acknowledges or removes a message",
+        {202: Success("removed permanently")},
         refusals=(404, 412, 503),
         headers=(IF_MATCH,),
         is_of_messages=True,
@@ -386,8 +388,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/messages/ID",
         Right.CONSUME,
         show,
-        "shows a message and leaves it where it is",
-        {200: Success("the message as its body", BYTES, {**MESSAGE_HEADERS, **_STATE})},
+        "reads a message without leasing it",
+        {200: Success("the message in the response body", BYTES, {**MESSAGE_HEADERS, **_STATE})},
         refusals=(404, 500, 503),
     ),
     Operation(
@@ -395,13 +397,13 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/peek",
         Right.CONSUME,
         peek,
-        "shows messages, page by page",
-        {200: Success("a batch", MESSAGES, {"Link": ("leads to the next page", {"type": "string"})})},
+        "lists messages in pages, without leasing them",
+        {200: Success("a batch", MESSAGES, {"Link": ("the URL of the next page", {"type": "string"})})},
         refusals=(404, 503),
         query=(
-            Parameter("max", AMOUNT, "messages on a page", _PAGE),
-            Parameter("after", ID, "the id of the last message of the page before"),
-            Parameter("state", STATE, "which messages", READY),
+            Parameter("max", AMOUNT, "maximum number of messages in a page", _PAGE),
+            Parameter("after", ID, "the id of the last message on the previous page"),
+            Parameter("state", STATE, "state of the messages to list", READY),
         ),
         needs_queue=True,
     ),

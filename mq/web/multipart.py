@@ -64,7 +64,7 @@ class Parts:
 
     def __init__(self, boundary: str, take: Callable[[Part], None]) -> None:
         if _BOUNDARY.fullmatch(boundary) is None:
-            raise InvalidRequest("multipart/mixed needs a boundary of 1 to 70 characters in Content-Type")
+            raise InvalidRequest("multipart/mixed requires a boundary of 1 to 70 characters in Content-Type")
         self._take = take
         self._part = Part()
         self._is_whole = False
@@ -113,7 +113,7 @@ class Parts:
         except ParseError as error:
             raise _not_well_formed(error) from None
         if not self._is_whole:
-            raise InvalidRequest("the multipart body has no end: its last boundary is missing")
+            raise InvalidRequest("the multipart body is incomplete: its last boundary is missing")
 
     def _parse(self, data: bytes) -> None:
         try:
@@ -129,7 +129,7 @@ class Parts:
 
 
 def _not_well_formed(error: ParseError) -> InvalidRequest:
-    return InvalidRequest(f"this is not well-formed multipart: {error}")
+    return InvalidRequest(f"the multipart body is malformed: {error}")
 
 
 def begin_part(boundary: str, headers: Iterable[tuple[str, str]]) -> bytes:

@@ -15,20 +15,20 @@ from mq.web.schemas import SCHEMAS, reference
 VERSION: Final = "1.0"
 """Of the protocol. An addition raises it by a tenth, a change that breaks clients by one."""
 REFUSALS: Final[Mapping[int, str]] = {
-    400: "the request makes no sense: a name, a number out of its range, an unknown parameter or setting",
-    401: "who are you?",
-    403: "you may not, or the page that asks may not",
-    404: "no such queue, no such message",
-    405: "not with this method: `Allow` says which",
-    408: "the body came too slowly",
-    409: "right in itself, but not here and now",
-    412: "another delivery holds the message, or none does any more",
-    413: "the body is too long, or the batch has too many entries",
-    421: "the host is no name of this daemon's: ask by its address, or name it by its setting `hosts`",
-    423: "one consumer alone has the messages of the queue, over AMQP",
-    429: "the queue takes nothing now: it is full by its own settings, or publishing is paused",
-    500: "the message is damaged, or there is an error in mq itself",
-    503: "the store cannot promise to keep it, or cannot be read",
+    400: "the request is invalid: a malformed name, a number out of range, an unknown parameter or setting",
+    401: "the request needs credentials, or they are wrong",
+    403: "the user lacks the right, or a web page of another site sent the request",
+    404: "the queue or the message does not exist",
+    405: "the path does not support this method; `Allow` lists those that it does",
+    408: "the request body arrived too slowly",
+    409: "the request conflicts with the current state or configuration",
+    412: "the receipt or lease is no longer valid: the message was released or delivered again",
+    413: "the body is too large, or the batch has too many entries",
+    421: "the Host header does not name this daemon: use its address, or add the name to the setting `hosts`",
+    423: "an AMQP consumer has exclusive access to the queue",
+    429: "the queue is full, publishing is paused, or the user publishes too fast",
+    500: "the message is damaged, or mq has an internal error",
+    503: "the store is unavailable; retry later",
 }
 """Status -> its meaning, for every refusal."""
 
@@ -48,10 +48,10 @@ _PATH: Final = {
     "FILE": {"name": "file", "in": "path", "required": True, "schema": {"type": "string"}},
 }
 _TEXT: Final = (
-    f"Headers `{ATTRIBUTE}NAME` of a published message are kept with it and given back: at most {MOST_ATTRIBUTES}, "
-    f"{LARGEST_ATTRIBUTES_BYTES} bytes in all. Where GET leases nothing, HEAD is allowed, too. Unknown parameters are "
-    "refused. A duration may be written as text with a unit instead of seconds: `1.5h`, `10m`. Who may do what matters "
-    "only where users are known; `x-right` is what it takes."
+    f"Headers `{ATTRIBUTE}NAME` of a publish are stored with the message and returned by each fetch: at most "
+    f"{MOST_ATTRIBUTES} of them, {LARGEST_ATTRIBUTES_BYTES} bytes in total. HEAD is allowed wherever GET leases "
+    "nothing. Unknown parameters are refused. A duration is a number of seconds or text with a unit: `1.5h`, `10m`. If "
+    "the daemon has users, a request needs the right in `x-right`."
 )
 
 
@@ -139,7 +139,7 @@ def _refusal(status: int) -> dict[str, Any]:
         "content": {"application/problem+json": {"schema": reference("Problem")}},
     }
     if status in _LATER:
-        text = f"seconds; {RETRY_AFTER_SECONDS} if the store asks for it"
+        text = f"seconds to wait before a retry; {RETRY_AFTER_SECONDS} if the store is unavailable"
         described["headers"] = {
             "Retry-After": {"description": text, "required": True, "schema": {"type": "integer", "minimum": 1}}
         }

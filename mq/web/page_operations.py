@@ -185,9 +185,9 @@ def _queue_feed(context: RequestContext) -> EventFeed:
         NoSuchQueue: the user may not see it, or would not know whether it exists.
     """
     if context.query["queue"] is None:
-        raise InvalidRequest("say which queue: queue=NAME")
+        raise InvalidRequest("the parameter queue is missing: queue=NAME")
     queue, user = QueueName(context.query["queue"]), context.request.user
-    unseen = NoSuchQueue(f"no queue named {queue}, or none that you may see")
+    unseen = NoSuchQueue(f"queue {queue} does not exist, or you may not see it")
     if user is not None and not user.may(Right.MONITOR, None) and not user.may_something(queue):
         raise unseen
 
@@ -315,7 +315,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/",
         NO_RIGHT,
         page,
-        "the page for people",
+        "the web console",
         {200: Success("HTML", {"text/html": {"type": "string"}})},
     ),
     Operation(
@@ -323,7 +323,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/page/VERSION/FILE",
         NO_RIGHT,
         page_file,
-        "a file that the page names",
+        "a file of the web console",
         {200: Success("a style sheet, a module or an icon", BYTES)},
         refusals=(404,),
     ),
@@ -332,18 +332,18 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/events",
         KNOWN,
         events,
-        "shows queues, and then what changes",
-        {200: Success("server-sent events, each with JSON", {CONTENT_TYPE: {}})},
+        "streams queues and their changes to the web console",
+        {200: Success("server-sent events in JSON", {CONTENT_TYPE: {}})},
         refusals=(404, 503),
         query=(
-            Parameter("view", one_of(QUEUES, ONE_QUEUE), "all queues, or one", QUEUES),
-            Parameter("queue", QUEUE, "which one"),
-            Parameter("sort", one_of(*SORTS), "by what the queues are sorted", "name"),
-            Parameter("reverse", SWITCH, "`true`: the other way round"),
-            Parameter("filter", FILTER, "what the queues' names have in them", ""),
-            Parameter("skip", SKIP, "queues to pass over", 0),
-            Parameter("max", AMOUNT, "queues that are shown", 100),
-            Parameter("seconds", seconds(0, LONGEST_SECONDS), "how long it goes on", 0),
+            Parameter("view", one_of(QUEUES, ONE_QUEUE), "`queues` shows all queues, `queue` shows one", QUEUES),
+            Parameter("queue", QUEUE, "name of the queue, for `view=queue`"),
+            Parameter("sort", one_of(*SORTS), "sort key", "name"),
+            Parameter("reverse", SWITCH, "`true`: reverse the order"),
+            Parameter("filter", FILTER, "text that the queue's name contains", ""),
+            Parameter("skip", SKIP, "number of queues to skip", 0),
+            Parameter("max", AMOUNT, "maximum number of queues", 100),
+            Parameter("seconds", seconds(0, LONGEST_SECONDS), "duration of the stream in seconds", 0),
         ),
     ),
     Operation(
@@ -351,13 +351,13 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/preview",
         Right.CONSUME,
         preview,
-        "shows the beginnings of messages",
+        "shows the first bytes of messages",
         {200: Success("a page", as_json(record({"messages": {"type": "array", "items": reference("Preview")}})))},
         refusals=(404, 503),
         query=(
-            Parameter("max", AMOUNT, "messages on a page", MOST_PREVIEWS),
-            Parameter("after", ID, "the id of the last message of the page before"),
-            Parameter("state", STATE, "which messages", READY),
+            Parameter("max", AMOUNT, "maximum number of messages in a page", MOST_PREVIEWS),
+            Parameter("after", ID, "the id of the last message on the previous page"),
+            Parameter("state", STATE, "state of the messages to list", READY),
         ),
         needs_queue=True,
     ),
@@ -366,10 +366,10 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/dead-letters",
         KNOWN,
         dead_letters,
-        "shows the beginnings of what died, of all queues that the user may consume from",
+        "shows the first bytes of dead letters in all queues that the user may consume",
         {
             200: Success(
-                "by the queue where they lie",
+                "grouped by dead-letter queue",
                 as_json(
                     record(
                         {
@@ -389,22 +389,22 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             )
         },
         refusals=(503,),
-        query=(Parameter("max", AMOUNT, "messages in all", MOST_PREVIEWS),),
+        query=(Parameter("max", AMOUNT, "maximum number of messages in all queues together", MOST_PREVIEWS),),
     ),
     Operation(
         "GET",
         "/-/session",
         KNOWN,
         session,
-        "who asks, and what they may do",
-        {200: Success("the user, and patterns of queue names by right", _SHOWN)},
+        "shows the current user and its rights",
+        {200: Success("the user, and queue name patterns for each right", _SHOWN)},
     ),
     Operation(
         "POST",
         "/-/session",
         NO_RIGHT,
         log_in,
-        "logs in, and sets a cookie",
+        "logs in and sets a session cookie",
         {200: Success("as GET", _SHOWN, {"Set-Cookie": ("the session's secret", TEXT)})},
         refusals=(401, 408, 413, 503),
         body=as_json(record({"name": TEXT, "secret": TEXT})),
@@ -416,7 +416,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         KNOWN,
         log_out,
         "logs out",
-        {200: Success("the session is over")},
+        {200: Success("the session ended")},
         audited={},  # the authorizer notes it, which ends the session
     ),
 )

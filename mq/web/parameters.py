@@ -159,24 +159,30 @@ RECEIPT: Final = SettingKind(
     {"type": "string", "pattern": rf"^(\*|{_ETAG.pattern})$"},
 )
 
-MESSAGE_DELAY: Final = Parameter("X-Message-Delay", DELAY, "seconds before it can be fetched; else the queue's delay")
+MESSAGE_DELAY: Final = Parameter(
+    "X-Message-Delay", DELAY, "delay in seconds before the message can be fetched; default: the queue's delay"
+)
 MESSAGE_AT: Final = Parameter(
-    "X-Message-At", TIME, "when it can be fetched, instead of a delay: a time with its zone (RFC 3339)"
+    "X-Message-At", TIME, "time from which the message can be fetched, with a zone (RFC 3339); replaces a delay"
 )
 MESSAGE_TTL: Final = Parameter(
-    "X-Message-TTL", TTL, "seconds after which it expires; where the queue has a ttl, too, the shorter one counts"
+    "X-Message-TTL", TTL, "time to live in seconds; the queue's ttl applies if it is shorter"
 )
 MESSAGE_PRIORITY: Final = Parameter(
-    "X-Message-Priority", PRIORITY, "a message of a higher one is handed out first, where the queue has a max_priority"
+    "X-Message-Priority",
+    PRIORITY,
+    "priority of the message, in a queue with max_priority; higher ones are delivered first",
 )
 MESSAGE_GROUP: Final = Parameter(
-    "X-Message-Group", GROUP, "its message group: one after the other is handed out, in a queue that has groups"
+    "X-Message-Group", GROUP, "message group, in a queue with groups; its messages are delivered one after the other"
 )
-IDEMPOTENCY_KEY: Final = Parameter("Idempotency-Key", KEY, "what is sent again with the same key is the same message")
+IDEMPOTENCY_KEY: Final = Parameter(
+    "Idempotency-Key", KEY, "idempotency key: a repeated publish with the same key stores the message once"
+)
 _OF_MESSAGES: Final = "x-message-"
 _KNOWN_HEADERS: Final = (
-    "known here: X-Message-Delay, X-Message-At, X-Message-TTL, X-Message-Priority, X-Message-Group, "
-    "X-Message-Attribute-NAME"
+    "Known headers: X-Message-Delay, X-Message-At, X-Message-TTL, X-Message-Priority, "
+    "X-Message-Group, X-Message-Attribute-NAME"
 )
 OF_ANSWERS: Final = frozenset(
     f"x-message-{what}" for what in ("id", "receives", "lease", "dead-letter-history", "state", "sequence")
@@ -184,8 +190,8 @@ OF_ANSWERS: Final = frozenset(
 """What an answer says of a message: its parts may come in again as they are."""
 MESSAGE_TIMES: Final = (MESSAGE_DELAY, MESSAGE_AT, MESSAGE_TTL)
 _OF_DRAFTS: Final = frozenset(parameter.name.lower() for parameter in (*MESSAGE_TIMES, MESSAGE_PRIORITY, MESSAGE_GROUP))
-IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery still holds the message")
-IF_NONE_MATCH: Final = Parameter("If-None-Match", ANY, "`*`: only if no delivery holds the message")
+IF_MATCH: Final = Parameter("If-Match", RECEIPT, "only if this delivery's lease is still valid")
+IF_NONE_MATCH: Final = Parameter("If-None-Match", ANY, "`*`: only if the message is not leased")
 
 
 def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
@@ -202,10 +208,10 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in parse_qsl(query.decode("utf-8", "replace"), keep_blank_values=True):
         if name not in known:
-            there = f"known here: {', '.join(known)}" if known else "there are none here"
-            raise InvalidRequest(f"unknown parameter {shorten(name)}; {there}")
+            there = f"known parameters: {', '.join(known)}" if known else "this operation has no parameters"
+            raise InvalidRequest(f"unknown parameter {shorten(name)}: {there}")
         if name in found:
-            raise InvalidRequest(f"parameter {name} is there twice")
+            raise InvalidRequest(f"parameter {name} occurs twice")
         found[name] = _read(known[name], text)
     for name, parameter in known.items():
         if parameter.is_needed and name not in found:
@@ -259,16 +265,16 @@ def refuse_message_headers(headers: Mapping[str, str]) -> None:
     """
     for name in headers:
         if name.startswith(_OF_MESSAGES):
-            raise _unknown_header(name, "a batch has them with each of its messages")
+            raise _unknown_header(name, "in a batch, each message has its own")
     if content_codings(headers.get("content-encoding", "")) is not None:
         raise InvalidRequest(
-            "Content-Encoding belongs to a message: a batch is sent as it is, and says content_encoding with each of "
-            "its messages whose body is compressed"
+            "Content-Encoding is not supported for a batch. Send the batch uncompressed, and set "
+            "content_encoding of each message with a compressed body"
         )
 
 
 def _unknown_header(name: str, known: str) -> InvalidRequest:
-    return InvalidRequest(f"unknown header {shorten(name)}; {known}")
+    return InvalidRequest(f"unknown header {shorten(name)}. {known}")
 
 
 def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None) -> dict[str, Any]:
@@ -284,23 +290,23 @@ def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None)
         InvalidRequest: they are not what they should be.
     """
     if content_type is not None and (not isinstance(content_type, str) or not _HEADER_VALUE.fullmatch(content_type)):
-        raise InvalidRequest("content_type must be text that a header can carry, without space at its ends")
+        raise InvalidRequest("content_type must be a valid header value without leading or trailing spaces")
     codings = _read_codings(content_encoding)
     if not isinstance(texts, Mapping):
-        raise InvalidRequest('attributes must be an object of texts: {"name": "text"}')
+        raise InvalidRequest('attributes must be an object with text values: {"name": "text"}')
     if len(texts) > MOST_ATTRIBUTES:
-        raise InvalidRequest(f"a message has at most {MOST_ATTRIBUTES} attributes")
+        raise InvalidRequest(f"a message may have at most {MOST_ATTRIBUTES} attributes")
     kept = {name.lower(): text for name, text in texts.items()}
     size = len(content_type or "")
     for name, text in kept.items():
         if _ATTRIBUTE_NAME.fullmatch(name) is None:
-            raise InvalidRequest(f"not the name of an attribute: {shorten(name)}. Use letters, digits, - and _")
+            raise InvalidRequest(f"invalid attribute name: {shorten(name)}. Use letters, digits, - and _")
         value = _to_header(text) if isinstance(text, str) else None
         if value is None or _HEADER_VALUE.fullmatch(value) is None:
-            raise InvalidRequest(f"attribute {name} must be text on one line, without space at its ends")
+            raise InvalidRequest(f"attribute {name} must be one line of text without leading or trailing spaces")
         size += len(name) + len(value)
     if size > LARGEST_ATTRIBUTES_BYTES:
-        raise InvalidRequest(f"the attributes of a message have at most {LARGEST_ATTRIBUTES_BYTES} bytes")
+        raise InvalidRequest(f"the attributes of a message may have at most {LARGEST_ATTRIBUTES_BYTES} bytes in total")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if codings is not None:
         attributes["content_encoding"] = codings
@@ -417,8 +423,8 @@ def _as_it_came(value: Any) -> Any:
 
 _TEXT: Final = SettingKind(_as_it_came, "text", {"type": "string"})
 TRACE_HEADERS: Final = (
-    Parameter(TRACEPARENT, _TEXT, "the trace that the message belongs to; one that cannot be read is passed over"),
-    Parameter(TRACESTATE, _TEXT, "what tracing systems add to traceparent; means nothing without it"),
+    Parameter(TRACEPARENT, _TEXT, "trace context of the message; an invalid one is ignored"),
+    Parameter(TRACESTATE, _TEXT, "vendor data of the trace context; ignored without traceparent"),
 )
 """What a publish may say of its trace."""
 

@@ -30,16 +30,22 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 MOST_QUEUES: Final = 1000
 
 COUNTED: Final = {
-    Kind.PUBLISH: ("mq_messages_published", "messages that were stored"),
-    Kind.LEASE: ("mq_messages_leased", "messages delivered, by a lease or over AMQP; a redelivery counts again"),
-    Kind.REQUEUE: ("mq_messages_requeued", "messages that came back unacknowledged: their lease or connection ended"),
-    Kind.REMOVE: ("mq_messages_removed", "messages that were acknowledged or removed"),
-    Kind.EXPIRE: ("mq_messages_expired", "messages whose time to live ended, and that have no dead-letter queue"),
+    Kind.PUBLISH: ("mq_messages_published", "messages published"),
+    Kind.LEASE: ("mq_messages_leased", "message deliveries of all protocols, including redeliveries"),
+    Kind.REQUEUE: (
+        "mq_messages_requeued",
+        ("messages requeued because a lease or connection ended; a rise means failing consumers"),
+    ),
+    Kind.REMOVE: ("mq_messages_removed", "messages acknowledged or deleted"),
+    Kind.EXPIRE: (
+        "mq_messages_expired",
+        ("messages deleted at the end of their time to live, in queues without a dead-letter queue"),
+    ),
     Kind.DEAD_LETTER: (
         "mq_messages_dead_lettered",
-        "messages that went to a dead-letter queue, counted where they died",
+        "messages moved to a dead-letter queue, counted for the queue that they left",
     ),
-    Kind.REROUTE: ("mq_messages_moved", "messages that a client moved to another queue"),
+    Kind.REROUTE: ("mq_messages_moved", "messages moved to another queue by a client"),
 }
 """Transitions that are shown: the name of the counter, without its ``_total``, and its help."""
 
@@ -47,11 +53,14 @@ COUNTED: Final = {
 TIMED: Final = {
     Span.PUBLISH.value: (
         "mq_publish_seconds",
-        "time from a publish, of one message or a batch, to its answer, in the broker",
+        "seconds that the broker takes to store a publish of one message or a batch",
     ),
-    Span.COMMIT.value: ("mq_commit_seconds", "time until a batch that was given to the store was durable"),
-    STEP: ("mq_event_loop_step_seconds", "length of a pass of the event loop: a step of each ready task"),
-    DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message at each delivery, its delay included"),
+    Span.COMMIT.value: (
+        "mq_commit_seconds",
+        ("seconds that the store takes to sync a batch to disk; a rise means a slow disk"),
+    ),
+    STEP: ("mq_event_loop_step_seconds", "seconds of one event loop pass; a rise means that mq lacks processor time"),
+    DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message in seconds at each delivery, including its delay"),
 }
 """Durations that are shown: the name of the histogram, and its help."""
 
@@ -121,40 +130,58 @@ class _Collector:
 
 def families(snapshot: Scrape) -> Iterator[Metric]:
     """Return what is shown of a scrape, one metric after the other."""
-    yield InfoMetricFamily("mq_build", "which mq this is", {"version": snapshot.version})
-    yield GaugeMetricFamily("mq_store_ready", "1 while the store takes changes, else 0", float(snapshot.is_ready))
+    yield InfoMetricFamily("mq_build", "the version of mq", {"version": snapshot.version})
+    yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, else 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
         "mq_clock_untrusted",
-        "1 while the wall clock is in doubt: nothing expires, no schedule fires",
+        "1 if mq distrusts the wall clock, else 0; at 1 nothing expires and no schedule fires",
         float(snapshot.is_clock_untrusted),
     )
-    yield GaugeMetricFamily("mq_queues", "queues there are", len(snapshot.queues))
-    connections = GaugeMetricFamily("mq_connections", "connections that are open", labels=["protocol"])
+    yield GaugeMetricFamily("mq_queues", "number of queues", len(snapshot.queues))
+    connections = GaugeMetricFamily("mq_connections", "open client connections", labels=["protocol"])
     for protocol, count in snapshot.connections.items():
         connections.add_metric([protocol], count)
     yield connections
-    yield GaugeMetricFamily("mq_schedules", "schedules there are", snapshot.schedules)
-    firings = CounterMetricFamily("mq_schedule_firings", "firings of schedules", labels=["outcome"])
+    yield GaugeMetricFamily("mq_schedules", "number of schedules", snapshot.schedules)
+    firings = CounterMetricFamily(
+        "mq_schedule_firings",
+        "schedule runs by outcome; a rise of failed ones means messages that were not published",
+        labels=["outcome"],
+    )
     for fate, count in snapshot.firings.items():
         firings.add_metric([fate], count)
     yield firings
     reserved, limit = snapshot.memory
-    yield GaugeMetricFamily("mq_memory_reserved_bytes", "memory that clients have reserved", reserved)
-    yield GaugeMetricFamily("mq_memory_limit_bytes", "memory that clients may reserve together", limit)
-    refused = CounterMetricFamily("mq_memory_refusals", "times that memory was refused to a client", labels=["use"])
+    yield GaugeMetricFamily(
+        "mq_memory_reserved_bytes", "bytes of memory reserved for clients; at the limit, requests are refused", reserved
+    )
+    yield GaugeMetricFamily("mq_memory_limit_bytes", "maximum bytes of memory reserved for all clients together", limit)
+    refused = CounterMetricFamily(
+        "mq_memory_refusals",
+        "requests for memory that were refused; a rise means that clients send or receive too much at once",
+        labels=["use"],
+    )
     for use, count in snapshot.memory_refused.items():
         refused.add_metric([use], count)
     yield refused
     reserved, limit = snapshot.staged
-    yield GaugeMetricFamily("mq_staging_reserved_bytes", "disk that arriving bodies and write jobs reserve", reserved)
-    yield GaugeMetricFamily("mq_staging_limit_bytes", "disk that they may reserve together", limit)
-    yield CounterMetricFamily("mq_staging_refusals", "times that disk was refused to them", snapshot.disk_refused)
-    text = "times that a slow client had to give up its memory or disk, for others wanted it"
+    yield GaugeMetricFamily(
+        "mq_staging_reserved_bytes", "bytes of disk space reserved for arriving bodies and open write jobs", reserved
+    )
+    yield GaugeMetricFamily(
+        "mq_staging_limit_bytes", "maximum bytes of disk space for arriving bodies and open write jobs", limit
+    )
+    yield CounterMetricFamily(
+        "mq_staging_refusals",
+        "requests refused for lack of staging disk space; a rise means too many large uploads at once",
+        snapshot.disk_refused,
+    )
+    text = "slow clients disconnected because other clients needed their memory or disk space"
     ended = CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"])
     for use, count in snapshot.slow_ended.items():
         ended.add_metric([use], count)
     yield ended
-    text = "times that the limit of a user was in the way"
+    text = "connections and publishes refused or slowed down because a user reached a limit"
     limited = CounterMetricFamily("mq_user_limit_refusals", text, labels=["limit"])
     for kind, count in snapshot.limit_refused.items():
         limited.add_metric([kind], count)
@@ -174,28 +201,42 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
 def _of_health(health: Health) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mq_store_damaged_files",
-        "records, folders and other files found lost or unreadable at the start",
+        "files, folders and records found missing or damaged at start; above 0, run mq doctor",
         len(health.damages),
     )
-    yield GaugeMetricFamily("mq_messages_damaged", "messages found damaged since the start", len(health.damaged))
-    yield GaugeMetricFamily("mq_messages_torn", "torn messages, never confirmed, that the start took away", health.torn)
-    yield GaugeMetricFamily("mq_store_foreign_files", "names in the root that are not mq's, left alone", health.skipped)
-    yield CounterMetricFamily("mq_messages_unchecked", "reads of messages without a checksum", health.unchecked)
-    yield CounterMetricFamily("mq_messages_verified", "messages that the background check has read", health.verified)
-    yield GaugeMetricFamily("mq_check_progress_ratio", "part of the background check's pass done", health.progress)
+    yield GaugeMetricFamily(
+        "mq_messages_damaged", "messages found damaged since the start; above 0, run mq doctor", len(health.damaged)
+    )
+    yield GaugeMetricFamily(
+        "mq_messages_torn", "partially written, unconfirmed messages that were deleted at start", health.torn
+    )
+    yield GaugeMetricFamily(
+        "mq_store_foreign_files", "files in the root that do not belong to mq and are ignored", health.skipped
+    )
+    yield CounterMetricFamily("mq_messages_unchecked", "reads of messages that have no checksum", health.unchecked)
+    yield CounterMetricFamily("mq_messages_verified", "messages verified by the background check", health.verified)
+    yield GaugeMetricFamily(
+        "mq_check_progress_ratio", "progress of the current background check, from 0 to 1", health.progress
+    )
     yield GaugeMetricFamily(
         "mq_check_completed_timestamp_seconds",
-        "when the last complete pass ended; 0 before the first",
+        "Unix time when the last background check completed; 0 before the first",
         health.ended_seconds,
     )
 
 
 def _room(room: os.statvfs_result) -> Iterator[Metric]:
-    yield GaugeMetricFamily("mq_root_size_bytes", "size of the root's file system", room.f_blocks * room.f_frsize)
     yield GaugeMetricFamily(
-        "mq_root_free_bytes", "free there, for users other than root", room.f_bavail * room.f_frsize
+        "mq_root_size_bytes", "size in bytes of the file system that holds the root", room.f_blocks * room.f_frsize
     )
-    yield GaugeMetricFamily("mq_root_free_inodes", "files that can still be made there", room.f_favail)
+    yield GaugeMetricFamily(
+        "mq_root_free_bytes",
+        "bytes available to mq on that file system; at 0, publishes are refused",
+        room.f_bavail * room.f_frsize,
+    )
+    yield GaugeMetricFamily(
+        "mq_root_free_inodes", "number of files that can still be created on that file system", room.f_favail
+    )
 
 
 def _counters(totals: Totals) -> Iterator[Metric]:
@@ -205,7 +246,7 @@ def _counters(totals: Totals) -> Iterator[Metric]:
             if counts[kind]:
                 family.add_metric([queue], counts[kind])
         yield family
-    published = CounterMetricFamily("mq_published_bytes", "bytes of the bodies that were stored", labels=["queue"])
+    published = CounterMetricFamily("mq_published_bytes", "bytes of published message bodies", labels=["queue"])
     for queue, size in totals.published_bytes.items():
         published.add_metric([queue], size)
     yield published
@@ -216,17 +257,29 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     if not seen.node:
         return
     is_master, left = seen.role == "master", seen.lease_remaining_seconds or 0.0
-    yield GaugeMetricFamily("mq_cluster_members", "nodes that are members of the cluster now", len(seen.nodes))
-    yield GaugeMetricFamily("mq_cluster_master", "1 while this node is master, else 0", float(is_master))
+    yield GaugeMetricFamily("mq_cluster_members", "nodes that are members of the cluster", len(seen.nodes))
+    yield GaugeMetricFamily("mq_cluster_master", "1 if this node is the master, else 0", float(is_master))
     yield GaugeMetricFamily(
-        "mq_cluster_available", "1 while a node serves the cluster's queues", float(seen.is_available)
+        "mq_cluster_available",
+        "1 if a master serves the cluster's queues, else 0; at 0, publishes get status 503",
+        float(seen.is_available),
     )
-    yield CounterMetricFamily("mq_cluster_failovers", "new masters since the start of this node", value=seen.failovers)
-    yield GaugeMetricFamily("mq_cluster_lease_remaining_seconds", "how long this node certainly stays a member", left)
-    up = GaugeMetricFamily("mq_cluster_link_up", "1 while the link to a neighbor holds", labels=["neighbor"])
-    heard = GaugeMetricFamily("mq_cluster_link_inbound_up", "1 while its link to this node does", labels=["neighbor"])
+    yield CounterMetricFamily(
+        "mq_cluster_failovers",
+        "changes of the master since this node started; a rise means slow disks or links",
+        value=seen.failovers,
+    )
+    yield GaugeMetricFamily(
+        "mq_cluster_lease_remaining_seconds", "seconds until this node's membership expires unless it is renewed", left
+    )
+    up = GaugeMetricFamily(
+        "mq_cluster_link_up", "1 if the link to the neighbor is connected, else 0", labels=["neighbor"]
+    )
+    heard = GaugeMetricFamily(
+        "mq_cluster_link_inbound_up", "1 if the neighbor's link to this node is connected, else 0", labels=["neighbor"]
+    )
     lag = GaugeMetricFamily(
-        "mq_cluster_link_latency_seconds", "how long a neighbor takes for an answer", labels=["neighbor"]
+        "mq_cluster_link_latency_seconds", "response time of the neighbor in seconds", labels=["neighbor"]
     )
     for link in seen.links:
         up.add_metric([link.address], float(link.is_up))
@@ -238,7 +291,7 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
 
 def _stores(snapshot: Scrape) -> Iterator[Metric]:
     """Where each queue lives, of those that have series of their own."""
-    stores = InfoMetricFamily("mq_queue", "where a queue lives: disk, memory, node, cluster", labels=["queue"])
+    stores = InfoMetricFamily("mq_queue", "where a queue is stored: disk, memory, node or cluster", labels=["queue"])
     for status in snapshot.queues:
         if status.name in snapshot.totals.counts:
             stores.add_metric([status.name], {"store": status.store})
@@ -247,9 +300,13 @@ def _stores(snapshot: Scrape) -> Iterator[Metric]:
 
 def _depths(snapshot: Scrape) -> Iterator[Metric]:
     depths = GaugeMetricFamily(
-        "mq_queue_messages", "messages in a queue: ready, leased, delayed", labels=["queue", "state"]
+        "mq_queue_messages", "messages in a queue by state: ready, leased or delayed", labels=["queue", "state"]
     )
-    oldest = GaugeMetricFamily("mq_queue_oldest_seconds", "age of the message that is delivered next", labels=["queue"])
+    oldest = GaugeMetricFamily(
+        "mq_queue_oldest_seconds",
+        "age in seconds of the next message to be delivered; a rise means that consumers cannot keep up",
+        labels=["queue"],
+    )
     ready = leased = delayed = 0
     age = 0.0
     for status in snapshot.queues:

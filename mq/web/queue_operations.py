@@ -68,9 +68,9 @@ async def redrive(context: RequestContext) -> Reply:
     to, ids = wanted.pop("to", None), wanted.pop("ids", None)
     most = check_value("max", wanted.pop("max", LARGEST_BATCH), AMOUNT)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}; known: to, max, ids")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known keys: to, max, ids")
     if ids is not None and (not isinstance(ids, list) or not all(isinstance(id, str) for id in ids)):
-        raise InvalidRequest("ids must be a list of message ids")
+        raise InvalidRequest('"ids" must be a list of message ids')
     target = None if to is None else check_value("to", to, QUEUE)
     moved, left = await context.broker.redrive(context.queue, target, most, ids)
     return document(200, {"moved": moved, "remaining": left})
@@ -211,8 +211,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE",
         ANY_RIGHT,
         get_queue,
-        "tells the queue's settings and what is in it",
-        {200: Success("it is there", _SHOWN)},
+        "shows a queue's settings and message counts",
+        {200: Success("the queue exists", _SHOWN)},
         refusals=(404, 503),
         needs_queue=True,
     ),
@@ -221,15 +221,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE",
         Right.CONFIGURE,
         create_queue,
-        "makes the queue; the body does not matter",
-        {201: Success("made", _NAMED, links=_LINKS), 200: Success("there already", _NAMED, links=_LINKS)},
+        "creates a queue; the request body is ignored",
+        {201: Success("made", _NAMED, links=_LINKS), 200: Success("the queue already exists", _NAMED, links=_LINKS)},
         refusals=(409, 503),
         audited={201: "queue-created"},
         query=(
             Parameter(
                 "store",
                 STORE,
-                "where it lives: `disk`, `memory`, which ends with the process, or `cluster`, on all nodes of one",
+                "where messages are stored: `disk`, `memory` (lost when the process ends) or `cluster` (on every node)",
             ),
         ),
     ),
@@ -238,8 +238,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE",
         Right.CONFIGURE,
         change_queue,
-        "changes settings",
-        {200: Success("as they are now", _SHOWN)},
+        "changes a queue's settings",
+        {200: Success("the settings after the change", _SHOWN)},
         refusals=(404, 408, 409, 413, 503),
         body=as_json(reference("Settings")),
         needs_body=False,
@@ -264,8 +264,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/purge",
         Right.CONFIGURE,
         purge,
-        "removes all messages that no client holds",
-        {200: Success("how many there were", as_json(record({"purged": COUNT})))},
+        "removes all messages that are not leased",
+        {200: Success("the number of removed messages", as_json(record({"purged": COUNT})))},
         refusals=(404, 503),
         audited={200: "queue-purged"},
     ),
@@ -274,8 +274,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/redrive",
         Right.CONFIGURE,
         redrive,
-        "moves messages back from where they died, or elsewhere",
-        {200: Success("how many went, and how many are left", as_json(record({"moved": COUNT, "remaining": COUNT})))},
+        "moves dead letters back to the queues they came from, or to another queue",
+        {
+            200: Success(
+                "the numbers of moved and remaining messages", as_json(record({"moved": COUNT, "remaining": COUNT}))
+            )
+        },
         refusals=(404, 408, 413, 503),
         body=as_json(reference("Redrive")),
         needs_body=False,
@@ -288,15 +292,17 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/rates",
         Right.MONITOR,
         rates,
-        "queues with what is in them and how much happens to them, sorted, page by page",
-        {200: Success("those that were asked for, and the sums of all", as_json(reference("Rates")))},
+        "lists queues with their message counts and rates, sorted and in pages",
+        {200: Success("the requested queues, and totals over all queues", as_json(reference("Rates")))},
         refusals=(503,),
         query=(
-            Parameter("sort", one_of(*SORTS), "the most first", "name"),
-            Parameter("filter", FILTER, "what the queues' names have in them", ""),
-            Parameter("skip", SKIP, "queues to pass over", 0),
-            Parameter("max", AMOUNT, "how many at the most", USUAL_MOST),
-            Parameter("history", SWITCH, "whether to tell the number of messages, minute by minute"),
+            Parameter(
+                "sort", one_of(*SORTS), "sort key; the largest value comes first, names in alphabetical order", "name"
+            ),
+            Parameter("filter", FILTER, "text that the queue's name contains", ""),
+            Parameter("skip", SKIP, "number of queues to skip", 0),
+            Parameter("max", AMOUNT, "maximum number of entries", USUAL_MOST),
+            Parameter("history", SWITCH, "`true`: add the message count of each minute"),
         ),
     ),
     Operation(
@@ -304,8 +310,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/rates",
         Right.MONITOR,
         queue_rates,
-        "how much happens to a queue, and has in the last hour",
-        {200: Success("now, and minute by minute", as_json(reference("QueueRates")))},
+        "shows a queue's message rates of the last hour",
+        {200: Success("current rates, and counts by minute", as_json(reference("QueueRates")))},
         refusals=(404, 503),
         needs_queue=True,
     ),

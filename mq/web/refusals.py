@@ -99,9 +99,9 @@ MOST_LINES: Final = 256
 
 _HEAD_DETAILS: Final = {
     400: "this is not a well-formed HTTP/1.1 request",
-    408: "the request line and the headers did not arrive in time",
+    408: "timed out while waiting for the request line and the headers",
     431: f"the request line and the headers are too long, or have more than {MOST_LINES} lines",
-    501: "no transfer coding but chunked is known here",
+    501: "the only supported transfer coding is chunked",
 }
 
 
@@ -119,18 +119,18 @@ def check_head(received: bytes) -> None:
     if received.count(b"\n", 0, len(received) if end < 0 else end) > MOST_LINES:
         raise h11.RemoteProtocolError(f"more than {MOST_LINES} lines", error_status_hint=431)
     if AMBIGUOUS_LINE.search(received, 0, len(received) if end < 0 else end):
-        raise h11.RemoteProtocolError("a line ends in a bare LF or begins with a space", error_status_hint=400)
+        raise h11.RemoteProtocolError("a header line ends with a bare LF or begins with a space", error_status_hint=400)
 
 
 BODY_ENDED: Final = (
-    "the request's body ended early: the connection was closed before as many bytes as its Content-Length says, or its "
-    "last chunk. Nothing was done: send it again, whole"
+    "the request body is incomplete: the connection was closed before its end. Nothing was changed. "
+    "Send the request again"
 )
 
 
 def refusal_of_head(status: int) -> Reply:
     """The reply that ends the connection."""
-    return problem(status, _HEAD_DETAILS.get(status, "the request cannot be served"), ("connection", "close"))
+    return problem(status, _HEAD_DETAILS.get(status, "the request is invalid"), ("connection", "close"))
 
 
 def refusal_of_amqp() -> Reply:

@@ -47,13 +47,13 @@ in our origin."""
 
 MESSAGE_HEADERS: Final[Mapping[str, tuple[str, Schema]]] = {
     "X-Message-Id": ("the message's id", ID.schema),
-    "ETag": ("the receipt of the delivery that holds it, in quotes", {"type": "string"}),
-    "X-Message-Receives": ("how often it has been handed out", {"type": "integer", "minimum": 0}),
-    "X-Message-Lease": ("seconds for which that delivery holds it", VISIBILITY.schema),
-    "X-Message-Group": ("its message group, where its publisher named one", GROUP.schema),
-    "X-Message-Dead-Letter-History": ("how it came from queue to queue as a dead letter: JSON", {"type": "string"}),
-    "traceparent": ("the trace that it belongs to, where it was published in one", {"type": "string"}),
-    "tracestate": ("what tracing systems add to it", {"type": "string"}),
+    "ETag": ("the receipt of this delivery, in quotes", {"type": "string"}),
+    "X-Message-Receives": ("number of deliveries, including this one", {"type": "integer", "minimum": 0}),
+    "X-Message-Lease": ("length of the lease in seconds", VISIBILITY.schema),
+    "X-Message-Group": ("the message group, if any", GROUP.schema),
+    "X-Message-Dead-Letter-History": ("the dead-letter history as JSON, latest entry first", {"type": "string"}),
+    "traceparent": ("the trace context of the publish, if any", {"type": "string"}),
+    "tracestate": ("vendor data of the trace context", {"type": "string"}),
 }
 """The headers of a reply with one message; a batch has none of them."""
 

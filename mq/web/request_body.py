@@ -55,7 +55,7 @@ class ArrivingBody:
         """
         while not self.is_complete:
             if self.is_gone:
-                raise BodyIncomplete("the client ended the connection before the end of its body")
+                raise BodyIncomplete("the client closed the connection before the end of the request body")
             chunk = await self._next_within_patience()
             if chunk:
                 return chunk
@@ -67,7 +67,7 @@ class ArrivingBody:
             with trio.fail_after(self._patience_seconds):
                 chunk = await self._take()
         except trio.TooSlowError:
-            raise BodyTooSlow(f"the body stopped arriving: waited {STALLED_SECONDS} s for it") from None
+            raise BodyTooSlow(f"timed out after {STALLED_SECONDS} s without data of the request body") from None
         gained = len(chunk) / SLOWEST_BYTES_PER_SECOND - (trio.current_time() - since)
         self._patience_seconds = min(max(self._patience_seconds + gained, 0), STALLED_SECONDS)
         return chunk
@@ -128,11 +128,11 @@ class Limit(NamedTuple):
             length: of the body; None if it is not known.
         """
         if self.whose:
-            what = "the body is" if length is None else f"the body has {length} bytes: it is"
-            return BodyTooLarge(f"{what} longer than {self.size} bytes, the limit here ({self.whose})")
+            what = "the body is" if length is None else f"the body has {length} bytes and is"
+            return BodyTooLarge(f"{what} longer than {self.size} bytes, the maximum ({self.whose})")
         if length is None:
-            return BodyTooLarge(f"the body is over the limit of {self.size} bytes")
-        return BodyTooLarge(f"the body has {length} bytes, the limit is {self.size}")
+            return BodyTooLarge(f"the body is longer than {self.size} bytes, the maximum")
+        return BodyTooLarge(f"the body has {length} bytes, more than the maximum of {self.size}")
 
 
 class LimitedBody:
@@ -168,7 +168,9 @@ class LimitedBody:
             chunk = await anext(self._chunks)
         except StopAsyncIteration:
             if self._announced not in (None, self._size):
-                raise BodyIncomplete(f"the body ended after {self._size} of {self._announced} bytes") from None
+                raise BodyIncomplete(
+                    f"the body ended after {self._size} of {self._announced} bytes. Send the request again"
+                ) from None
             raise
         self._size += len(chunk)
         self._check()
@@ -269,8 +271,8 @@ def making_room(body: AsyncIterator[bytes], room: Room) -> Iterator[AsyncIterato
         yield chunks
     if wanted.cancelled_caught:
         raise BodyTooSlow(
-            f"the body came more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB a second, and others want the "
-            f"{room.resource.name} that it reserves: send less at once"
+            f"the body arrived at less than {ENOUGH_BYTES_PER_SECOND >> 10} KiB per second, and other "
+            f"clients needed its {room.resource.name}. Send smaller bodies"
         )
 
 
@@ -293,7 +295,7 @@ def _decode_oddly(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest("this is not JSON") from None
+        raise InvalidRequest("invalid JSON") from None
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -307,7 +309,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     except ValueError:
         value = _decode_oddly(text)
     except RecursionError:
-        raise InvalidRequest("this is not JSON") from None
+        raise InvalidRequest("invalid JSON") from None
     if not isinstance(value, dict):
-        raise InvalidRequest('this is not a JSON object: write {"name": value}')
+        raise InvalidRequest('expected a JSON object: {"name": value}')
     return value

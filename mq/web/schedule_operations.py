@@ -81,14 +81,14 @@ def _named(context: RequestContext) -> tuple[QueueName, Reply | None]:
         name = QueueName(context.id)
     except InvalidName:
         raise InvalidName(
-            f"not the name of a schedule: {shorten(context.id)}. Use 1 to 100 letters, digits and . _ @ -, beginning "
-            "with a letter, a digit or _"
+            f"invalid schedule name: {shorten(context.id)}. Use 1 to 100 letters, digits and . _ @ -, "
+            "beginning with a letter, a digit or _"
         ) from None
     return name, None if context.may(Right.CONFIGURE, name) else _forbidden(Right.CONFIGURE, f"schedule {name}")
 
 
 def _forbidden(right: Right, what: str) -> Reply:
-    return problem(403, f"that takes the right to {right} on {what}")
+    return problem(403, f"this requires the right to {right} on {what}")
 
 
 def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
@@ -99,18 +99,20 @@ def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
     """
     for key in wanted:
         if key not in _KEYS:
-            raise InvalidRequest(f"unknown key {shorten(key)}; known: {', '.join(_KEYS)}")
+            raise InvalidRequest(f"unknown key {shorten(key)}. Known keys: {', '.join(_KEYS)}")
     cron, every = wanted.get("cron"), wanted.get("every")
     if (cron is None) == (every is None):
-        raise InvalidRequest('say when: either "cron", such as "0 3 * * *", or "every", a number of seconds')
+        raise InvalidRequest('a schedule must have either "cron", such as "0 3 * * *", or "every", a number of seconds')
     if every is not None and wanted.get("zone") is not None:
-        raise InvalidRequest('"zone" is the zone of "cron": leave it out')
+        raise InvalidRequest('"zone" is only supported with "cron". Remove it')
     message = wanted.get("message")
     if not isinstance(message, Mapping):
         raise InvalidRequest('"message" must be an object, such as {"body": "text"}')
     for key in ("key", "at"):
         if message.get(key) is not None:
-            raise InvalidRequest(f'a message of a schedule has no "{key}": that is the schedule\'s to say')
+            raise InvalidRequest(
+                f'the message of a schedule cannot have "{key}", because the schedule decides when it is published'
+            )
     return Schedule(
         name,
         QueueName(check_value("queue", wanted.get("queue"), QUEUE)),
@@ -142,7 +144,7 @@ def _message(draft: Draft) -> dict[str, Any]:
     beside = {"delay": draft.delay, "ttl": draft.ttl, "priority": draft.priority or None}
     said = {**draft.attributes, **{name: value for name, value in beside.items() if value is not None}}
     body = draft.body
-    assert isinstance(body, bytes), "the body of a schedule is small"
+    assert isinstance(body, bytes), "the message body, at most 64 KiB"
     try:
         return {**said, "body": body.decode()}
     except UnicodeDecodeError:
@@ -156,7 +158,7 @@ def _parse_text(value: Any) -> str:
 
 
 _TEXT: Final[dict[str, Any]] = {"type": "string", "maxLength": LONGEST_LINE}
-_CRON: Final = SettingKind(_parse_text, f"a cron line of five fields, of at most {LONGEST_LINE} characters", _TEXT)
+_CRON: Final = SettingKind(_parse_text, f"a cron expression of five fields, at most {LONGEST_LINE} characters", _TEXT)
 _ZONE: Final = SettingKind(_parse_text, "the name of a time zone, such as Europe/Berlin", _TEXT)
 _EVERY: Final = seconds(SHORTEST_SECONDS, LONGEST_TTL_SECONDS)
 _KEYS: Final = ("cron", "zone", "every", "queue", "message", "unless_waiting")
@@ -182,12 +184,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/schedules",
         KNOWN,
         schedules,
-        "the schedules that the user may configure, page by page",
-        {200: Success("by name, without their messages", _LISTED)},
+        "lists the schedules that the user may configure, in pages",
+        {200: Success("sorted by name, without their messages", _LISTED)},
         refusals=(503,),
         query=(
-            Parameter("max", AMOUNT, "how many at the most", LARGEST_BATCH),
-            Parameter("after", QUEUE, "go on behind this schedule"),
+            Parameter("max", AMOUNT, "maximum number of entries", LARGEST_BATCH),
+            Parameter("after", QUEUE, "continue after this schedule"),
         ),
     ),
     Operation(
@@ -195,8 +197,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/schedules/SCHEDULE",
         KNOWN,
         put_schedule,
-        "publishes a message regularly from now on; or changes what, when and where",
-        {201: Success("it is new", _SHOWN), 200: Success("it is changed", _SHOWN)},
+        "creates or replaces a schedule that publishes a message regularly",
+        {201: Success("the schedule is new", _SHOWN), 200: Success("the schedule was replaced", _SHOWN)},
         refusals=(404, 408, 409, 413, 503),
         body=_WANTED,
         audited={201: "schedule-created", 200: "schedule-changed"},
@@ -206,8 +208,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/schedules/SCHEDULE",
         KNOWN,
         get_schedule,
-        "shows a schedule with its message",
-        {200: Success("how far it is", _SHOWN)},
+        "shows a schedule and its message",
+        {200: Success("the schedule, with its last and next run", _SHOWN)},
         refusals=(404, 503),
     ),
     Operation(
@@ -215,8 +217,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/-/schedules/SCHEDULE",
         KNOWN,
         delete_schedule,
-        "deletes a schedule; its messages stay",
-        {200: Success("it fires no more")},
+        "deletes a schedule; published messages stay",
+        {200: Success("the schedule no longer runs")},
         refusals=(404, 503),
         audited={200: "schedule-deleted"},
     ),

@@ -55,12 +55,17 @@ def _list_of(members: dict[str, Any]) -> Schema:
 def lines_of(schema: Schema) -> Contents:
     """A body of JSON Lines. OpenAPI 3.1 cannot describe a line of a text, so the schema of a line stands beside it."""
     return {
-        JSON_LINES[0]: {"type": "string", "pattern": "\\S", "description": "One JSON object a line.", "x-line": schema}
+        JSON_LINES[0]: {
+            "type": "string",
+            "pattern": "\\S",
+            "description": ("One JSON object per line."),
+            "x-line": schema,
+        }
     }
 
 
 _MULTIPART: Final[Contents] = {
-    MULTIPART: {"type": "string", "description": "A part for each message: its headers and its bytes."}
+    MULTIPART: {"type": "string", "description": "One part for each message, with its headers and body."}
 }
 
 _KINDS: Final = {name: kind.schema for name, kind in QueueSettings.kinds().items()}
@@ -176,7 +181,10 @@ _RATES_OF_QUEUES: Final = record(
     }
 )
 
-_UNSURE: Final[Schema] = {"const": "unknown", "description": "it may have been done; absent where it was not"}
+_UNSURE: Final[Schema] = {
+    "const": "unknown",
+    "description": ("the operation may have been carried out; absent if it was not"),
+}
 
 SCHEMAS: Final[dict[str, Schema]] = {
     "Problem": record(

@@ -57,7 +57,7 @@ async def commit_writes(context: RequestContext) -> Reply:
         or type(rows) is not int
         or rows < 0
     ):
-        raise InvalidRequest('say what counts: {"parts": [NAME, ...], "rows": NUMBER}')
+        raise InvalidRequest('the request body must be {"parts": [NAME, ...], "rows": NUMBER}')
     job = await context.broker.writes.commit(context.queue, context.id, parts, rows, _asker(context))
     return document(200, job._asdict())
 
@@ -85,7 +85,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/writes",
         Right.PUBLISH,
         write_jobs,
-        "shows the write jobs that hold rows for a queue",
+        "lists the write jobs that stage messages for a queue",
         {200: Success("all", as_json(record({"writes": {"type": "array", "items": reference("WriteJob")}})))},
         refusals=(404, 409),
     ),
@@ -94,12 +94,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/writes/JOB",
         Right.PUBLISH,
         hold_back,
-        "holds messages back until their job is committed",
-        {200: Success("one line for each entry", OUTCOMES)},
+        "stages messages until their write job is committed",
+        {200: Success("one line for each entry of the batch", OUTCOMES)},
         refusals=(404, 408, 409, 413, 503),
         query=(
-            Parameter("part", QUEUE, "names a task, or one run of it", is_needed=True),
-            Parameter("number", count(_INT64_MAX, 0), "of the request in its part", is_needed=True),
+            Parameter("part", QUEUE, "name of a task, or of one run of a task", is_needed=True),
+            Parameter("number", count(_INT64_MAX, 0), "number of the request within its part", is_needed=True),
         ),
         body=DRAFTS,
         needs_queue=True,
@@ -110,8 +110,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/writes/JOB",
         Right.PUBLISH,
         commit_writes,
-        "lets all rows of a job come into their queues, or none",
-        {200: Success("they are there", _JOB)},
+        "commits a write job: publishes all its messages, or none",
+        {200: Success("the messages are published", _JOB)},
         refusals=(404, 408, 409, 413, 429, 503),
         body=as_json(_COMMIT),
         needs_queue=True,
@@ -122,8 +122,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "/QUEUE/writes/JOB",
         Right.PUBLISH,
         abort_writes,
-        "aborts a job: nothing of it comes; or forgets one that is done",
-        {200: Success("nothing is held any more")},
+        "aborts a write job, or deletes a finished one",
+        {200: Success("the write job is gone")},
         refusals=(404, 409, 503),
         needs_queue=True,
         audited={200: "writes-aborted"},

@@ -72,7 +72,7 @@ def test_files_that_cannot_be_used_are_named(files: TLSFiles, tmp_path: Path) ->
     for wrong in (files._replace(certificate=str(junk)), files._replace(key=str(junk))):
         assert "junk.pem" in refusal(wrong)
         assert "hunter2" not in refusal(wrong)
-    assert "client authorities" in refusal(files._replace(client_ca=str(junk)))
+    assert "client CA file" in refusal(files._replace(client_ca=str(junk)))
     assert "No such file" in refusal(files._replace(client_ca=str(tmp_path / "missing.pem")))
 
 
@@ -182,7 +182,7 @@ def test_a_list_past_its_time_lets_nobody_in(files: TLSFiles, tmp_path: Path) ->
 def test_a_file_without_a_list_is_refused(files: TLSFiles, tmp_path: Path) -> None:
     clients = Clients(tmp_path)
     ca = str(tmp_path / "clients.pem")
-    assert "it holds none" in refusal(files._replace(client_ca=ca, crl=ca))
+    assert "it has no CRL" in refusal(files._replace(client_ca=ca, crl=ca))
     assert "No such file" in refusal(files._replace(client_ca=ca, crl=str(tmp_path / "missing.pem")))
     assert clients.ca
 

@@ -154,7 +154,7 @@ def test_a_token_expires_and_says_so_to_who_has_it(path: Path) -> None:
     now += 1
     with pytest.raises(TokenExpired, match="2026-12-24T19:00:00Z"):
         access.by_token(TOKEN)
-    with pytest.raises(TokenExpired, match="ask for another"):
+    with pytest.raises(TokenExpired, match="Create another"):
         access.recall("alice", TOKEN)
     assert access.recall("bob", TOKEN) is None
     assert name_of(access.by_token(OTHER_TOKEN)) == "alice"
@@ -194,7 +194,7 @@ def test_a_login_name_that_says_nobody_is_a_warning(path: Path, caplog: pytest.L
 def test_two_users_cannot_be_the_same_one_of_the_machine(path: Path) -> None:
     us = pwd.getpwuid(os.geteuid()).pw_name
     write_users(path, USERS + unix(us) + unix(us).replace("[users.us]", "[users.we]"))
-    with pytest.raises(InvalidSetting, match="is the same user of this machine"):
+    with pytest.raises(InvalidSetting, match="has the same login name"):
         UserDirectory(str(path))
 
 

@@ -68,5 +68,5 @@ def test_editor_sets_changes_and_takes_away_limits(tmp_path: Path) -> None:
     assert editor.limit("shop", {"max_connections": None, "max_queues": 4}) == UserLimits(None, 4, 0.5)
     [account] = editor.accounts()
     assert account.user.limits == UserLimits(None, 4, 0.5)
-    with pytest.raises(InvalidSetting, match='no user named "ben"'):
+    with pytest.raises(InvalidSetting, match='user "ben" does not exist'):
         editor.limit("ben", {"max_queues": 1})

@@ -94,13 +94,13 @@ def test_only_a_token_takes_the_password_away(path: Path) -> None:
 def test_what_cannot_be_done_changes_nothing(path: Path) -> None:
     file = UsersFile(write_users(path, COMMENTED))
     before = path.read_bytes(), path.stat().st_ino
-    with pytest.raises(InvalidSetting, match="user alice exists"):
+    with pytest.raises(InvalidSetting, match="user alice already exists"):
         file.add("alice", {}, None)
-    with pytest.raises(InvalidSetting, match="no user named"):
+    with pytest.raises(InvalidSetting, match="does not exist"):
         file.remove("zoe")
-    with pytest.raises(InvalidSetting, match="no user named"):
+    with pytest.raises(InvalidSetting, match="does not exist"):
         file.add_token("zoe", only=False)
-    with pytest.raises(InvalidSetting, match="not a user's name"):
+    with pytest.raises(InvalidSetting, match="invalid user name"):
         file.add("a:b", {}, None)
     assert (path.read_bytes(), path.stat().st_ino) == before
 

@@ -161,7 +161,7 @@ async def test_only_a_connection_that_publishes_too_fast_is_blocked_until_it_is_
         await flood(client, 3000)
         began = trio.current_time()
         blocked = await client.hear()
-        assert (blocked.name, blocked.reason) == ("Connection.Blocked", "you publish faster than the store takes it")
+        assert (blocked.name, blocked.reason) == ("Connection.Blocked", "publishing faster than the store can write")
         assert trio.current_time() - began < 2  # of 9 seconds of work
         await other.publish("flood", b"x", **PERSISTENT)
         assert (await other.hear()).name == "Basic.Ack"

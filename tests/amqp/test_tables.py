@@ -90,7 +90,7 @@ def test_a_whole_number_is_written_as_64_bits(number: int) -> None:
 
 @pytest.mark.parametrize("value", [1.5, None, b"x"])
 def test_a_value_that_mq_has_no_type_for_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="mq writes no"):
+    with pytest.raises(TypeError, match="a table cannot contain a"):
         tables.encoded({"x": value})
 
 
@@ -134,7 +134,7 @@ def test_tables_nested_without_end_are_refused() -> None:
     raw = b""
     for _ in range(5000):
         raw = b"\x01aF" + table(raw)
-    with pytest.raises(Refusal, match="more than 32 deep in each other"):
+    with pytest.raises(Refusal, match="nested more than 32 deep"):
         tables.decoded(table(raw))
 
 
@@ -146,7 +146,7 @@ def test_what_is_nested_deeper_than_anybody_means_it_is_refused(kind: bytes) -> 
         if depth < tables.DEEPEST:
             assert list(tables.decoded(top)) == ["a"]
         else:
-            with pytest.raises(Refusal, match="more than 32 deep in each other") as caught:
+            with pytest.raises(Refusal, match="nested more than 32 deep") as caught:
                 tables.decoded(top)
             assert caught.value.code == Code.SYNTAX_ERROR
         raw = b"\x01a" * (kind == b"F") + kind + table(raw)

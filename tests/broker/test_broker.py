@@ -47,7 +47,7 @@ async def test_a_queue_is_made_once(broker: Broker) -> None:
 @pytest.mark.parametrize(("here", "there"), [(MEMORY, DISK), (DISK, MEMORY), (None, MEMORY)])
 async def test_a_queue_that_is_there_is_not_in_another_place(broker: Broker, here: str | None, there: str) -> None:
     assert await broker.create_queue("other", here)
-    with pytest.raises(Conflict, match="queue other is there already, in"):
+    with pytest.raises(Conflict, match="queue other already exists in"):
         await broker.create_queue("other", there)
     assert not await broker.create_queue("other", here)
     assert not await broker.create_queue("other"), "a caller that names no place takes it where it is"

@@ -372,7 +372,7 @@ async def test_a_changed_time_goes_on_over_a_restart(disk_address: str, opened: 
 
 async def test_only_what_waits_has_a_time_to_change(broker: Broker) -> None:
     id = await broker.publish("q", b"x")
-    with pytest.raises(NotLeased, match="has no time to change"):
+    with pytest.raises(NotLeased, match="its delay cannot be changed"):
         await broker.reschedule("q", id, delay=5)
     await take(broker)
     with pytest.raises(NotLeased):

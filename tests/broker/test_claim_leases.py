@@ -88,7 +88,7 @@ async def test_a_message_of_a_claim_has_no_lease_of_its_own(broker: Broker) -> N
     for message in (first, second):
         await message.body.aclose()
     for act in (broker.requeue, lambda queue, id: broker.extend(queue, id, 60)):
-        with pytest.raises(NotLeased, match="belongs to a claim"):
+        with pytest.raises(NotLeased, match="is part of a claim"):
             await act("q", first.id)
     with pytest.raises(ReceiptMismatch):
         await broker.remove("q", first.id, receipt="0123456789abcdef")
@@ -314,7 +314,7 @@ async def test_a_claim_that_the_store_has_no_room_for_leaves_its_messages(wall_c
         await broker.create_queue("q")
         await fill(broker, 2)
         heal = refuse(storage, lambda each: isinstance(each, Put) and "claim" in each.value)
-        with pytest.raises(StorageFull, match="or claim fewer than 2 messages at a time"):
+        with pytest.raises(StorageFull, match="or claim fewer than 2 messages at once"):
             await claim(broker)
         heal()
         assert await receives(broker) == [1, 1]
@@ -365,7 +365,7 @@ async def test_a_consumer_is_not_forgotten_before_its_messages_are_back(wall_clo
         await fill(broker, 2)
         await claim(broker)
         heal = refuse(storage, lambda each: isinstance(each, Move))
-        with pytest.raises(StorageFull, match="given back"):
+        with pytest.raises(StorageFull, match="cannot be released now"):
             await broker.claims.forget("q", "c")
         heal()
         await broker.claims.forget("q", "c")

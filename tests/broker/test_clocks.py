@@ -180,7 +180,7 @@ async def test_a_queue_whose_leftovers_cannot_be_removed_is_not_made(wall_clock:
         await broker.delete_queue("q")
         await trio.testing.wait_all_tasks_blocked()
         for _ in range(3):
-            with pytest.raises(StorageFull, match="cannot be removed yet"):
+            with pytest.raises(StorageFull, match="are still being removed"):
                 await broker.create_queue("q")
             await trio.sleep(0.3 * RETRY_SECONDS)
         disk.heal()

@@ -27,7 +27,7 @@ async def test_a_store_that_cannot_be_read_is_refused_in_one_line(wall_clock: Wa
     """Not as a group of errors, which no program expects."""
     async with open_disk(MOUNTS["rename"]) as disk:
         disk.calls.fail("names", number, path="delay")
-        with pytest.raises(StorageUnusable, match="cannot take up what is in the store"):
+        with pytest.raises(StorageUnusable, match="cannot load the store"):
             async with open_broker(disk.storage):
                 pytest.fail("it opened")
 
@@ -86,7 +86,7 @@ async def test_what_the_disk_does_not_let_become_delayed_gets_no_other_time(wall
     async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
         disk.calls.fail("rename", errno.EDQUOT, path="new/*", times=None)
         id = await broker.publish("q", b"x", delay=60)
-        with pytest.raises(StorageFull, match="cannot be moved now"):
+        with pytest.raises(StorageFull, match="cannot be changed now"):
             await broker.reschedule("q", id, delay=0)
         disk.heal()
         await trio.sleep(RETRY_SECONDS + 1)
@@ -136,8 +136,8 @@ async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
 
 
 SAID: Final = {
-    Result.UNKNOWN: (StorageUnsure, "cannot store the message for certain: it may have been done (away)"),
-    Result.FAILED: (StorageFailed, "it may have been done, or not (away)"),
+    Result.UNKNOWN: (StorageUnsure, "cannot store the message: the outcome is unknown (away)"),
+    Result.FAILED: (StorageFailed, "its outcome is unknown (away)"),
     Result.FULL: (StorageFull, "cannot store the message now: away"),
 }
 

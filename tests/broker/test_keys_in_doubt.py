@@ -96,7 +96,7 @@ async def store(wall_clock: WallClock, request: pytest.FixtureRequest) -> Doubtf
 async def test_asked_again_it_is_the_same_message(store: Doubtful, fate: str) -> None:
     async with open_broker(store) as broker:
         store.fates = [fate]
-        with pytest.raises(StorageUnsure, match="or with the same key"):
+        with pytest.raises(StorageUnsure, match="same idempotency key"):
             await broker.publish("q", b"first", key="k")
         again = await broker.publish("q", b"again", key="k")
         assert await broker.publish("q", b"and again", key="k") == again

@@ -455,7 +455,7 @@ async def test_a_group_is_refused_where_its_order_would_be_lost(broker: Broker) 
     assert isinstance(error, Conflict)
     assert "groups=true" in str(error)
     await broker.change_settings("q", {"max_priority": 3})
-    with pytest.raises(InvalidSetting, match="exclude each other"):
+    with pytest.raises(InvalidSetting, match="cannot have both"):
         await broker.change_settings("q", GROUPED)
 
 

@@ -90,7 +90,7 @@ async def test_a_commit_that_is_asked_for_again_tells_the_same(disk_address: str
         assert await broker.writes.commit("q", "job", ["0"], 2) == first
         assert await browsed(broker, "q") == [b"a", b"b"]
         await broker.writes.abort("q", "job")  # it is forgotten
-        with pytest.raises(Conflict, match="is not there"):
+        with pytest.raises(Conflict, match="does not exist"):
             await broker.writes.commit("q", "job", ["0"], 2)
 
 
@@ -113,7 +113,7 @@ async def test_an_aborted_job_leaves_nothing_and_takes_nothing(disk_address: str
         await hold(broker)
         await broker.writes.abort("r", "job")
         assert await broker._storage.scan(State.NEW) == []
-        with pytest.raises(Conflict, match="takes no more rows"):
+        with pytest.raises(Conflict, match="accepts no more rows"):
             await hold(broker)
     async with opened(disk_address) as broker:
         with pytest.raises(Conflict, match="was aborted"):
@@ -145,9 +145,9 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
 
 async def test_a_commit_counts(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="holds 1 rows of these parts, not 2"):
+    with pytest.raises(Conflict, match="has 1 rows in these parts, not 2"):
         await broker.writes.commit("q", "job", ["0"], 2)
-    with pytest.raises(Conflict, match="holds 0 rows of these parts, not 1"):
+    with pytest.raises(Conflict, match="has 0 rows in these parts, not 1"):
         await broker.writes.commit("q", "job", ["1"], 1)
     assert await browsed(broker, "q") == []
     assert (await broker.writes.commit("q", "none", [], 0)).rows == 0
@@ -336,7 +336,7 @@ async def test_damaged_rows_keep_no_daemon_from_starting(disk_address: str, open
 async def test_others_and_write_jobs_do_not_go_together(disk_address: str, opened: Opener, config: Any) -> None:
     async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="serve it with --peers=0"):
+        with pytest.raises(Conflict, match="Start mq with --peers=0"):
             await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
 
 
@@ -344,7 +344,7 @@ async def test_no_queue_has_the_name_under_which_rows_wait(broker: Broker) -> No
     with pytest.raises(InvalidName, match="write jobs"):
         await broker.create_queue(QueueName(WRITE_JOBS))
     for name in ("", "a/b", "x" * 101):
-        with pytest.raises(InvalidSetting, match="not the name of a write job"):
+        with pytest.raises(InvalidSetting, match="not a valid name of a write job"):
             await broker.writes.add("q", name, "0", 0, [Draft(b"x")])
 
 
@@ -412,7 +412,7 @@ class Client:
 
     async def write(self, broker: Broker) -> None:
         if not self.is_committed:
-            with suppress(Conflict):  # committed before the cut, it takes no more rows
+            with suppress(Conflict):  # committed before the cut, it accepts no more rows
                 await hold(broker)
             assert (await broker.writes.commit("q", "job", PARTS, 6)).state == "done"
             self.is_committed = True
@@ -550,7 +550,7 @@ def test_the_medium_may_refuse_for_a_while() -> None:
             with pytest.raises(MQError):
                 await broker.writes.commit("q", "job", PARTS, 6)
             assert [job.state for job in await broker.writes.of("q")] == ["committed"]
-            with pytest.raises(Conflict, match="is committed"):
+            with pytest.raises(Conflict, match="is already committed"):
                 await broker.writes.abort("q", "job")
         await trio.sleep(60)
         assert sorted(await browsed(broker, "q", "r")) == [body.encode() for body in ALL[:-1]] + [b"f"]
@@ -641,7 +641,9 @@ async def test_job_that_holds_its_share_of_disk_takes_no_more_rows(broker: Broke
     broker.writes.count_in(budget.write_job)
     await fill(broker, "job")
     used = budget.staged
-    with pytest.raises(BodyTooLarge, match=r"write job job takes \d+ bytes of disk, this write job may have 163840"):
+    with pytest.raises(
+        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, more than the limit of this write job, 163840"
+    ):
         await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
     assert budget.staged == used
     await fill(broker, "another")
@@ -653,11 +655,13 @@ async def test_jobs_of_a_user_share_disk_and_leave_others_theirs(broker: Broker)
     budget = budget_of_rows(has_users=True)
     broker.writes.count_in(budget.write_job)
     await fill(broker, "first", "anna", 20)
-    with pytest.raises(NoDisk, match="user anna may have 163840: commit or abort other write jobs"):
+    with pytest.raises(NoDisk, match=r"the limit of user anna is 163840 bytes\. Commit or abort other write jobs"):
         await fill(broker, "second", "anna", 20)
     await fill(broker, "third", "ben")
     await fill(broker, "fourth")
-    with pytest.raises(NoDisk, match="all write jobs may have 491520"):  # one quarter is left for arriving bodies
+    with pytest.raises(
+        NoDisk, match="the limit of all write jobs is 491520"
+    ):  # one quarter is left for arriving bodies
         await fill(broker, "fifth", "claire")
 
 

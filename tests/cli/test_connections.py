@@ -91,4 +91,4 @@ def test_closing_one(client: Client, daemon: Inside, mq: Mq) -> None:
         assert mq("connections", "--close", id).status == 0
         assert "operator" in connection.closed
     done = mq("connections", "--close", id)
-    assert (done.status, "no connection" in done.error) == (1, True)
+    assert (done.status, "does not exist" in done.error) == (1, True)

@@ -55,7 +55,7 @@ def test_a_lost_lease_ends_a_block_that_waits_for_tasks_of_its_own() -> None:
 
     async def main() -> None:
         lender = Lender()
-        lender.extend = lambda: refused(412, "your lease has run out")
+        lender.extend = lambda: refused(412, "the lease has expired")
         ends: list[str] = []
 
         async def part() -> None:
@@ -71,7 +71,7 @@ def test_a_lost_lease_ends_a_block_that_waits_for_tasks_of_its_own() -> None:
                 group.create_task(part())
 
         async with lender.client() as client:
-            with pytest.raises(LeaseLost, match="your lease has run out"):
+            with pytest.raises(LeaseLost, match="the lease has expired"):
                 await whole(client)
             assert ends == ["cancelled", "cancelled"]
             await asyncio.sleep(1)  # nothing is left that would cancel it

@@ -75,9 +75,9 @@ async def test_a_quick_block_costs_no_extension() -> None:
 @on_both_loops
 async def test_a_lost_lease_cancels_the_block() -> None:
     lender = Lender()
-    lender.extend = lambda: refused(412, "your lease has run out")
+    lender.extend = lambda: refused(412, "the lease has expired")
     async with lender.client() as client:
-        with pytest.raises(LeaseLost, match="your lease has run out"):
+        with pytest.raises(LeaseLost, match="the lease has expired"):
             async with client.receive("q"):
                 await anyio.sleep_forever()
     assert lender.times("DELETE") == []

@@ -57,12 +57,12 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
     [
         ('name = "a"', 'name = "a b"', "line 1: name must be 1 to 50 letters"),
         ('name = "a"', "", "cluster.toml: name is missing"),
-        ('name = "a"', "name = 1", "line 1: name must be some text, got 1"),
-        ("10.9.0.2:5672", "10.9.0.2", "line 2: neighbor_1 must be ADDRESS:PORT"),
-        ("10.9.0.2:5672", ":5672", "line 2: neighbor_1 must be ADDRESS:PORT"),
-        ("10.9.0.2:5672", "10.9.0.2:99999", "line 2: neighbor_1 must be ADDRESS:PORT"),
+        ('name = "a"', "name = 1", "line 1: name must be a non-empty string, not 1"),
+        ("10.9.0.2:5672", "10.9.0.2", "line 2: neighbor_1 must be the ADDRESS:PORT"),
+        ("10.9.0.2:5672", ":5672", "line 2: neighbor_1 must be the ADDRESS:PORT"),
+        ("10.9.0.2:5672", "10.9.0.2:99999", "line 2: neighbor_1 must be the ADDRESS:PORT"),
         ("10.9.0.2:5672", "[fd00::3]:5673", "line 3: neighbor_2 is the same as neighbor_1"),
-        ("coordinator", "cordinator", "line 4: cordinator is unknown: did you mean coordinator?"),
+        ("coordinator", "cordinator", "line 4: cordinator is unknown. Did you mean coordinator?"),
         ('password = "secret"', "", "password_file is missing"),
         ('password = "secret"', 'password_file = "/nowhere"', "line 5: password_file cannot be read"),
         ('password = "secret"', 'password = "s"\nlease_seconds = 1', "line 6: lease_seconds must be a whole number"),
@@ -100,7 +100,7 @@ def test_three_lines_on_a_network_are_for_who_says_insecure(tmp_path: Path, addr
     path = tmp_path / "cluster"
     path.write_text(f"a\n{neighbor}\n[::1]:6003\n")
     settings = Settings(cluster=str(path), address=address)
-    with pytest.raises(InvalidSetting, match=r"password_file is missing: .* Add it, or say --insecure"):
+    with pytest.raises(InvalidSetting, match=r"password_file is missing: .* Add it, or start mq with --insecure"):
         cluster_of(settings)
     assert cluster_of(replace(settings, insecure=True)) is not None
 
@@ -108,7 +108,7 @@ def test_three_lines_on_a_network_are_for_who_says_insecure(tmp_path: Path, addr
 def test_three_bare_lines_have_numbers_too(tmp_path: Path) -> None:
     path = tmp_path / "cluster"
     path.write_text("a\n127.0.0.1:6002\n\n127.0.0.1\n")
-    with pytest.raises(InvalidSetting, match="line 4: neighbor_2 must be ADDRESS:PORT"):
+    with pytest.raises(InvalidSetting, match="line 4: neighbor_2 must be the ADDRESS:PORT"):
         cluster_of(Settings(cluster=str(path)))
 
 

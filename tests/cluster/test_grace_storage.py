@@ -202,5 +202,5 @@ async def test_store_that_gives_no_sign_of_life_is_reported(autojump_clock: Mock
     store.is_cut_off = True
     began = trio.current_time()
     await kept.watch(4)
-    assert reasons == ["the store has given no sign of life for 4 seconds"]
+    assert reasons == ["the store has not responded for 4 seconds"]
     assert trio.current_time() - began == 4

@@ -412,7 +412,7 @@ async def test_what_the_store_does_not_take_is_refused_in_words(name: str, autoj
             patch.setattr(type(cluster.ground.store), "description", description)
             reply = await host.http("POST", "/q/messages", BODY)
             assert reply.status == 413
-            assert f"longer than {limit} bytes, the limit here".encode() in bytes(reply.body)
+            assert f"longer than {limit} bytes, the maximum".encode() in bytes(reply.body)
             drafts = [Draft(b"1"), Draft(BODY), Draft(b"3")]
             stored, refused, stored_too = await host.node.broker.publish_many("q", drafts)
         assert "BodyTooLarge" in repr(refused)
@@ -502,7 +502,7 @@ async def test_pieces_have_to_be_as_long_as_was_announced() -> None:
     for pieces in ((b"1234", b"5", b""), (b"123", b"")):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(put, *pieces)
-            with arrivals.of(1) as arrival, pytest.raises(CallerError, match="not the 4 bytes"):
+            with arrivals.of(1) as arrival, pytest.raises(CallerError, match="the announced 4 bytes"):
                 async with aclosing(arrival.pieces(4)) as found:
                     assert [piece async for piece in found] == []
             nursery.cancel_scope.cancel()
@@ -534,5 +534,5 @@ async def test_a_body_is_closed_while_its_reader_is_inside() -> None:
         reading.cancel()
         await bodies.close(number)
     assert body.is_closed
-    with pytest.raises(StorageError, match="not open any more"):
+    with pytest.raises(StorageError, match="no longer available"):
         await bodies.piece(number)

@@ -97,7 +97,7 @@ async def test_a_queue_of_one_node_has_no_schedule(autojump_clock: MockClock) ->
             "PUT", "/-/schedules/tick", json.dumps({"queue": "own", "every": 1, "message": {"body": "x"}}).encode()
         )
         assert reply.status == 409, reply.body
-        assert "this node's own" in bytes(reply.body).decode()
+        assert "local to this node" in bytes(reply.body).decode()
         assert await schedule(b, queue="nowhere") == 404
 
 

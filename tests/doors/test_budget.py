@@ -16,7 +16,7 @@ async def test_what_is_free_is_reserved_and_given_back() -> None:
     budget = Budget(100)
     with budget.reserve(60) as first:
         assert budget.free == 40
-        with pytest.raises(NoMemory, match=r"41 bytes .* try again"):
+        with pytest.raises(NoMemory, match=r"41 bytes.* Try again"):
             budget.reserve(41)
         with budget.reserve(40):
             assert budget.free == 0
@@ -28,7 +28,7 @@ async def test_what_is_free_is_reserved_and_given_back() -> None:
 
 async def test_more_than_there_is_is_no_matter_of_time() -> None:
     budget = Budget(100)
-    with budget.reserve(1), pytest.raises(BodyTooLarge, match=r"101 bytes .* have 100"):
+    with budget.reserve(1), pytest.raises(BodyTooLarge, match=r"101 bytes .* limit of 100"):
         budget.reserve(101)
     assert budget.free == 100
 
@@ -173,7 +173,7 @@ async def test_a_user_gets_a_quarter_over_all_connections() -> None:
     budget = Budget(800, has_users=True)
     first, second = [logged_in(budget, "alice") for _ in range(2)]
     first.reserve(Use.BODY, 150)
-    with pytest.raises(NoMemory, match="user alice may have 200"):
+    with pytest.raises(NoMemory, match="the limit of user alice is 200"):
         second.reserve(Use.BODY, 51)
     second.reserve(Use.BODY, 50)
     logged_in(budget, "bob").reserve(Use.BODY, 200)
@@ -183,7 +183,7 @@ async def test_a_connection_gets_a_quarter_where_there_are_no_users() -> None:
     budget = Budget(800)
     first, second = budget.client("first"), budget.client("second")
     first.reserve(Use.BODY, 150)
-    with pytest.raises(NoMemory, match="this connection may have 200"):
+    with pytest.raises(NoMemory, match="the limit of this connection is 200"):
         first.reserve(Use.BODY, 51)
     second.reserve(Use.BODY, 200)
 
@@ -191,7 +191,7 @@ async def test_a_connection_gets_a_quarter_where_there_are_no_users() -> None:
 async def test_clients_that_have_not_logged_in_share_an_eighth() -> None:
     budget = Budget(800, has_users=True)
     budget.client("first").reserve(Use.BODY, 60)
-    with pytest.raises(NoMemory, match="clients that have not logged in may have 100"):
+    with pytest.raises(NoMemory, match="the limit of clients that have not logged in is 100"):
         budget.client("second").reserve(Use.BODY, 41)
     logged_in(budget, "alice").reserve(Use.BODY, 200)
 
@@ -238,7 +238,7 @@ async def test_reservation_that_was_empty_at_the_login_counts_for_the_user(use: 
     assert room.free == 200
     room.cover(150)
     budget.client("a stranger").reserve(use, 100)
-    with pytest.raises(OverBudget, match="user alice may have 200"):
+    with pytest.raises(OverBudget, match="the limit of user alice is 200"):
         logged_in(budget, "alice").reserve(use, 51)
 
 
@@ -303,12 +303,12 @@ async def test_disk_has_shares_of_its_own() -> None:
     alice.reserve(Use.BODY, 200)
     alice.reserve(Use.STAGED, 20)
     assert (budget.used, budget.staged, alice.reserved) == (200, 20, 200)
-    with pytest.raises(NoDisk, match="user alice may have 20"):
+    with pytest.raises(NoDisk, match="the limit of user alice is 20"):
         logged_in(budget, "alice").reserve(Use.STAGED, 1)
     budget.client("a stranger").reserve(Use.STAGED, 10)
-    with pytest.raises(NoDisk, match="clients that have not logged in may have 10"):
+    with pytest.raises(NoDisk, match="the limit of clients that have not logged in is 10"):
         budget.client("another").reserve(Use.STAGED, 1)
-    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, requests have 80 \(--staging\)"):
+    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, more than the limit of 80 bytes \(--staging\)"):
         logged_in(budget, "bob").reserve(Use.STAGED, 81)
     alice.close()
     assert (budget.used, budget.staged) == (0, 10)

@@ -119,7 +119,7 @@ async def test_a_line_that_was_wrong_has_to_wait_longer_each_time(
     waits = []
     for number in range(5):
         assert await logins.user("192.0.2.1", "anna", f"guess {number}") is None
-        with pytest.raises(TryLater, match=r"address were wrong: try again in \d+ s, or use a token") as refused:
+        with pytest.raises(TryLater, match=r"from this address\. Try again in \d+ s, or use a token") as refused:
             await logins.user("192.0.2.1", "anna", "another")
         waits.append(refused.value.seconds)
         await trio.sleep(refused.value.seconds + 0.01)

@@ -45,7 +45,7 @@ async def test_connections_of_a_user_are_counted_over_all_doors() -> None:
         for user, door in (("alice", "http"), ("bob", "http"), ("alice", "amqp"), (None, "amqp")):
             entries.enter_context(seen.entry(OpenOne(user, door)))
         quotas.check_connection(limited(connections=3))
-        with pytest.raises(OverLimit, match=r"user alice has 2 connections, the limit \(max_connections\)"):
+        with pytest.raises(OverLimit, match=r"user alice has 2 connections, the maximum \(max_connections\)"):
             quotas.check_connection(limited(connections=2))
     quotas.check_connection(limited(connections=2))
     with pytest.raises(OverLimit):

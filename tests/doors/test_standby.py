@@ -281,6 +281,6 @@ async def test_the_socket_of_a_dead_owner_is_replaced(path: str) -> None:
 
 async def test_anything_else_stays_where_it_is(path: str) -> None:
     os.mkdir(path)
-    with pytest.raises(CannotListen, match="is no socket"):
+    with pytest.raises(CannotListen, match="is not a socket"):
         await Owner(path, [], b"").run()
     os.rmdir(path)

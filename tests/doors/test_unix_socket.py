@@ -113,7 +113,7 @@ async def test_a_live_one_is_refused_and_stays(path: str, crowded: bool) -> None
         if crowded:
             client.connect(path)
         theirs = os.lstat(path)
-        assert await refusal(path) == 'cannot listen on "s": another program serves there'
+        assert await refusal(path) == 'cannot listen on "s": another program is listening there'
         assert os.path.samestat(os.lstat(path), theirs)
 
 
@@ -157,7 +157,7 @@ def put_there(kind: str, path: str) -> None:
 async def test_anything_else_is_refused_and_stays(path: str, kind: str) -> None:
     put_there(kind, path)
     before = sorted(os.listdir())
-    assert "something that is no socket is there" in await refusal(path)
+    assert "the file exists and is not a socket" in await refusal(path)
     assert sorted(os.listdir()) == before
 
 
@@ -177,7 +177,7 @@ async def test_a_folder_that_stays_locked_is_told(path: str, monkeypatch: pytest
     monkeypatch.setattr(listeners, "LOCK_SECONDS", 0.05)
     folder = os.open(".", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    assert "keeps its folder locked" in await refusal(path)
+    assert "has locked its folder" in await refusal(path)
     os.close(folder)
     assert os.listdir() == []
 

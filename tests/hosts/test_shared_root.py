@@ -101,7 +101,7 @@ def test_nothing_is_lost_when_a_copy_dies_and_a_cable_is_pulled(
         cut_off.host.mend()
         if isinstance(volume.copies, Ceph):  # which has shut it out for good
             run.go_on(share)
-            assert "the medium failed" in cut_off.log.read_text()
+            assert "the disk failed" in cut_off.log.read_text()
             cut_off.process.kill()
             volume.copies.mount_again(cut_off.host.name)
             cut_off.start()

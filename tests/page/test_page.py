@@ -264,7 +264,7 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     hand.press("Settings")
     hand.write("Most receives", "2")
     hand.click("button", "Save")
-    hand.sees("max_receives needs a dead_letter_queue")
+    hand.sees("max_receives requires a dead_letter_queue")
     hand.write("Dead-letter queue", "elsewhere")
     hand.click("button", "Save")
     hand.sees("saved")
@@ -431,7 +431,7 @@ def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any,
     with Hand.at(browser, f"http://127.0.0.1:{guarded.port}") as hand:
         hand.open()
         log_in(hand, "reader", "wrong horse")
-        hand.sees("mq knows no user of that name")
+        hand.sees("wrong user name, password or token")
         hand.tab.wait_for_timeout(600)  # who was wrong waits for half a second
         log_in(hand, "reader", guarded.password)
         hand.tab.get_by_role("heading", name="Queues").wait_for()

@@ -339,7 +339,7 @@ def test_slices_are_those_of_the_claim_as_it_was_planned(client: Client, options
     rows(reader, [first])
     client.remove(next(message for message in client.browse(options.queue, state="leased") if message.body == b"0"))
     reader.partitions(start, end)  # as the lease is renewed
-    with pytest.raises(SparkSourceError, match="has 5 messages, no longer 6"):
+    with pytest.raises(SparkSourceError, match="has 5 messages instead of 6"):
         rows(reader, [second])
     with pytest.raises(SparkSourceError, match="only 2 of its 5 rows"):
         reader.latestOffset(end, LIMIT)
@@ -901,9 +901,9 @@ def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
         reader = MqReader(options, COLUMNS)
         assert sorted(rows(reader, reader.partitions())) == [b"0", b"1"]
         row = [{"value": b"x"}]
-        with pytest.raises(InvalidRow, match="idempotency keys cannot be kept among peers"):
+        with pytest.raises(InvalidRow, match="idempotency keys are not supported with peers"):
             write(MqWriter(options, VALUE), row)
-        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs cannot be kept .*--peers=0'):
+        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs are not supported .*--peers=0'):
             write(MqWriter(with_options(options, is_staged=True), VALUE), row)
         streamed = stream(options)
         with pytest.raises(SparkSourceError, match=r'option "consumer": claims cannot be kept .*--peers=0'):

@@ -538,7 +538,7 @@ async def test_any_other_error_fails_the_store(
         first = await disk.commit(operation, bystander)
         assert [outcome.result for outcome in first] == [Result.FAILED] * 2
         await assert_failed(disk, kept)
-        assert len([record for record in caplog.records if "the medium failed" in record.message]) == 1
+        assert len([record for record in caplog.records if "the disk failed" in record.message]) == 1
 
 
 @pytest.mark.parametrize("nth", [1, 2])

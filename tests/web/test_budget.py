@@ -103,7 +103,7 @@ async def test_who_sends_slowly_is_refused_when_others_want_the_memory(
     await trio.sleep(0.1)
     [slow] = replies
     assert (slow.status, slow.is_last, budget.free) == (408, True, budget.most)
-    assert detail(slow).endswith("send less at once")
+    assert detail(slow).endswith("Send smaller bodies")
     assert (await post(endpoints, chunks(LINE), len(LINE))).status == 200
 
 
@@ -138,7 +138,7 @@ async def test_a_batch_has_at_most_so_much_beside_its_bodies(broker: Broker) -> 
     assert (await post(endpoints, chunks(line * count), None)).status == 200
     refused = await post(endpoints, chunks(line * (count + 1)), None)
     assert refused.status == 413
-    assert "beside" in detail(refused)
+    assert "apart from its bodies" in detail(refused)
 
 
 # Out

@@ -181,7 +181,7 @@ async def test_a_claim_goes_with_a_checkpoint_and_if_it_was_read(endpoints: Endp
     assert [line["body"] for line in lines] == ["0", "1", "2"]
     assert "expected=3" in following
     status, told = await call(endpoints, f"GET {claim}&expected=4")
-    assert (status, "no longer 4" in told) == (412, True)
+    assert (status, "instead of 4" in told) == (412, True)
     assert (await call(endpoints, f"POST {claim}&from=0&to=2&expected=3&checkpoint=x"))[0] == 200
     status, told = await call(endpoints, f"DELETE {claim}&if_read=true")
     assert (status, "only 2 of the 3" in told) == (409, True)
@@ -212,7 +212,7 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
         ("PUT /q/consumers/c/claim?epoch=1", 400, "parameter batch is missing"),
         ("GET /q/consumers/c/claim?batch=1", 400, "parameter epoch is missing"),
         ("DELETE /q/consumers/c/claim", 400, "parameter batch is missing"),
-        ("PUT /q/consumers/c/claim?batch=1&epoch=1", 409, "start it first"),
+        ("PUT /q/consumers/c/claim?batch=1&epoch=1", 409, "Start the consumer first"),
         ("PUT /q/consumers/c/claim?batch=0&epoch=1", 400, "batch"),
         ("PUT /q/consumers/c/claim?batch=1&epoch=1&lease=0", 400, "lease"),
         ("PUT /q/consumers/c/claim?batch=1&epoch=1&max=100001", 400, "max"),
@@ -220,14 +220,14 @@ async def test_nothing_to_claim(endpoints: Endpoints) -> None:
         ("POST /q/consumers/c?take_over=1", 400, "true or false"),
         ("POST /q/consumers/c?checkpoint=%20", 400, "checkpoint"),
         ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1", 400, "parameter expected is missing"),
-        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1&expected=1", 409, "start it first"),
+        ("POST /q/consumers/c/claim?batch=1&epoch=1&from=0&to=1&expected=1", 409, "Start the consumer first"),
         ("POST /nowhere/consumers/c", 404, "does not exist"),
         ("GET /nowhere/consumers/c", 404, "does not exist"),
         ("GET /nowhere/browse", 404, "does not exist"),
         ("GET /nowhere/ranges", 404, "does not exist"),
         ("GET /q/browse?after=-1", 400, "after"),
         ("GET /q/ranges?parts=0", 400, "parts"),
-        ("PATCH /q/consumers/c/claim", 405, "allows GET, HEAD, PUT, POST, DELETE"),
+        ("PATCH /q/consumers/c/claim", 405, "supports only GET, HEAD, PUT, POST, DELETE"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(endpoints: Endpoints, line: str, status: int, why: str) -> None:

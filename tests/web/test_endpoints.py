@@ -132,7 +132,7 @@ async def test_a_bad_name_is_400_and_changes_nothing(
     before = await contents(store)
     reply = await ask(endpoints, method, f"/{name}{rest}", b"body")
     assert reply.status == 400
-    assert "not a queue name" in detail(reply)
+    assert "invalid queue name" in detail(reply)
     assert await contents(store) == before
     assert before[0] == ["a"]
 
@@ -176,7 +176,7 @@ async def test_an_unknown_path_is_404(endpoints: Endpoints, store: MemoryStorage
     for method in ("GET", "PUT", "POST", "DELETE"):
         reply = await ask(endpoints, method, path)
         assert reply.status == 404
-        assert "nothing is at this path" in detail(reply)
+        assert "unknown path" in detail(reply)
     assert await contents(store) == ([], 0)
 
 
@@ -394,7 +394,7 @@ async def test_live_and_ready(endpoints: Endpoints) -> None:
 
 
 class RottenBody(BytesBody):
-    """Its bytes are not those that were published."""
+    """Its bytes are do not match the checksum."""
 
     is_closed = False
 

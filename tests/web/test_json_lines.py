@@ -97,12 +97,12 @@ def test_any_text_is_the_same_in_pieces(text: str, rest: str, pieces: list[int])
 @for_each(
     "line, why",
     [
-        (f'{{"body": "{LONG}\\x"}}', "not JSON"),
-        (f'{{"body": "{LONG}\t"}}', "not JSON"),
-        (f'{{"body": "{LONG}"', "not JSON"),
-        (f'{{"body": "{LONG}', "not JSON"),
+        (f'{{"body": "{LONG}\\x"}}', "invalid JSON"),
+        (f'{{"body": "{LONG}\t"}}', "invalid JSON"),
+        (f'{{"body": "{LONG}"', "invalid JSON"),
+        (f'{{"body": "{LONG}', "invalid JSON"),
         (f'{{"body": "{LONG}", "body": "x"}}', "twice"),
-        (f'["body", "{LONG}"]', "not a JSON object"),
+        (f'["body", "{LONG}"]', "expected a JSON object"),
         (f'{{"base64": "{LONG}%"}}', "base64"),
         (f'{{"base64": "QQ=={LONG}"}}', "base64"),
         (f'{{"base64": "{LONG}Q"}}', "base64"),

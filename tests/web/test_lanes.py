@@ -426,7 +426,7 @@ IN_CHUNKS: Final = {
 async def test_a_body_that_ends_early_is_400_and_says_so(worlds: Worlds, before: bytes, asked: bytes) -> None:
     answer = await ended_alike(worlds, before + asked, handed_on=int(b"chunked" in asked))
     assert statuses([answer])[-1] == 400
-    assert b"the request's body ended early" in answer
+    assert b"the request body is incomplete" in answer
     assert b"well-formed" not in answer
     for world in worlds:
         assert b'"ready": 0' in await world.server.exchange(http1("GET", "/q"), half_close=True)

@@ -116,7 +116,7 @@ async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: st
     for method, rest, body in (("PUT", "", None), ("POST", "/messages", b"x"), ("GET", "/messages", None)):
         status, headers, text = parse(await server.exchange(http1(method, f"/{name}{rest}", body), half_close=True))
         assert status == 400
-        assert "not a queue name" in checked_detail(status, headers["content-type"], text)
+        assert "invalid queue name" in checked_detail(status, headers["content-type"], text)
     assert await contents(store) == ([], 0)
 
 
@@ -183,7 +183,7 @@ async def test_a_head_that_does_not_come_to_its_end_is_408(
     status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
     assert status == 408
     assert headers["connection"] == "close"
-    assert "in time" in checked_detail(status, headers["content-type"], body)
+    assert "timed out" in checked_detail(status, headers["content-type"], body)
 
 
 async def test_a_head_that_comes_byte_by_byte_is_408_all_the_same(

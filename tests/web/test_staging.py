@@ -88,7 +88,7 @@ async def post(
 async def test_publish_of_more_than_the_queue_may_hold_is_refused_unread(endpoints: Endpoints, length: int) -> None:
     reply = await post(endpoints, "/small/messages", unread(), length)
     assert (reply.status, reply.is_last) == (413, True)
-    assert "longer than 1000 bytes, the limit here (of queue small, its max_bytes" in detail(reply)
+    assert "longer than 1000 bytes, the maximum (max_bytes of queue small" in detail(reply)
 
 
 async def test_publish_without_a_length_is_refused_at_the_limit(endpoints: Endpoints, store: MemoryStorage) -> None:
@@ -212,7 +212,7 @@ async def test_user_stages_at_most_a_quarter_over_all_connections(
     await trio.testing.wait_all_tasks_blocked()
     refused = await post(endpoints, "/q/messages", pieces(MIB), MIB, clients[1])
     assert refused.status == 503
-    assert "user alice may have" in detail(refused)
+    assert "the limit of user alice" in detail(refused)
     assert (await post(endpoints, "/q/messages", pieces(MIB), MIB, clients[2])).status == 201
     nursery.cancel_scope.cancel()
 
@@ -236,7 +236,7 @@ async def test_slowest_body_ends_first_and_the_next_one_waits_for_its_disk(
     assert (await post(endpoints, "/q/messages", pieces(MIB), MIB, budget.client("honest"))).status == 201
     assert list(replies) == ["slowest"]
     assert (replies["slowest"].status, replies["slowest"].is_last) == (408, True)
-    assert "others want the disk" in detail(replies["slowest"])
+    assert "other clients needed its disk" in detail(replies["slowest"])
     assert dict(replies["slowest"].headers)["retry-after"]
     assert budget.ended == {"staged": 1}
     nursery.cancel_scope.cancel()

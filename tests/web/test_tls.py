@@ -304,7 +304,7 @@ async def test_a_slow_head_is_408_under_tls_too(
             received = await read_all(client)
     status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
     assert status == 408
-    assert "in time" in checked_detail(status, headers["content-type"], body)
+    assert "timed out" in checked_detail(status, headers["content-type"], body)
 
 
 async def test_a_silent_connection_is_closed_under_tls_too(

@@ -100,7 +100,7 @@ async def test_a_peer_without_entry_is_nobody_though_it_is_root_or_the_daemons_u
     caplog.set_level(logging.INFO)
     exchange = await ask(NOT_SERVED)
     assert await exchange("PUT", "/q") == 401
-    assert f'event=login-failed protocol="http" address="uid:{os.geteuid()}" why="nothing given"' in caplog.text
+    assert f'event=login-failed protocol="http" address="uid:{os.geteuid()}" why="no credentials"' in caplog.text
     assert await exchange("GET", "/-/live") == 200
 
 
@@ -190,7 +190,7 @@ def test_the_daemon_serves_under_any_name_and_takes_its_socket_away() -> None:
             timeout=PATIENCE_SECONDS,
             check=False,
         )
-        assert (other.returncode, other.stderr) == (2, 'mq: cannot listen on "s": another program serves there\n')
+        assert (other.returncode, other.stderr) == (2, 'mq: cannot listen on "s": another program is listening there\n')
         assert daemon.poll() is None
         assert os.path.exists("s")
     assert not os.path.exists("s")

@@ -58,7 +58,7 @@ async def test_what_is_wrong_with_a_row_is_said_in_its_line(endpoints: Endpoints
 async def test_a_commit_says_what_counts(endpoints: Endpoints, q: str, body: bytes) -> None:
     reply = await ask(endpoints, "PUT", q, body)
     assert reply.status == 400
-    assert "say what counts" in detail(reply)
+    assert "the request body must be" in detail(reply)
 
 
 async def test_an_aborted_job_takes_nothing_more(endpoints: Endpoints, q: str) -> None:
@@ -86,7 +86,7 @@ async def test_a_job_with_rows_for_a_queue_of_others_is_not_ones_own(
         request = Request(method, b"/q/writes/job", b"", {}, stream(body), len(body))._replace(user=some)
         reply = await endpoints.handle(request)
         assert reply.status == 403
-        assert "another user's" in detail(reply)
+        assert "another user" in detail(reply)
     assert (await ask(endpoints, "PUT", q, b'{"parts": ["0"], "rows": 2}')).status == 200
 
 
@@ -139,7 +139,7 @@ async def test_another_publisher_neither_joins_commits_nor_aborts_a_job(
     ):
         reply = await ask_as(users["other"], endpoints, method, target, body)
         assert reply.status == 403
-        assert "another user's" in detail(reply)
+        assert "another user" in detail(reply)
     assert (await ask_as(users["owner"], endpoints, "PUT", q, COMMIT)).status == 200
 
 
@@ -175,7 +175,7 @@ async def test_a_number_of_a_part_is_refused_for_a_second_queue(endpoints: Endpo
     await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
     reply = await ask(endpoints, "POST", "/r/writes/job?part=0&number=0", lines("a"))
     assert reply.status == 409
-    assert "number of its own" in detail(reply)
+    assert "its own number" in detail(reply)
 
 
 async def test_a_number_of_a_part_is_refused_for_other_rows(endpoints: Endpoints, q: str) -> None:

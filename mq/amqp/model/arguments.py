@@ -61,7 +61,7 @@ def _word(*words: str) -> Check:
 
 def _text(value: Any) -> str:
     is_fine = isinstance(value, str) and len(value.encode()) <= 255
-    return "" if is_fine else "must be a text of at most 255 bytes"
+    return "" if is_fine else "must be text of at most 255 bytes"
 
 
 def _switch(value: Any) -> str:
@@ -107,13 +107,13 @@ def check(queue: Queue) -> None:
             if wrong:
                 raise _invalid(argument, queue, wrong)
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
-        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"needs {DEAD_LETTER_EXCHANGE}")
+        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"requires {DEAD_LETTER_EXCHANGE}")
     if arguments.get(GROUPS) and arguments.get(MAX_PRIORITY):
-        raise _invalid(GROUPS, queue, f"excludes {MAX_PRIORITY}")
+        raise _invalid(GROUPS, queue, f"cannot be combined with {MAX_PRIORITY}")
     if arguments.get(QUEUE_TYPE) == QUORUM and not queue.is_lasting:
-        raise _invalid(QUEUE_TYPE, queue, "a quorum queue is durable and not exclusive")
+        raise _invalid(QUEUE_TYPE, queue, "a quorum queue must be durable and must not be exclusive")
     if arguments.get(QUEUE_TYPE) == QUORUM and queue.name.startswith(SERVER_NAMED):
-        raise _invalid(QUEUE_TYPE, queue, "a quorum queue has a name that its client chose")
+        raise _invalid(QUEUE_TYPE, queue, "a quorum queue must have a name chosen by the client")
 
 
 def consumer_priority(queue: Queue, given: Mapping[str, Any]) -> int:

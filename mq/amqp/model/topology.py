@@ -236,7 +236,9 @@ class Topology:
         if not name:
             raise Refusal(Code.ACCESS_REFUSED, "operation not permitted on the default exchange")
         if name.startswith(RESERVED):
-            raise Refusal(Code.ACCESS_REFUSED, f"exchange '{name}' in vhost '{vhost}' belongs to the server")
+            raise Refusal(
+                Code.ACCESS_REFUSED, f"exchange '{name}' in vhost '{vhost}' is predefined and cannot be deleted"
+            )
         if name not in place.exchanges:
             return NOTHING
         if if_unused and place.bindings_from(name):

@@ -265,7 +265,7 @@ class Connection:
         if self.state is ConnectionState.LEFT:
             self._dropped += len(data)
             if self._dropped > MOST_BYTES_DROPPED:
-                self._be_over("it closed the connection and did not stop sending")
+                self._be_over("the client closed the connection and did not stop sending")
         elif self._is_deaf:
             self._tail = (self._tail + data)[-len(_CLOSE_OK) :]
             if self._tail == _CLOSE_OK:
@@ -443,7 +443,9 @@ class Connection:
 
     def _take_heartbeat(self) -> None:
         if self.state in (*BEFORE_LOGIN, ConnectionState.TUNING):
-            raise Refusal(Code.UNEXPECTED_FRAME, f"a heartbeat while {self.state.value}: none is agreed on yet")
+            raise Refusal(
+                Code.UNEXPECTED_FRAME, f"a heartbeat while {self.state.value}, before heartbeats were negotiated"
+            )
         now = self._clock()
         if now >= self._heartbeats_until:
             self._heartbeats_taken, self._heartbeats_until = 0, now + HEARTBEATS_SECONDS

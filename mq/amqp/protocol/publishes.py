@@ -63,7 +63,9 @@ class Content:
         if self.missing < 0:
             raise Refusal(Code.UNEXPECTED_FRAME, "expected content header, got content body instead")
         if len(frame.payload) > self.missing:
-            raise Refusal(Code.FRAME_ERROR, f"{len(frame.payload) - self.missing} bytes more than the body should have")
+            raise Refusal(
+                Code.FRAME_ERROR, f"the body is {len(frame.payload) - self.missing} bytes longer than announced"
+            )
         self.missing -= len(frame.payload)
         if frame.payload and not self.is_dropped:
             self.parts.append(frame.payload)

@@ -175,7 +175,7 @@ class Copies:
         declarations = self._broker.declarations
         await declarations.find(queue)
         if not declarations.knows(queue):
-            raise NoSuchQueue(f"there is no queue {queue}")
+            raise NoSuchQueue(f"queue {queue} does not exist")
         found = self._queue_of(queue) or replace(copies[0].queue, is_unsure=False)
         return [copy._replace(queue=found) for copy in copies]
 

@@ -141,11 +141,14 @@ class TopologyPublisher:
     def _check(self, vhost: str, exchange: str) -> None:
         try:
             if not self._topology.has_vhost(vhost):
-                raise NoSuchExchange(f"no vhost '{vhost}'")
+                raise NoSuchExchange(f"vhost '{vhost}' does not exist")
             if self._topology.exchange(vhost, exchange).internal:
-                raise InternalExchange(f"exchange '{exchange}' in vhost '{vhost}' takes messages from exchanges alone")
+                raise InternalExchange(
+                    f"exchange '{exchange}' in vhost '{vhost}' is internal and only accepts messages from "
+                    "other exchanges"
+                )
         except Refusal as refusal:
-            raise NoSuchExchange(f"{refusal}: it is declared over AMQP") from refusal
+            raise NoSuchExchange(f"{refusal}. Declare it over AMQP") from refusal
 
 
 def _of_queue(draft: Draft, queue: Queue, exchange: str, routing_key: str) -> Draft:
@@ -163,4 +166,6 @@ def _outcome(errors: Sequence[MQError | None]) -> bool | MQError:
         return bool(errors)
     if len(failed) == len(errors):
         return failed[0]
-    return StorageUnsure(f"{len(errors) - len(failed)} of {len(errors)} queues have it, another refused: {failed[0]}")
+    return StorageUnsure(
+        f"{len(errors) - len(failed)} of {len(errors)} queues stored the message, and another refused it: {failed[0]}"
+    )

@@ -289,7 +289,7 @@ class Handlers:
             if command.exclusive:
                 consumer.exclusion = await self._broker.exclude(queue.key)
                 if consumer not in consumers.of(queue.key):
-                    raise NoSuchQueue(f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted meanwhile")
+                    raise NoSuchQueue(f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted during the request")
         except BaseException:
             consumers.remove(queue.key, consumer)
             consumer.end()
@@ -308,7 +308,9 @@ class Handlers:
         if exclusive:
             raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' has one active consumer")
         if self._broker.description.shared:
-            raise Refusal(Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} among peers: serve with --peers=0")
+            raise Refusal(
+                Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} is not supported with peers. Start mq with --peers=0"
+            )
 
     def _find_again(self, queue: Queue) -> Queue:
         """The queue as it is now: it may have gone and come again while earlier commands were carried out."""
@@ -346,7 +348,9 @@ class Handlers:
         arguments = queue.arguments
         if arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER):
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
-            raise Refusal(Code.RESOURCE_LOCKED, f"{what} has one active consumer: consume from it instead of basic.get")
+            raise Refusal(
+                Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
+            )
 
         await self._room()
         if not self._publish_pump.is_idle:

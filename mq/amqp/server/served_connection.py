@@ -317,7 +317,7 @@ class ServedConnection:
 
     def _drop(self) -> None:
         """Drop a client that reads slowly, for others want the memory. It would not read a reason either."""
-        _DROPPED.write(self._peer, "it reads slowly, and others want the memory")
+        _DROPPED.write(self._peer, "the client reads slowly, and other clients needed its memory")
         carrier = self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
         if isinstance(carrier, trio.SocketStream):
             carrier.socket.close()
@@ -326,8 +326,8 @@ class ServedConnection:
         self._start(self._end_slowness)  # not at once: this connection itself, at work, may want the memory
 
     async def _end_slowness(self) -> None:
-        slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB a second"
-        why = f"a message came more slowly than {slowest}, and others want the memory that it reserves"
+        slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB per second"
+        why = f"a message arrived at less than {slowest}, and other clients needed its memory"
         if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
             self._fail(Refusal(Code.RESOURCE_ERROR, why))
 
@@ -415,7 +415,7 @@ class ServedConnection:
         if self._state.alarm.why:
             self._connection.block(self._state.alarm.why)
         elif self._publish_pump.is_ahead:
-            self._connection.block("you publish faster than the store takes it")
+            self._connection.block("publishing faster than the store can write")
         else:
             self._connection.unblock()
         data = self._connection.outgoing()
@@ -479,7 +479,7 @@ class ServedConnection:
                 with trio.move_on_after(STALLED_SECONDS) as patience:
                     await self._stream.send_all(piece)
                 if patience.cancelled_caught:
-                    _DROPPED.write(self._peer, "it reads nothing")
+                    _DROPPED.write(self._peer, "the client does not read")
                     return False
                 self._unsent.value -= len(piece)
                 if self._sending.size:

@@ -156,7 +156,10 @@ class AmqpState:
         """Why no new client may connect now; empty where it may."""
         if not self.broker.node_control.is_draining:
             return ""
-        return f"node {self.broker.membership.node} is about to be stopped: connect to another node of the cluster"
+        return (
+            f"node {self.broker.membership.node} is draining and will be stopped. Connect to another node "
+            "of the cluster"
+        )
 
     def refresh_user(self, user: User | None) -> User | None:
         """An authenticated user with the rights that they have now.

@@ -332,7 +332,10 @@ class FrameReader:
             return None
         kind, channel, size = _HEADER.unpack_from(self._held, self._at)
         if size + OVERHEAD > self.frame_max:
-            raise Refusal(Code.FRAME_ERROR, f"a frame of {size + OVERHEAD} bytes, agreed were {self.frame_max}")
+            raise Refusal(
+                Code.FRAME_ERROR,
+                f"a frame of {size + OVERHEAD} bytes, more than the negotiated frame_max of {self.frame_max}",
+            )
         start = self._at + _HEADER.size
         if len(self._held) <= start + size:
             return None
@@ -351,9 +354,9 @@ def _parse(kind: int, channel: int, payload: bytes) -> Frame:
         return BodyFrame(channel, payload)
     if kind == constants.FRAME_HEARTBEAT and not payload:
         if channel:
-            raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat belongs to channel 0")
+            raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat must be on channel 0")
         return HeartbeatFrame(channel)
-    raise Refusal(Code.FRAME_ERROR, f"no frame has type {kind} and {len(payload)} bytes")
+    raise Refusal(Code.FRAME_ERROR, f"invalid frame: type {kind} with {len(payload)} bytes")
 
 
 def _method(payload: bytes) -> base.Frame:
@@ -366,7 +369,7 @@ def _method(payload: bytes) -> base.Frame:
         return found
     method_type: type[base.Frame] | None = commands.INDEX_MAPPING.get(index)
     if method_type is None or len(payload) < 4:
-        raise Refusal(Code.COMMAND_INVALID, f"there is no method {index >> 16}.{index & 0xFFFF}")
+        raise Refusal(Code.COMMAND_INVALID, f"unknown method {index >> 16}.{index & 65535}")
     method = method_type.__new__(method_type)  # pamqp warns of some as they are made
     try:
         _fill(method, payload[4:])
@@ -388,16 +391,16 @@ def _fill(method: base.Frame, data: bytes) -> None:
             used, value = decode.by_type(data, kind, bit)
         bit += kind == "bit"
         if used > len(data):
-            raise ValueError(f"{name} is cut off")
+            raise ValueError(f"{name} is incomplete")
         data = data[used:]
         setattr(method, name, value)
     if len(data) != (bit > 0):
-        raise ValueError("the method is not as long as its frame")
+        raise ValueError("the length of the method does not match its frame")
 
 
 def _content_header(channel: int, payload: bytes) -> HeaderFrame:
     if len(payload) < _CONTENT_HEADER.size + 2:
-        raise Refusal(Code.FRAME_ERROR, "a content header is cut off")
+        raise Refusal(Code.FRAME_ERROR, "a content header is incomplete")
     class_id, weight, body_size = _CONTENT_HEADER.unpack_from(payload)
     if class_id != _BASIC or weight:
         raise Refusal(Code.UNEXPECTED_FRAME, f"a content header of class {class_id} and weight {weight}")

@@ -102,7 +102,7 @@ class BasicProperties:
             return None
         text = self.text("expiration")
         if not _NUMBER.fullmatch(text) or int(text) > LONGEST_EXPIRATION_MS:
-            raise Refusal(Code.PRECONDITION_FAILED, f"invalid expiration '{text}': not milliseconds, or over ten years")
+            raise Refusal(Code.PRECONDITION_FAILED, f"invalid expiration '{text}': use milliseconds, up to ten years")
         return int(text)
 
     def text(self, name: str) -> str:
@@ -196,7 +196,7 @@ class BasicProperties:
 
 def _keys(name: str, listed: Any) -> tuple[str, ...]:
     if not isinstance(listed, list):
-        raise Refusal(Code.PRECONDITION_FAILED, f"invalid message: the header {name} is no list of routing keys")
+        raise Refusal(Code.PRECONDITION_FAILED, f"invalid message: the header {name} is not a list of routing keys")
     return tuple(key for key in listed if isinstance(key, str))
 
 
@@ -224,7 +224,7 @@ def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
                 at = start + 4 + int.from_bytes(raw[start : start + 4])
             spans[name] = (start, at)
     if at != len(raw):
-        raise Refusal(Code.SYNTAX_ERROR, "the properties are not as long as their content header")
+        raise Refusal(Code.SYNTAX_ERROR, "the length of the properties does not match the content header")
     return spans
 
 

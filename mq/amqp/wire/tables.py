@@ -73,7 +73,7 @@ def check(table: bytes) -> None:
         start, end, depth = inner.pop()
         kind, at = table[start], start + 5
         if kind in _NESTED and depth == DEEPEST:
-            raise Refusal(Code.SYNTAX_ERROR, f"tables and arrays stand more than {DEEPEST} deep in each other")
+            raise Refusal(Code.SYNTAX_ERROR, f"tables and arrays are nested more than {DEEPEST} deep")
         while kind in _NESTED and at < end:
             place = _key_end(table, at) if kind == _TABLE else at
             at = _value_end(table, place, end)
@@ -138,7 +138,7 @@ def _encoded_value(value: Any) -> bytes:
         return _sized(b"A", b"".join(map(_encoded_value, value)))
     if isinstance(value, Mapping):
         return _sized(b"F", encoded(value))
-    raise TypeError(f"mq writes no {type(value).__name__} into a table")
+    raise TypeError(f"a table cannot contain a {type(value).__name__}")
 
 
 def _sized(kind: bytes, data: bytes) -> bytes:
@@ -152,7 +152,7 @@ def decoded(table: bytes) -> dict[str, Any]:
         Refusal: 502; the bytes are no table, or more than :data:`LARGEST_TABLE`.
     """
     if len(table) > LARGEST_TABLE:
-        raise Refusal(Code.SYNTAX_ERROR, f"a table of {len(table)} bytes is too large to look into")
+        raise Refusal(Code.SYNTAX_ERROR, f"a table of {len(table)} bytes is too large")
     check(table)
     try:
         return decode.field_table(table)[1] if len(table) <= _SMALL else _table(table, 4, len(table))

@@ -255,7 +255,7 @@ async def test_a_publish_with_a_key_in_doubt_is_stored_once(place, lands: bool) 
                 wire.holds = is_txn
                 with giving_up_soon(storage):
                     for _ in range(2):
-                        with pytest.raises(StorageUnsure, match="or with the same key"):
+                        with pytest.raises(StorageUnsure, match="same idempotency key"):
                             await broker.publish("orders", key.encode(), key=key)
                 wire.holds = Times(0)
                 if lands:
