@@ -48,11 +48,11 @@ BUGS: Final = {
     ),
     "a command is dropped that waits for acknowledgements as its client goes": Bug(
         "ServedConnection._acknowledged",
-        "with self._state.broker.progress.shielded(): ...",
+        "if self._acknowledging.value > most: ...",
         "await self._acknowledging.wait_value(lambda count: count <= most)",
     ),
     "a close is answered before the confirms": Bug(
-        "Handlers._leave", "self._connection.owes_confirms(command.channel)", "False"
+        "Handlers._leave", "if self._connection.owes_confirms(command.channel): ...", "pass"
     ),
     "a commit does not wait for the disk": Bug(
         "Handlers._commit",
