@@ -449,7 +449,7 @@ def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any,
         assert hand.tab.get_by_text("Publish a message").count() == 0
         assert hand.tab.get_by_text("Settings").count() == 0
         hand.open("#/queue/secret")
-        hand.sees("no queue named secret, or none that you may see")
+        hand.sees("does not exist, or you may not see it")
         other = hand.tab.context.new_page()
         other.goto(hand.url)
         hand.open("#/queue/shop")
