@@ -368,6 +368,8 @@ class _Run:
         """Set the clock. Call it while no broker serves the store."""
         # A machine that starts has its clock set, unless that is wrong by days: then it is in doubt.
         if self._now() >= self.wrong_until or -BEHIND_SECONDS <= self.wrong_seconds <= AHEAD_SECONDS + DAY:
+            if -BEHIND_SECONDS <= self.wrong_seconds < 0:
+                self._believe(-self.wrong_seconds)
             self.wrong_seconds = 0.0
         if self.steps is None:
             return
@@ -376,11 +378,15 @@ class _Run:
         self._note(f"the clock is set by {ahead / 86_400:.0f} days")
         is_believed = self.brokers > 1 or ahead <= AHEAD_SECONDS  # brokers that share a store know no other clock
         if ahead > 0 and is_believed:
-            self.believed += ahead
-            self.history.leases_end()
-            self.expected.leases_end()
-            self.batches.leases_end()
-            self.groups.leases_end()
+            self._believe(ahead)
+
+    def _believe(self, seconds: float) -> None:
+        """Note that the next start takes so many seconds for time that has passed, which has not."""
+        self.believed += seconds
+        self.history.leases_end()
+        self.expected.leases_end()
+        self.batches.leases_end()
+        self.groups.leases_end()
 
     async def _live(self) -> None:
         async with AsyncExitStack() as stack:

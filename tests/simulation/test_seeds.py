@@ -40,6 +40,7 @@ REGRESSIONS = {
     1511: "a crash brought messages back to the leases that they had before a claim, and the claim lost them",
     9362: "a message that was counted in its queue kept both names after a power cut, and came back by the old one",
     7712: "the client of an ended lease gave back the next one before its client was told: the checker missed that",
+    13447: "none: the checker forgot that a start believes a clock that was set forward by less than a minute",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
@@ -95,6 +96,7 @@ WITH_LOG_REGRESSIONS = {
     394: "the caller of a write job's commit went, and who browsed saw a part of it",
     324: "a queue whose folder could not be made on a full disk was there after a cut",
     40673: "where names have no order a power cut left both marks of groups, and the root was refused",
+    13528: "a queue's new folder was taken away for want of a handle, and a power cut brought it back",
     427: "of two records that no flush had brought the second came alone: taken for damage",
 }
 """Seeds that found a bug of the log, and which."""

@@ -527,6 +527,18 @@ async def test_a_queue_whose_folder_could_not_be_made_is_not_there_after_a_cut(s
 
 
 @for_each("seed", SEEDS)
+async def test_a_queue_whose_new_folder_could_not_be_opened_is_not_there_after_a_cut(seed: int) -> None:
+    """Its folder is taken away again, and a power cut must not bring back that name, which alone makes a queue."""
+    async with begun(seed, ordered=False) as disk:
+        disk.calls.fail("open", errno.EMFILE, path="queues/other")
+        with pytest.raises(StorageFull):
+            await disk.make_queue("other")
+        disk.heal()
+        await disk.cut()
+        assert set(await disk.storage.records(QUEUE)) == {"q"}
+
+
+@for_each("seed", SEEDS)
 @for_each("ordered", [True, False])
 async def test_a_deleted_queue_whose_record_could_not_go_is_not_there_after_a_cut(seed: int, ordered: bool) -> None:
     async with begun(seed, ordered=ordered) as disk:

@@ -15,7 +15,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from mq.storage.files.calls import NO_HANDLES, OPEN_FOLDER, OPEN_READ, STALE, Calls, SyncFailed, UnsyncedCalls
+from mq.storage.files.calls import (
+    NO_HANDLES,
+    OPEN_FOLDER,
+    OPEN_READ,
+    STALE,
+    Calls,
+    SyncFailed,
+    UnsyncedCalls,
+    is_transient,
+    is_unsure,
+)
 
 FEW_FOLDERS: Final = 4
 MOST_MOVED: Final = 32
@@ -346,8 +356,9 @@ def make_folder(calls: Calls, path: str) -> None:
 
 @contextlib.contextmanager
 def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
-    """Make the names in these folders durable after the block. Opens their handles before it, so that none is missing
-    then; where calls do not sync, none is needed."""
+    """Make the names in these folders durable after the block, also where it was refused for now and has undone what it
+    did: a power cut must not bring that back. Opens their handles before it, so that none is missing then; where calls
+    do not sync, none is needed."""
     if isinstance(calls, UnsyncedCalls):
         yield
         return
@@ -355,8 +366,17 @@ def synced_after(calls: Calls, *paths: str) -> Iterator[None]:
     try:
         for path in paths:
             fds.append(calls.open(path, OPEN_FOLDER))  # noqa: PERF401 - what is open is closed
-        yield
-        for fd in fds:
-            sync(calls, fd)
+        try:
+            yield
+        except OSError as error:
+            if is_transient(error) and not is_unsure(error):
+                _sync_all(calls, fds)
+            raise
+        _sync_all(calls, fds)
     finally:
         close_all(calls, fds)
+
+
+def _sync_all(calls: Calls, fds: Sequence[int]) -> None:
+    for fd in fds:
+        sync(calls, fd)
