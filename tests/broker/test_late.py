@@ -225,14 +225,14 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
     store: Store, wall_clock: WallClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where messages come by way of NEW: elsewhere there is nothing to look for."""
-    found: list[bytes] = []
+    found: dict[str, bytes] = {}
     caught_up = Upkeep.caught_up
     came = trio.Event()
     async with open_broker(store, BrokerConfig(strict=True), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
 
-        async def take_one() -> None:
-            found.append(await (await fetch(broker)).body.read())
+        async def take_one(who: str) -> None:
+            found[who] = await (await fetch(broker)).body.read()
 
         async with trio.open_nursery() as nursery:
 
@@ -241,15 +241,15 @@ async def test_whoever_comes_while_it_is_looked_for_others_finds_what_he_publish
                 if not came.is_set():
                     came.set()
                     await broker.publish("q", b"his")
-                    nursery.start_soon(take_one)
+                    nursery.start_soon(take_one, "he")
                     for _ in range(3):
                         await trio.lowlevel.checkpoint()
 
             monkeypatch.setattr(Upkeep, "caught_up", caught_up_while_another_comes)
             await broker.publish("q", b"first")
-            await take_one()
+            await take_one("the first")
         assert came.is_set()
-        assert found == [b"first", b"his"]
+        assert found == {"the first": b"first", "he": b"his"}
 
 
 async def test_nobody_waits_while_thousands_of_messages_are_chosen(
