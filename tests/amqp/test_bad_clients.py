@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from mq.amqp.server.served_connection import MOST_BYTES_UNSENT, STALLED_SECONDS,
 from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.doors.budget import CLIENT_PART
 from mq.doors.connections import NOBODY
+from mq.doors.listeners import stream_over
 from mq.storage.interface import Operation, Outcome, Result, Write
 from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
@@ -70,6 +72,17 @@ async def test_a_client_that_reads_nothing_gets_so_much_and_is_dropped(
     assert trio.current_time() - begin <= (2 * heartbeat or STALLED_SECONDS) + 2 * served_connection.LINGER_SECONDS + 2
     found = await other.bodies()
     assert found == bodies
+
+
+async def test_a_connection_that_was_dropped_while_it_was_at_work_ends_alone(house: House) -> None:
+    """Trio keeps the number of a closed socket, -1, and would fail the next one that was dropped, too."""
+    for _ in range(2):
+        client, theirs = socket.socketpair()
+        with client:
+            stream = stream_over(theirs)
+            served = ServedConnection(house.door, stream, NOBODY, "0")  # type: ignore[arg-type]
+            stream.socket.close()
+            await served.run()
 
 
 async def test_a_client_without_heartbeats_is_dropped_and_its_messages_go_back(

@@ -307,7 +307,10 @@ class ServedConnection:
         """As `receive_some` of the stream, in a third of its calls. Always a checkpoint."""
         assert self._plain is not None
         while True:
-            await trio.lowlevel.wait_readable(self._plain)
+            file = self._plain.fileno()
+            if file < 0:  # dropped; Trio would keep the number -1, and fail all who come with it later
+                raise trio.ClosedResourceError
+            await trio.lowlevel.wait_readable(file)
             try:
                 return self._plain.recv(most)
             except BlockingIOError:
