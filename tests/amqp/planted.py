@@ -46,11 +46,6 @@ BUGS: Final = {
         "[next(from_above if in_memory else from_below) for in_memory in is_above]",
         "[(await self._above.read([e]))[0] if self._above.holds(e) else next(from_below) for e in entries]",
     ),
-    "a command is dropped that waits for acknowledgements as its client goes": Bug(
-        "ServedConnection._acknowledged",
-        "if self._acknowledging.value > most: ...",
-        "await self._acknowledging.wait_value(lambda count: count <= most)",
-    ),
     "a close is answered before the confirms": Bug(
         "Handlers._leave", "if self._connection.owes_confirms(command.channel): ...", "pass"
     ),

@@ -58,7 +58,7 @@ async def client(house: House, store: SlowStore) -> Client:
 
 
 async def test_message_of_a_client_that_closes_before_the_commit_is_stored_and_not_answered(
-    house: House, client: Client
+    autojump_clock: MockClock, house: House, client: Client
 ) -> None:
     await client.publish("q", b"x")
     await trio.sleep(SECONDS / 2)
@@ -69,7 +69,7 @@ async def test_message_of_a_client_that_closes_before_the_commit_is_stored_and_n
 
 
 async def test_mandatory_message_is_returned_when_its_queue_is_deleted_before_the_commit(
-    house: House, client: Client
+    autojump_clock: MockClock, house: House, client: Client
 ) -> None:
     await client.publish("q", b"x", mandatory=True)
     await trio.sleep(SECONDS / 2)
@@ -79,7 +79,7 @@ async def test_mandatory_message_is_returned_when_its_queue_is_deleted_before_th
 
 
 async def test_acknowledged_message_of_a_client_that_closes_before_the_commit_is_removed(
-    house: House, client: Client, store: SlowStore
+    autojump_clock: MockClock, house: House, client: Client, store: SlowStore
 ) -> None:
     store.seconds = 0.0
     await client.publish("q", b"x")
@@ -96,8 +96,31 @@ async def test_acknowledged_message_of_a_client_that_closes_before_the_commit_is
     assert not house.door.connections
 
 
+async def test_message_behind_an_acknowledgement_is_stored_though_its_client_goes(
+    autojump_clock: MockClock, house: House, store: SlowStore
+) -> None:
+    """It waits until the acknowledged one is removed, and was taken from what the client had sent."""
+    client = await house.connect(heartbeat=1)
+    await client.declare(durable=True)
+    await client.publish("q", b"x")
+    await client.consume()
+    await client.delivery()
+    store.seconds = SECONDS
+    await client.say(Basic.Ack(1))
+    await client.publish("q", b"y")
+    await client.stream.aclose()  # the next heartbeat finds that out
+    await trio.sleep(4 * SECONDS)
+    status = await house.broker.status("q")
+    assert (status.ready, status.leased) == (1, 0)
+    assert not house.door.connections
+
+
 async def test_completion_that_raises_ends_its_connection_alone(
-    house: House, client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    autojump_clock: MockClock,
+    house: House,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     other = await house.connect()
     await other.call(Confirm.Select())
@@ -116,7 +139,9 @@ async def test_completion_that_raises_ends_its_connection_alone(
     assert (await house.broker.status("q")).ready == 2
 
 
-async def test_confirms_of_a_channel_come_once_each_and_in_order(client: Client, store: SlowStore) -> None:
+async def test_confirms_of_a_channel_come_once_each_and_in_order(
+    autojump_clock: MockClock, client: Client, store: SlowStore
+) -> None:
     await client.declare("other", durable=True)
     store.seconds = 0.01
     for number in range(50):
