@@ -255,8 +255,8 @@ class Settings:
     trusted_proxies: tuple[str, ...] = _line(
         (),
         _NETWORKS,
-        "networks of reverse proxies whose Forwarded and X-Forwarded-* headers are trusted, separated by "
-        "commas; unix trusts the Unix socket",
+        "comma-separated networks of reverse proxies whose Forwarded and X-Forwarded-* headers are trusted; the value "
+        '"unix" trusts connections on the Unix socket',
         "none",
     )
     reuse_port: bool = _line(
@@ -268,7 +268,7 @@ class Settings:
     socket: UnixSocket = _line(  # noqa: RUF009 - immutable
         UnixSocket(),
         _SOCKET,
-        "path of a Unix socket that serves HTTP as well, for users of this machine, and its file mode (0600): users "
+        "path of a Unix socket on which HTTP is also served to local users, and its file mode (default 0600); users "
         "with write permission can connect",
         "none",
     )
@@ -351,7 +351,8 @@ class Settings:
     connections_per_address: int = _line(
         1024,
         _whole(0, 1_000_000),
-        "maximum number of connections per client address, except from this machine; 0 for no limit",
+        "maximum number of connections per client address; connections from this machine are not limited. 0 means no "
+        "limit",
     )
     schedules_per_user: SchedulesPerUser = _line(  # noqa: RUF009 - immutable
         SchedulesPerUser(),

@@ -334,7 +334,7 @@ def test_the_longest_body_is_a_setting() -> None:
         assert ask(address, "POST", "/q/messages", bytes(10))[0] == 201
         status, body = ask(address, "POST", "/q/messages", bytes(11))
         assert status == 413
-        assert b"the body has 11 bytes" in body  # told before it was read
+        assert b"the body of 11 bytes exceeds the maximum of 10 bytes" in body  # told before it was read
 
 
 def assert_refused(result: tuple[int, str, str], reason: str) -> None:

@@ -97,14 +97,16 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
     if _KEY_ID.fullmatch(id) is None:
-        raise _wrong(path, where, "must be a key id created by mq user")
+        raise _wrong(path, where, "must be an access key ID created with the mq user command")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
-        raise _wrong(path, where, "must have exactly user and secret")
+        raise _wrong(path, where, "must contain exactly user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
-        raise _wrong(path, f"{where}.user", "must be a user's name")
+        raise _wrong(path, f"{where}.user", "must be a user name")
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
-        raise _wrong(path, f"{where}.secret", "must be 16 to 128 visible ASCII characters, as created by mq user")
+        raise _wrong(
+            path, f"{where}.secret", "must be 16 to 128 visible ASCII characters, as created with the mq user command"
+        )
     return AwsKey(id, secret, user)
 
 

@@ -136,7 +136,7 @@ class BackgroundCheck:
         try:
             await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
-            logger.warning("cannot save the progress of the background check now: %s", error)
+            logger.warning("currently cannot save the progress of the background check: %s", error)
 
 
 def _portions(index: QueueIndex, after: int) -> Iterator[tuple[int, Sequence[Entry]]]:

@@ -116,8 +116,8 @@ class Keys:
             self._forget_old(_LOOKS_IF_FULL)
             if len(self.ledger) >= self._most:
                 raise NoMemory(
-                    f"{self._most} idempotency keys are remembered, the most (--memory): try again later, set a "
-                    "shorter key_window, or publish without keys"
+                    f"the maximum of {self._most} idempotency keys is already stored (limited by --memory): try again "
+                    "later, set a shorter key_window, or publish without keys"
                 )
 
     async def note(self, index: QueueIndex, ids: Mapping[str, MessageId]) -> None:

@@ -919,7 +919,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "remove a message whose outcome is unknown")
+            raise error_of(moved, "remove a message whose publish outcome is unknown")
 
     @property
     def _most_bytes(self) -> float:

@@ -474,8 +474,8 @@ class Queues:
             await self._upkeep.retry_orphans(name)  # the medium may have room by now
         if not await self._catalog.has_left(name):
             raise StorageFull(
-                f"queue {name} cannot be created yet, because messages of the deleted queue of that "
-                "name are still being removed. Try again later"
+                f"queue {name} cannot be created yet, because messages from the deleted queue "
+                "with that name are still being removed. Try again later"
             )
         if not self._others_move and name not in self._catalog.strangers:
             return []

@@ -278,11 +278,11 @@ class WriteJobs:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
-            logger.error("rows of a write job are damaged and stay in new/: %s", entry.id)
+            logger.error("rows of a write job are damaged and were left in new/: %s", entry.id)
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
-            logger.error("rows of a write job have no record and stay in new/: %s", entry.id)
+            logger.error("rows of a write job have no job record and were left in new/: %s", entry.id)
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
         else:

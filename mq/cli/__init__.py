@@ -54,7 +54,7 @@ VERBS: Final = {
     "send": CliVerb("mq.cli.send:send_command", "Publish messages from standard input, files or lines."),
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies and acknowledge them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages without fetching them."),
-    "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by id."),
+    "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by ID."),
     "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change the delivery time of delayed messages."),
     "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue, except unacknowledged ones."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues with their message counts."),

@@ -42,7 +42,13 @@ class Timed(NamedTuple):
 
 @click.command("bench")
 @click.option(
-    "--seconds", type=Duration(0.1), default="5s", show_default=True, metavar="DURATION", help="Duration of each phase."
+    "--duration",
+    "seconds",
+    type=Duration(0.1),
+    default="5s",
+    show_default=True,
+    metavar="DURATION",
+    help="Duration of each phase.",
 )
 @click.option(
     "--clients",

@@ -30,7 +30,8 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 def connections_command(remote: Remote, close: str | None, as_json: bool) -> None:
     """List client connections, or close one.
 
-    In a cluster, only the connections of the node at --url are listed. mq consumers lists consumers.
+    In a cluster, only the connections of the node at --url are listed. To list consumers,
+    use "mq consumers".
     """
     with remote.client() as client:
         if close is not None:
@@ -80,7 +81,7 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
         raise NotFound(404, f"Spark consumer {name!a:.60} does not exist: mq consumers lists all consumers")
     for each in found:
         client.forget_consumer(each["queue"], name)
-        say(f"deleted from {each['queue']}, after {each['acknowledged']} acknowledged batches", err=True)
+        say(f"deleted the consumer from {each['queue']} after {each['acknowledged']} acknowledged batches", err=True)
 
 
 def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -26,7 +26,7 @@ from mq.storage.options import StorageOptions
 @click.command("doctor")
 @click.argument("root", envvar="MQ_ROOT", type=click.Path())
 @click.option("--no-bodies", is_flag=True, help="Check file names only; do not read messages or verify checksums.")
-@click.option("--repair", "repairs", is_flag=True, help="Repair what the daemon repairs when it starts.")
+@click.option("--repair", "repairs", is_flag=True, help="Perform the repairs that the daemon performs at startup.")
 @click.option(
     "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files to this folder."
 )

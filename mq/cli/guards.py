@@ -121,7 +121,7 @@ def _reload(guards: Guards) -> None:
             logger.info("reloaded the users file: %d users", count)
             note("reloaded", what="users", users=count)
         except InvalidSetting as error:
-            logger.error("cannot reload the users file, the previous users stay in effect: %s", error)
+            logger.error("cannot reload the users file; the previous users remain in effect: %s", error)
             note("reload-failed", what="users", why=str(error))
     if guards.certificates is not None and guards.amqp_certificates is not None:
         try:
@@ -130,7 +130,7 @@ def _reload(guards: Guards) -> None:
             logger.info("reloaded the TLS certificates for new connections")
             note("reloaded", what="certificates")
         except InvalidSetting as error:
-            logger.error("cannot reload the TLS certificates, the previous ones stay in use: %s", error)
+            logger.error("cannot reload the TLS certificates; the previous certificates remain in use: %s", error)
             note("reload-failed", what="certificates", why=str(error))
     if guards.audit is not None:
         try:
@@ -138,5 +138,5 @@ def _reload(guards: Guards) -> None:
             logger.info("reopened the audit log")
             note("reloaded", what="audit")
         except InvalidSetting as error:
-            logger.error("cannot reopen the audit log, the old file stays in use: %s", error)
+            logger.error("cannot reopen the audit log; the old file remains in use: %s", error)
             note("reload-failed", what="audit", why=str(error))

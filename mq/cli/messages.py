@@ -87,13 +87,13 @@ def _row(message: Received, has_time: bool) -> tuple[str, ...]:
     "--receipt",
     metavar="RECEIPT",
     default="",
-    help="Remove the message only if this receipt is current; for a single ID.",
+    help="Remove the message only if this receipt is current. Can be used only with a single ID.",
 )
 @remote
 def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: str) -> None:
-    """Remove messages by id."""
+    """Remove messages by ID."""
     if receipt and len(ids) > 1:
-        raise click.UsageError("--receipt is for a single message")
+        raise click.UsageError("--receipt can be used only with a single ID")
     with remote.client() as client:
         if len(ids) == 1:
             client.remove(Head(queue=queue, id=ids[0], receipt=receipt))

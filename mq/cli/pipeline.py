@@ -115,16 +115,28 @@ def archive(
 
 @main.command(short_help="Publish messages from an archive.")
 @click.argument("folder", metavar="FOLDER")
-@click.option("--queue", "queues", metavar="QUEUE", multiple=True, help="Only messages of this queue. Can be repeated.")
 @click.option(
-    "--since", metavar="TIME", type=click.DateTime(), help="Only messages published at or after this time (UTC)."
+    "--queue", "queues", metavar="QUEUE", multiple=True, help="Publish only messages from this queue. Can be repeated."
 )
-@click.option("--until", metavar="TIME", type=click.DateTime(), help="Only messages published before this time (UTC).")
-@click.option("--id", "ids", metavar="ID", multiple=True, help="Only this message.")
+@click.option(
+    "--since",
+    metavar="TIME",
+    type=click.DateTime(),
+    help="Publish only messages first published at or after this time (UTC).",
+)
+@click.option(
+    "--until",
+    metavar="TIME",
+    type=click.DateTime(),
+    help="Publish only messages first published before this time (UTC).",
+)
+@click.option(
+    "--id", "ids", metavar="ID", multiple=True, help="Publish only the message with this ID. Can be repeated."
+)
 @click.option(
     "--where",
     metavar="SQL",
-    help="Only messages that match this SQL condition, such as \"CAST(value AS STRING) LIKE 'a%'\".",
+    help="Publish only messages that match this SQL condition, such as \"CAST(value AS STRING) LIKE 'a%'\".",
 )
 @click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original queues.")
 @click.option(
@@ -132,7 +144,7 @@ def archive(
     metavar="NAME",
     default="replay",
     show_default=True,
-    help="Name of the run. A run publishes each message once; a new name publishes them again.",
+    help="Name of the run. A run publishes each message once; use a new name to publish the messages again.",
 )
 @_source
 def replay(

@@ -103,7 +103,8 @@ class _BodyFile(click.Path):
 @click.option(
     "--group",
     metavar="NAME",
-    help="Message group. Messages of one group are delivered in order, one at a time; the queue needs groups.",
+    help="Message group. Messages in a group are delivered in order, one at a time; the queue must have message groups "
+    "enabled.",
 )
 @click.option(
     "--attribute",
@@ -119,7 +120,7 @@ class _BodyFile(click.Path):
 @click.option(
     "--no-keys", is_flag=True, help="Send no idempotency keys, for daemons with --peers, which do not support them."
 )
-@click.option("-q", "--quiet", is_flag=True, help="Do not print ids.")
+@click.option("-q", "--quiet", is_flag=True, help="Do not print message IDs.")
 @json_option
 @remote
 def send_command(

@@ -52,7 +52,7 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
 def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give `command` the flags that say which users are meant; it gets what edits them first."""
 
-    @click.option("--users", metavar="FILE", help="The users file.  [MQ_USERS]")
+    @click.option("--users", metavar="FILE", help="Path of the users file.  [MQ_USERS]")
     @click.option(
         "--cluster",
         "is_cluster",

@@ -52,7 +52,7 @@ class Access:
                 "URLs appear in logs, so they must not contain credentials: pass the credentials separately"
             )
         if self.token and self.user:
-            raise ValueError("use either a token or a user with a password")
+            raise ValueError("use either a token or a user name and password")
 
     def options(self) -> dict[str, Any]:
         """Arguments of an httpx client. Proxies and passwords from the environment are left alone.

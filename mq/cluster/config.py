@@ -249,7 +249,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if mode & stat.S_IROTH:
         logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
     if not password:
-        raise source.wrong("password_file", f"is empty: {shorten(path)}")
+        raise source.wrong("password_file", f"the file is empty: {shorten(path)}")
     return password
 
 

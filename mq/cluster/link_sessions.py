@@ -171,7 +171,7 @@ class LinkSessions:
         """
         session = self._sessions.get(replies)
         if session is None or wait != math.inf:
-            raise NoSuchQueue(f"no link consumes from {replies}")
+            raise NoSuchQueue(f"no cluster link is consuming from reply queue {replies}")
         return await session.take(most)
 
     def receive(self, drafts: Sequence[Draft]) -> list[Published | MQError]:
@@ -209,7 +209,7 @@ class LinkSessions:
             return CallerError(f"not a request of a link: {error}")
         session = self._sessions.get(replies)
         if session is None or self._nursery is None:
-            return NoSuchQueue(f"no link consumes from {replies}")
+            return NoSuchQueue(f"no cluster link is consuming from reply queue {replies}")
         if method == "hello":
             return self._greet(session, correlation, args)
         if not session.node:
@@ -334,7 +334,9 @@ class _Reply:
             left -= sum(message.body.size for message in messages_in(each) if not _is_open(message))
             if left < 0 and position:
                 if isinstance(each, Seen):
-                    raise BatchTooLarge(f"these messages have more than {LARGEST_REPLY} bytes in total. Request fewer")
+                    raise BatchTooLarge(
+                        f"the requested messages exceed {LARGEST_REPLY} bytes in total. Request fewer messages"
+                    )
                 return list(value[position:])
         return []
 

@@ -212,7 +212,7 @@ class ClusterNode:
             raise Conflict(f"{neighbor} is the address of another neighbor of node {self._config.node}")
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
-        logger.info("connecting to node %s at %s from now on", node, neighbor)
+        logger.info("now connecting to node %s at %s", node, neighbor)
 
     def on_users(self, told: TellUsers, check: CheckUser) -> None:
         """Take the cluster's users. Before :meth:`run`.

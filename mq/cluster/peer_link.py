@@ -41,7 +41,7 @@ MEASURE_SECONDS: Final = 1.0
 """Between two looks at how long a neighbour takes to answer."""
 MOVED: Final = "cluster-moved"
 """The kind of the records of moved neighbours; their keys are the addresses of the file."""
-LOST: Final = "the link to the master broke before it answered, so the outcome of the request is unknown"
+LOST: Final = "the link to the master broke before the master answered, so the outcome of the request is unknown"
 
 
 class _Answer:

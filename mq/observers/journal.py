@@ -206,7 +206,7 @@ class Journal:
             self._writer.write(batch)
         except OSError as error:
             if self._lost is None:
-                logger.warning("cannot write the journal, transitions are being dropped: %s", error.strerror)
+                logger.warning("cannot write the journal; message transitions are being dropped: %s", error.strerror)
             self._lost = _longer(self._lost, batch.num_rows, since_ns)
 
     def _write_gap(self) -> None:

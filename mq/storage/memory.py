@@ -59,7 +59,7 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
     if rest:
         raise StorageUnusable("memory: has no address: write memory: only")
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("memory: is for a single process: omit --peers, --no-mover and --no-reaper")
+        raise StorageUnusable("memory: supports only a single process. Omit --peers, --no-mover and --no-reaper")
     return MemoryStorage()
 
 

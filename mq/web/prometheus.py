@@ -34,7 +34,7 @@ COUNTED: Final = {
     Kind.LEASE: ("mq_messages_leased", "message deliveries of all protocols, including redeliveries"),
     Kind.REQUEUE: (
         "mq_messages_requeued",
-        ("messages requeued because a lease or connection ended; a rise means failing consumers"),
+        ("messages requeued because a lease or connection ended; an increase means failing consumers"),
     ),
     Kind.REMOVE: ("mq_messages_removed", "messages acknowledged or deleted"),
     Kind.EXPIRE: (
@@ -57,9 +57,12 @@ TIMED: Final = {
     ),
     Span.COMMIT.value: (
         "mq_commit_seconds",
-        ("seconds that the store takes to sync a batch to disk; a rise means a slow disk"),
+        ("seconds that the store takes to sync a batch to disk; an increase means a slow disk"),
     ),
-    STEP: ("mq_event_loop_step_seconds", "seconds of one event loop pass; a rise means that mq lacks processor time"),
+    STEP: (
+        "mq_event_loop_step_seconds",
+        "seconds of one event loop pass; an increase means that mq lacks processor time",
+    ),
     DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message in seconds at each delivery, including its delay"),
 }
 """Durations that are shown: the name of the histogram, and its help."""
@@ -145,7 +148,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_schedules", "number of schedules", snapshot.schedules)
     firings = CounterMetricFamily(
         "mq_schedule_firings",
-        "schedule runs by outcome; a rise of failed ones means messages that were not published",
+        "schedule runs by outcome; an increase in failed runs means that messages were not published",
         labels=["outcome"],
     )
     for fate, count in snapshot.firings.items():
@@ -158,7 +161,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_memory_limit_bytes", "maximum bytes of memory reserved for all clients together", limit)
     refused = CounterMetricFamily(
         "mq_memory_refusals",
-        "requests for memory that were refused; a rise means that clients send or receive too much at once",
+        "requests for memory that were refused; an increase means that clients send or receive too much at once",
         labels=["use"],
     )
     for use, count in snapshot.memory_refused.items():
@@ -166,14 +169,16 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield refused
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
-        "mq_staging_reserved_bytes", "bytes of disk space reserved for arriving bodies and open write jobs", reserved
+        "mq_staging_reserved_bytes",
+        "bytes of disk space reserved for incoming message bodies and open write jobs",
+        reserved,
     )
     yield GaugeMetricFamily(
-        "mq_staging_limit_bytes", "maximum bytes of disk space for arriving bodies and open write jobs", limit
+        "mq_staging_limit_bytes", "maximum bytes of disk space for incoming message bodies and open write jobs", limit
     )
     yield CounterMetricFamily(
         "mq_staging_refusals",
-        "requests refused for lack of staging disk space; a rise means too many large uploads at once",
+        "requests refused for lack of staging disk space; an increase means too many large uploads at once",
         snapshot.disk_refused,
     )
     text = "slow clients disconnected because other clients needed their memory or disk space"
@@ -201,11 +206,11 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
 def _of_health(health: Health) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mq_store_damaged_files",
-        "files, folders and records found missing or damaged at start; above 0, run mq doctor",
+        "files, folders and records found missing or damaged at startup; if above 0, run mq doctor",
         len(health.damages),
     )
     yield GaugeMetricFamily(
-        "mq_messages_damaged", "messages found damaged since the start; above 0, run mq doctor", len(health.damaged)
+        "mq_messages_damaged", "damaged messages found since startup; if above 0, run mq doctor", len(health.damaged)
     )
     yield GaugeMetricFamily(
         "mq_messages_torn", "partially written, unconfirmed messages that were deleted at start", health.torn
@@ -266,7 +271,7 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_cluster_failovers",
-        "changes of the master since this node started; a rise means slow disks or links",
+        "changes of the master since this node started; an increase means slow disks or links",
         value=seen.failovers,
     )
     yield GaugeMetricFamily(
@@ -304,7 +309,7 @@ def _depths(snapshot: Scrape) -> Iterator[Metric]:
     )
     oldest = GaugeMetricFamily(
         "mq_queue_oldest_seconds",
-        "age in seconds of the next message to be delivered; a rise means that consumers cannot keep up",
+        "age in seconds of the next message to be delivered; an increase means that consumers cannot keep up",
         labels=["queue"],
     )
     ready = leased = delayed = 0

@@ -67,7 +67,7 @@ class ArrivingBody:
             with trio.fail_after(self._patience_seconds):
                 chunk = await self._take()
         except trio.TooSlowError:
-            raise BodyTooSlow(f"timed out after {STALLED_SECONDS} s without data of the request body") from None
+            raise BodyTooSlow(f"timed out: no request body data received for {STALLED_SECONDS} s") from None
         gained = len(chunk) / SLOWEST_BYTES_PER_SECOND - (trio.current_time() - since)
         self._patience_seconds = min(max(self._patience_seconds + gained, 0), STALLED_SECONDS)
         return chunk
@@ -128,11 +128,11 @@ class Limit(NamedTuple):
             length: of the body; None if it is not known.
         """
         if self.whose:
-            what = "the body is" if length is None else f"the body has {length} bytes and is"
-            return BodyTooLarge(f"{what} longer than {self.size} bytes, the maximum ({self.whose})")
+            what = "the body" if length is None else f"the body of {length} bytes"
+            return BodyTooLarge(f"{what} exceeds the maximum of {self.size} bytes ({self.whose})")
         if length is None:
-            return BodyTooLarge(f"the body is longer than {self.size} bytes, the maximum")
-        return BodyTooLarge(f"the body has {length} bytes, more than the maximum of {self.size}")
+            return BodyTooLarge(f"the body exceeds the maximum of {self.size} bytes")
+        return BodyTooLarge(f"the body of {length} bytes exceeds the maximum of {self.size} bytes")
 
 
 class LimitedBody:

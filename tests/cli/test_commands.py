@@ -21,7 +21,7 @@ from tests.cli.conftest import Mq
         (["queue", "list"], "no such command 'list': there are create, delete, set, show.", "mq queue"),
         (["--prot", "1"], "no such option '--prot': did you mean --port?", "mq"),
         (["send", "q", "--message", "x", "--lines"], "--message cannot be combined with files or --lines.", "mq send"),
-        (["bench", "--seconds", "x"], "invalid value for '--seconds':", "mq bench"),
+        (["bench", "--duration", "x"], "invalid value for '--duration':", "mq bench"),
     ],
 )
 def test_a_usage_error_is_one_line(mq: Mq, args: list[str], begins: str, helps: str) -> None:

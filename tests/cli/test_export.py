@@ -69,7 +69,7 @@ def test_a_queue_without_groups_refuses_them_until_they_are_left_out(client: Cli
     client.create_queue("q")
     done = mq("import", "q", tmp_path / "a", "--run", "x")
     assert (done.status, done.out) == (1, "")
-    assert "message 1 was refused: queue q has no message groups" in done.error
+    assert "message 1 was refused: queue q does not support message groups" in done.error
     assert mq("import", "q", tmp_path / "a", "--run", "x", "--no-groups", "--json").json == [{"stored": 1, "there": 1}]
     assert sorted((found.body, found.group) for found in client.browse("q")) == [(b"1", None), (b"2", None)]
     (tmp_path / "a").write_text('{"body": "1", "group": 7}')

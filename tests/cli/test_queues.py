@@ -138,7 +138,7 @@ def test_bench_prints_what_it_has_when_a_step_fails(daemon: Inside, client: Clie
         return await answer(request)
 
     daemon.handle_async_request = handle
-    done = mq("bench", "--patience", 0, "--seconds", 0.1, "--clients", 1, "--json")
+    done = mq("bench", "--patience", 0, "--duration", 0.1, "--clients", 1, "--json")
     assert [(line["verb"], line["count"] > 0) for line in done.json] == [
         ("publish", True),
         ("fetch", True),
@@ -153,7 +153,7 @@ def test_bench_prints_what_it_has_when_a_step_fails(daemon: Inside, client: Clie
 
 
 def test_bench_in_a_pipe(client: Client, mq: Mq) -> None:
-    rows = [line.split("\t") for line in mq("bench", "--seconds", 0.1, "--clients", 1).lines]
+    rows = [line.split("\t") for line in mq("bench", "--duration", 0.1, "--clients", 1).lines]
     assert [(row[0], len(row)) for row in rows] == [("publish", 7), ("fetch", 7), ("remove", 7)]
 
 
@@ -172,7 +172,7 @@ def test_columns_stand_under_one_another() -> None:
 
 
 def test_bench_measures_and_leaves_nothing(client: Client, mq: Mq) -> None:
-    done = mq("bench", "--seconds", 0.2, "--clients", 2, "--size", 10, "--json")
+    done = mq("bench", "--duration", 0.2, "--clients", 2, "--size", 10, "--json")
     assert [line["verb"] for line in done.json] == ["publish", "fetch", "remove"]
     published, fetched, removed = [line["count"] for line in done.json]
     assert published > 0
@@ -198,4 +198,4 @@ def test_a_queue_is_made_where_one_says(client: Client, mq: Mq) -> None:
     assert client.queue("here").name == "here"
     refused = mq("queue", "create", "there", "--store=cluster")
     assert refused.status != 0
-    assert "this daemon is not part of a cluster" in refused.error
+    assert "this daemon is not part of one" in refused.error

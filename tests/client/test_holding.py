@@ -252,7 +252,7 @@ def test_a_url_that_is_none(url: str) -> None:
 
 
 def test_one_kind_of_credentials() -> None:
-    with pytest.raises(ValueError, match="use either a token or a user with a password"):
+    with pytest.raises(ValueError, match="use either a token or a user name and password"):
         Access(token="t", user=("a", "b"))
 
 

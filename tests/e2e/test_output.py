@@ -96,7 +96,7 @@ PRINTING: Final = [
     "connections --json",
     "logging",
     "clock",
-    "bench --seconds 0.1 --clients 1",
+    "bench --duration 0.1 --clients 1",
     "user add NEW --users FOLDER/users.toml",
     "user aws-key me --users FOLDER/users.toml",
     "user limit me --users FOLDER/users.toml",

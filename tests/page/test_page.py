@@ -40,15 +40,15 @@ def test_a_newcomers_path(hand: Hand) -> None:
     hand.write("Expires after, in seconds", "2")
     hand.click("button", "Publish")
     hand.row("a message with an end").wait_for()
-    tab.get_by_text("No messages here.").wait_for()  # it has died
+    tab.get_by_text("No messages.").wait_for()  # it has died
     hand.click("link", re.compile("^Dead letters"))  # a badge stands behind it
     dead = hand.row("a message with an end")
-    assert "its time to live was over" in dead.inner_text()
+    assert "time to live expired" in dead.inner_text()
     assert "first" in dead.inner_text()
     hand.clicks += 1
     dead.get_by_role("checkbox").check()
     hand.click("button", "Redrive")
-    hand.sees("1 message moved to where they died")
+    hand.sees("1 message moved back")
     assert hand.clicks <= MOST_CLICKS
 
 
@@ -148,10 +148,17 @@ def test_quantiles_are_interpolated_within_their_bucket(hand: Hand) -> None:
     """As Prometheus does: the half of 5 to 15 minutes is 10, and not the bucket's end."""
     hand.tab.route("**/-/metrics", lambda route: route.fulfill(body=HISTOGRAM, content_type="text/plain"))
     hand.open("#/node")
-    row = hand.row("until it was delivered")
+    row = hand.row("age of a message at delivery")
     row.wait_for()
-    heads = hand.tab.get_by_role("table", name="Times").locator("thead th").all_inner_texts()
-    assert heads == ["What", "p50, last minute", "p99, last minute", "p50 since start", "p99 since start", "Count"]
+    heads = hand.tab.get_by_role("table", name="Latency").locator("thead th").all_inner_texts()
+    assert heads == [
+        "Measurement",
+        "p50, last minute",
+        "p99, last minute",
+        "p50 since startup",
+        "p99 since startup",
+        "Count",
+    ]
     assert row.locator("td").all_inner_texts() == ["—", "—", "10 min", "14 min", "100"]
 
 
@@ -205,7 +212,7 @@ def test_what_waits_or_is_leased_says_until_when(hand: Hand) -> None:
     hand.ask("POST", "/until/messages", "ready")
     hand.open("#/queue/until")
     hand.sees("ready")
-    until = hand.tab.get_by_role("columnheader", name="Until", exact=True)
+    until = hand.tab.get_by_role("columnheader", name="Available", exact=True)
     assert until.count() == 0, "what is ready waits for nothing"
     hand.ask("GET", "/until/messages?visibility=3600")
     hand.ask("POST", "/until/messages", "far off", x_message_delay=str(40 * 86_400 + 60))
@@ -238,10 +245,10 @@ def test_dead_letters_of_one_kind_are_redriven(hand: Hand) -> None:
     hand.row("ended by a bug").wait_for()
     hand.write("Filter", "NO ROOM")
     hand.row("ended by a bug").wait_for(state="detached")
-    group = hand.tab.get_by_role("region", name="Messages of kinds.dead")
-    group.get_by_role("checkbox", name="Choose all shown of kinds.dead").check()
+    group = hand.tab.get_by_role("region", name="Messages in kinds.dead")
+    group.get_by_role("checkbox", name="Select all listed messages in kinds.dead").check()
     hand.tab.locator("section[aria-label='kinds.dead']").get_by_role("button", name="Redrive", exact=True).click()
-    hand.sees("2 messages moved to where they died")
+    hand.sees("2 messages moved back")
     assert hand.ask("GET", "/kinds")["ready"] == 2
     assert hand.ask("GET", "/kinds.dead")["ready"] == 1
 
@@ -254,7 +261,7 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     hand.open("#/queue/done")
     hand.row("message 0").get_by_role("checkbox").check()
     hand.click("button", "Move…")
-    hand.write("To the queue", "elsewhere", inside=hand.tab.locator("dialog"))
+    hand.write("Destination queue", "elsewhere", inside=hand.tab.locator("dialog"))
     hand.click("button", "Move")
     hand.sees("1 message moved to elsewhere")
     hand.row("message 1").get_by_role("checkbox").check()
@@ -262,31 +269,31 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     hand.click("button", "Remove")
     hand.sees("1 message removed")
     hand.press("Settings")
-    hand.write("Most receives", "2")
+    hand.write("Maximum receives", "2")
     hand.click("button", "Save")
     hand.sees("max_receives requires a dead_letter_queue")
     hand.write("Dead-letter queue", "elsewhere")
     hand.click("button", "Save")
-    hand.sees("saved")
+    hand.sees("settings saved")
     assert hand.ask("GET", "/done")["dead_letter_queue"] == "elsewhere"
     hand.click("button", "Pause delivery")
-    hand.sees("delivery is paused")
+    hand.sees("delivery paused")
     assert hand.ask("GET", "/done")["paused"]
     hand.click("button", "Resume delivery")
     hand.click("button", "Pause publishing")
-    hand.sees("publishing is paused")
+    hand.sees("publishing paused")
     assert hand.ask("GET", "/done")["publish_paused"]
     hand.click("button", "Resume publishing")
-    hand.sees("publishing goes on")
+    hand.sees("publishing resumed")
     hand.click("button", "Purge…")
     hand.click("button", "Cancel")
     assert hand.ask("GET", "/done")["ready"] == 1
     hand.click("button", "Purge…")
     hand.click("button", "Purge")
-    hand.sees("No messages here.")  # "1 message removed" may still stand there from above
+    hand.sees("No messages.")  # "1 message removed" may still stand there from above
     hand.click("button", "Delete…")
     hand.click("button", "Delete")
-    hand.sees("done is deleted")
+    hand.sees("done deleted")
     assert "done" not in [each["name"] for each in hand.ask("GET", "/-/queues")["queues"]]
 
 
@@ -331,18 +338,18 @@ def test_a_schedule_is_made_and_deleted(hand: Hand) -> None:
     hand.press("New schedule")
     hand.write("Name", "nightly")
     hand.write("Queue", "regular")
-    hand.write("Cron line", "0 25 * * *")
+    hand.write("Cron expression", "0 25 * * *")
     hand.click("button", "Save schedule")
     hand.sees("bad hour")
-    hand.write("Cron line", "0 0 29 2 *")
+    hand.write("Cron expression", "0 0 29 2 *")
     hand.write("Time zone", "Europe/Berlin")
     hand.click("button", "Save schedule")
-    hand.sees("nightly is saved")
+    hand.sees("nightly saved")
     hand.row("0 0 29 2 * Europe/Berlin").wait_for()
     assert hand.ask("GET", "/-/schedules/nightly")["queue"] == "regular"
     hand.click("button", "Delete nightly")
-    hand.click("button", "Delete it")
-    hand.sees("nightly is deleted")
+    hand.click("button", "Delete schedule")
+    hand.sees("nightly deleted")
     assert hand.ask("GET", "/-/schedules")["schedules"] == []
 
 
@@ -532,7 +539,7 @@ def test_over_tls_the_cookie_is_secure_and_all_goes_over_http2(browser: Any, tmp
             assert set(hand.tab.evaluate(protocols)) == {"h2"}
             daemon.terminate()  # with an event stream open
             assert daemon.wait(SECONDS) == 0
-            hand.sees("not live")
+            hand.sees("disconnected")
             hand.complaints.clear()  # the browser's, that nobody is there
     finally:
         daemon.kill()
@@ -541,7 +548,7 @@ def test_over_tls_the_cookie_is_secure_and_all_goes_over_http2(browser: Any, tmp
 
 
 def log_in(hand: Hand, name: str, secret: str) -> None:
-    hand.write("Name", name)
+    hand.write("User name", name)
     hand.write("Password or token", secret)
     hand.click("button", "Log in")
 
@@ -569,7 +576,7 @@ def test_the_keyboard_is_enough(hand: Hand) -> None:
     keys.press("Enter")
     hand.tab.locator("dialog").wait_for()
     keys.press("Escape")
-    hand.tab_to("Choose all shown of by-keys")
+    hand.tab_to("Select all listed messages in by-keys")
     keys.press("Space")
     hand.tab_to("Remove…", back=True)
     keys.press("Enter")

@@ -145,7 +145,7 @@ def browser() -> Iterator[Any]:
 def test_the_console_works_in_a_browser(proxied: Proxied, browser: Any) -> None:
     with Hand.at(browser, proxied.url, ignore_https_errors=True) as hand:
         hand.open()
-        hand.write("Name", "boss")
+        hand.write("User name", "boss")
         hand.write("Password or token", PASSWORD)
         hand.click("button", "Log in")
         hand.tab.get_by_role("heading", name="Queues").wait_for()

@@ -88,7 +88,7 @@ async def post(
 async def test_publish_of_more_than_the_queue_may_hold_is_refused_unread(endpoints: Endpoints, length: int) -> None:
     reply = await post(endpoints, "/small/messages", unread(), length)
     assert (reply.status, reply.is_last) == (413, True)
-    assert "longer than 1000 bytes, the maximum (max_bytes of queue small" in detail(reply)
+    assert "exceeds the maximum of 1000 bytes (max_bytes of queue small" in detail(reply)
 
 
 async def test_publish_without_a_length_is_refused_at_the_limit(endpoints: Endpoints, store: MemoryStorage) -> None:

@@ -534,7 +534,7 @@ class ServedConnection:
         connection.published([message for message in messages if id(message) not in refused], is_stored=True)
         unheard = [message for message in but.unserved if message.number is None] + but.unfit
         if unheard:
-            logger.warning("%d messages of AMQP client %s were not stored: %s", len(unheard), self._peer, but.why)
+            logger.warning("%d messages from AMQP client %s were not stored: %s", len(unheard), self._peer, but.why)
             self._close_channels(unheard, but.why)
 
     def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:

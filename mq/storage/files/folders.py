@@ -405,9 +405,9 @@ class Folders:
             return Properties(noted.size, noted.checksum, attributes)
         side = self._side(entry)
         if side is None:
-            raise Senseless("its side file is missing")
+            raise Senseless("the file with the message's attributes is missing")
         if (side.size, side.checksum) != (noted.size, noted.checksum):
-            raise Senseless(f"its side file and its attribute {SUM} do not match")
+            raise Senseless(f"the file with the message's attributes does not match its extended attribute {SUM}")
         return side
 
     def _side(self, entry: Entry) -> Properties | None:

@@ -32,7 +32,7 @@ export async function ask(method, target, { body, headers = {} } = {}) {
   try {
     response = await fetch(target, { method, body, headers: { ...headers, "X-CSRF-Token": csrf }, cache: "no-store" });
   } catch {
-    throw new Refused(0, "mq cannot be reached");
+    throw new Refused(0, "cannot connect to mq");
   }
   if (response.ok) return response;
   if (response.status === 401 && target !== "-/session") onStranger();
@@ -97,7 +97,7 @@ export async function redrive(queue, { to, ids } = {}) {
 
 /** The outcome of a redrive, in words. */
 export function movedText({ moved, stay }, where = "") {
-  return `${moved} message${moved === 1 ? "" : "s"} moved${where}${stay > 0 ? `; ${stay} stay` : ""}`;
+  return `${moved} message${moved === 1 ? "" : "s"} moved${where}${stay > 0 ? `; ${stay} not moved` : ""}`;
 }
 
 /** Removes messages for good. How many were there. */

@@ -23,7 +23,7 @@ export function plot(title, series, { isRate = false } = {}) {
   const written = isRate ? rate : number;
   const most = Math.max(...series.flatMap(({ values }) => values), isRate ? 0.1 : 1);
   const said = series.map(({ name, values }) => (
-    `${name}: now ${written(values.at(-1))}, at most ${written(Math.max(...values))}`
+    `${name}: now ${written(values.at(-1))}, maximum ${written(Math.max(...values))}`
   ));
   return h(
     "figure", { class: "plot" },
@@ -35,7 +35,7 @@ export function plot(title, series, { isRate = false } = {}) {
         svg("polyline", { class: `line line-${place}`, points: points(values, most, WIDTH, HEIGHT, 3) })
       )),
     ),
-    h("div", { class: "axis" }, h("span", {}, "an hour ago"), h("span", {}, `top: ${written(most)}${isRate ? " a second" : ""}`), h("span", {}, "now")),
+    h("div", { class: "axis" }, h("span", {}, "1 hour ago"), h("span", {}, `scale: 0 to ${written(most)}${isRate ? " per second" : ""}`), h("span", {}, "now")),
     h("ul", { class: "legend" }, said.map((text, place) => h("li", { class: `line-${place}` }, text))),
   );
 }

@@ -25,7 +25,7 @@ export function connectionsView({ onState }) {
     target: "-/connections",
     name: "connections",
     what: "connection",
-    empty: "Nobody is connected, but for this page.",
+    empty: "No clients are connected except this page.",
     keyOf: ({ id }) => id,
     columns: [
       ["Client", (each) => `${each.address}${each.port ? `:${each.port}` : ""}`, "short"],
@@ -34,10 +34,10 @@ export function connectionsView({ onState }) {
       ["State", (each) => each.state],
       ["Channels", (each) => (each.channels.length ? number(each.channels.length) : ""), true],
       ["Unacknowledged", (each) => number(sum(each.channels, "unacknowledged")), true],
-      ["Open for", (each) => duration(each.open_seconds), true],
+      ["Connected for", (each) => duration(each.open_seconds), true],
       ["Idle for", (each) => duration(each.idle_seconds), true],
-      ["In", (each) => (each.received_bytes === null ? "—" : bytes(each.received_bytes)), true],
-      ["Out", (each) => (each.sent_bytes === null ? "—" : bytes(each.sent_bytes)), true],
+      ["Bytes in", (each) => (each.received_bytes === null ? "—" : bytes(each.received_bytes)), true],
+      ["Bytes out", (each) => (each.sent_bytes === null ? "—" : bytes(each.sent_bytes)), true],
       ...(mayClose ? [["", (each) => button("Close…", () => close(each), { class: "danger" })]] : []),
     ],
     onState,
@@ -51,20 +51,20 @@ export function consumersView({ onState }) {
     target: "-/consumers",
     name: "consumers",
     what: "consumer",
-    empty: "Nobody consumes over AMQP, and no request waits for messages.",
+    empty: "No consumers are connected, and no requests are waiting for messages.",
     keyOf: (each) => [each.connection, each.channel, each.tag, each.queue].join(" "),
     order: (one, other) => isSlow(other) - isSlow(one) || other.unacknowledged - one.unacknowledged,
     columns: [
       ["Queue", (each) => h("a", { href: `#/queue/${encodeURIComponent(each.queue)}` }, each.queue)],
-      ["Consumer", (each) => [each.tag ?? "a request that waits", isSlow(each) ? h("span", { class: "marks" }, "slow") : null]],
+      ["Consumer", (each) => [each.tag ?? "waiting request", isSlow(each) ? h("span", { class: "marks" }, "slow") : null]],
       ["User", (each) => each.user ?? "—"],
       ["Client", (each) => `${each.protocol} ${each.address}`, "short"],
       ["Prefetch", (each) => (each.prefetch === null ? "—" : each.prefetch || "any"), true],
       ["Unacknowledged", (each) => number(each.unacknowledged), true],
       ["Delivered", (each) => number(each.delivered), true],
-      ["Out / s", (each) => (each.protocol === "amqp" ? rate(each.delivered_per_second) : "—"), true],
-      ["Idle", (each) => duration(each.idle_seconds), true],
-      ["Open", (each) => duration(each.open_seconds), true],
+      ["Delivered / s", (each) => (each.protocol === "amqp" ? rate(each.delivered_per_second) : "—"), true],
+      ["Idle for", (each) => duration(each.idle_seconds), true],
+      ["Active for", (each) => duration(each.open_seconds), true],
     ],
     onState,
   });
@@ -72,8 +72,8 @@ export function consumersView({ onState }) {
 
 /** A view of a list that mq tells page by page: its first page, asked for again and again, and filtered here. */
 export function listView({ title, target, name, what, empty, keyOf, columns, order = null, beside = null, onState }) {
-  const filter = h("input", { type: "search", placeholder: "a part of anything", on: { input: fill } });
-  const summary = h("p", { class: "summary" }, "Looking…");
+  const filter = h("input", { type: "search", placeholder: "Filter by any value", on: { input: fill } });
+  const summary = h("p", { class: "summary" }, "Loading…");
   const table = makeTable(title, columns, keyOf, empty);
   let found = [];
 
@@ -85,7 +85,7 @@ export function listView({ title, target, name, what, empty, keyOf, columns, ord
 
   function tell(answer) {
     found = answer[name];
-    setText(summary, answer.next === null ? many(found.length, what) : `the first ${many(found.length, what)}`);
+    setText(summary, answer.next === null ? many(found.length, what) : `Showing the first ${many(found.length, what)}`);
     fill();
   }
 
@@ -97,11 +97,11 @@ export function listView({ title, target, name, what, empty, keyOf, columns, ord
 }
 
 async function close(connection) {
-  const text = `The connection of ${connection.user ?? "somebody"} from ${connection.address} ends. What it holds goes back into its queues.`;
-  if (!(await confirmed("Close this connection?", text, "Close it"))) return;
+  const text = `The connection from ${connection.address}${connection.user ? ` (user ${connection.user})` : ""} will be closed, and its unacknowledged messages will be requeued.`;
+  if (!(await confirmed("Close connection?", text, "Close connection"))) return;
   try {
     await ask("DELETE", path("-", "connections", connection.id));
-    say("closed");
+    say("connection closed");
   } catch (error) {
     say(error.message, true);
   }

@@ -12,10 +12,10 @@ const SHOWN = 200;
 
 /** The view. Returns its element, and what ends it. */
 export function deadView({ onState, onDead }) {
-  const summary = h("p", { class: "summary" }, "Looking…");
+  const summary = h("p", { class: "summary" }, "Loading…");
   const groups = h("div");
   const known = new Map();
-  const filter = h("input", { type: "search", placeholder: "a reason, a queue, a word", on: { input: () => fill(found) } });
+  const filter = h("input", { type: "search", placeholder: "Filter by reason, queue or text", on: { input: () => fill(found) } });
   const bar = h("div", { class: "bar" }, field("Filter", filter));
   let counted = null, found = [], isAsking = false, isStale = false;
   const element = h("section", {}, h("h1", {}, "Dead letters"), summary, bar, groups);
@@ -68,8 +68,8 @@ export function deadView({ onState, onDead }) {
     const rest = ready - messages.length, unlike = messages.length - matching.length;
     setText(shown.count, many(ready, "message"));
     setText(shown.rest, [
-      unlike > 0 && `${many(unlike, "message")} ${unlike === 1 ? "is" : "are"} not like that.`,
-      rest > 0 && `${many(rest, "more message")} in the queue: see there.`,
+      unlike > 0 && `${many(unlike, "message")} ${unlike === 1 ? "does" : "do"} not match the filter.`,
+      rest > 0 && `The queue contains ${many(rest, "more message")}. Open the queue to see ${rest === 1 ? "it" : "them"}.`,
     ].filter(Boolean).join(" "));
     shown.table.fill(matching);
     return shown.element;
@@ -85,8 +85,8 @@ function textOf({ text, attributes, dead_letter_history: deaths, content_type: t
 }
 
 function explained(queues) {
-  if (queues.length) return "Nothing is dead. What dies shows up here by itself.";
-  return "No queue keeps its dead: set its dead-letter queue, or make a queue with one.";
+  if (queues.length) return "No dead-lettered messages. New ones appear here automatically.";
+  return "No queue has a dead-letter queue. Set one in the settings of a queue, or create a queue with one.";
 }
 
 function makeGroup(queue, reload) {
@@ -105,7 +105,7 @@ function makeGroup(queue, reload) {
   );
 
   async function all() {
-    const text = `All messages of ${queue} go back to the queues they died in.`;
+    const text = `All messages in ${queue} will be moved back to the queues from which they were dead-lettered.`;
     if (!(await confirmed(`Redrive ${queue}?`, text, "Redrive"))) return;
     try {
       say(movedText(await redrive(queue)));

@@ -15,16 +15,16 @@ const LONGEST_KEY = 170; // pixels
 
 /** The view. */
 export function exchangesView({ onState }) {
-  const summary = h("p", { class: "summary" }, "Looking…");
-  const filter = h("input", { type: "search", placeholder: "an exchange, a queue or a key", on: { input: draw } });
-  const picture = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Picture of the bindings" });
+  const summary = h("p", { class: "summary" }, "Loading…");
+  const filter = h("input", { type: "search", placeholder: "Filter by exchange, queue or routing key", on: { input: draw } });
+  const picture = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Diagram of the bindings" });
   const note = h("p", { class: "nothing" });
   const table = makeTable("Bindings", [
-    ["From", (way) => way.from.label],
-    ["To", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
-    ["Kind", (way) => (way.isDead ? "dead letters" : way.to.isQueue ? "to a queue" : "to an exchange")],
+    ["Source", (way) => way.from.label],
+    ["Destination", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
+    ["Kind", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
     ["Routing key", (way) => way.key],
-  ], (way) => `${way.from.id} ${way.to.id} ${way.key} ${way.isDead}`, "Nothing is bound.");
+  ], (way) => `${way.from.id} ${way.to.id} ${way.key} ${way.isDead}`, "No bindings.");
   let told = null, drawn = "";
 
   function tell(answer) {
@@ -40,7 +40,7 @@ export function exchangesView({ onState }) {
     drawn = written;
     setText(summary, `${many(told.total.exchanges, "exchange")}, ${many(told.total.bindings, "binding")}, ${many(told.total.dead_letters, "queue")} with a dead-letter exchange`);
     const isMuch = nodes.size > MOST_DRAWN;
-    setText(note, isMuch ? `${nodes.size} exchanges and queues are too many for a picture: filter to see some.` : "");
+    setText(note, isMuch ? `${nodes.size} exchanges and queues are too many for a diagram. Use the filter to show fewer.` : "");
     show(picture, nodes.size > 0 && !isMuch);
     picture.replaceChildren(...(isMuch || !nodes.size ? [] : [pictureOf(nodes, ways)]));
     table.fill(ways);
@@ -97,7 +97,7 @@ function pictureOf(nodes, ways) {
   const lines = drawn.map(({ from, to, key }) => ({ from: from.id, to: to.id, label: cut(key, KEY_FONT, LONGEST_KEY) }));
   const layout = layoutOf([...nodes.keys()], lines, (label) => widthOf(label, KEY_FONT));
   const { width, height } = layout;
-  const label = `Messages go ${ways.filter((way) => !way.isDead).map(({ from, to }) => `from ${from.label} to ${to.label}`).join("; ")}`;
+  const label = `Messages are routed ${ways.filter((way) => !way.isDead).map(({ from, to }) => `from ${from.label} to ${to.label}`).join("; ")}`;
   return svg(
     "svg", { class: "bindings", width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label },
     drawn.map((way, place) => wayOf(way, lines[place].label, layout.lines[place])),

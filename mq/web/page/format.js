@@ -56,7 +56,7 @@ export function time(milliseconds) {
   return isToday ? at.toLocaleTimeString() : at.toLocaleString();
 }
 
-const HOLDERS = { connection: "while connected", consumer: "in a consumer's batch" };
+const HOLDERS = { connection: "when the connection closes", consumer: "when the consumer's batch ends" };
 
 /** Until when a message is delayed or leased, and for how long that is; nothing for a ready one. */
 export function until({ at_ms: milliseconds, leased_by: holder }) {
@@ -118,11 +118,11 @@ export function asHex(data) {
 
 const REASONS = {
   receives: ({ receives }) => `not acknowledged after ${receives} ${receives === 1 ? "delivery" : "deliveries"}`,
-  expired: () => "its time to live was over",
-  dropped: () => "it had to make room for newer ones",
-  rejected: () => "a consumer rejected it",
-  maxlen: () => "it had to make room for newer ones",
-  delivery_limit: () => "consumers gave it back too often",
+  expired: () => "time to live expired",
+  dropped: () => "dropped to make room for newer messages",
+  rejected: () => "rejected by a consumer",
+  maxlen: () => "dropped to make room for newer messages",
+  delivery_limit: () => "returned by consumers too many times",
 };
 
 /** Why a message died, as the broker knows it. */

@@ -11,7 +11,7 @@ export function loginView(done) {
   const form = h(
     "form", { class: "card login", on: { submit: send } },
     h("h1", {}, "Log in to mq"),
-    field("Name", name),
+    field("User name", name),
     field("Password or token", secret),
     problem,
     h("button", { type: "submit", class: "primary" }, "Log in"),

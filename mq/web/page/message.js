@@ -11,7 +11,7 @@ const HEX_BYTES = 16 * 1024;
 /** The beginning of a body, on one line. */
 export function beginning(message) {
   if (message.damage) return h("em", { class: "bad" }, message.damage);
-  if (message.text === undefined) return h("em", {}, `${bytes(message.size)} that are no text`);
+  if (message.text === undefined) return h("em", {}, `${bytes(message.size)} of binary data`);
   const text = message.text.replace(/\s+/g, " ");
   return text ? h("code", {}, text) : h("em", {}, "empty");
 }
@@ -39,9 +39,9 @@ export async function openMessage(message) {
     h("dl", {}, facts(message).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)])),
     h(
       "div", { class: "bar" },
-      h("div", { class: "choice", role: "group", "aria-label": "Show the body as" }, buttons),
+      h("div", { class: "choice", role: "group", "aria-label": "Body format" }, buttons),
       h("a", { href: path(message.queue, "messages", message.id), download: message.id }, "Download"),
-      isWhole || h("span", {}, `the first ${bytes(data.length)} of ${bytes(message.size)}`),
+      isWhole || h("span", {}, `showing the first ${bytes(data.length)} of ${bytes(message.size)}`),
     ),
     pane,
   ]);
@@ -49,17 +49,17 @@ export async function openMessage(message) {
 
 function facts(message) {
   return [
-    ["Id", h("code", {}, message.id)],
+    ["ID", h("code", {}, message.id)],
     ["Queue", message.queue],
     ["State", message.state],
-    ...(until(message) ? [["Until", until(message)]] : []),
+    ...(until(message) ? [["Available", until(message)]] : []),
     ["Published", time(message.published_ms)],
     ["Deliveries", String(message.receives)],
     ["Size", bytes(message.size)],
     ["Content type", message.content_type],
     ...(message.content_encoding ? [["Content encoding", message.content_encoding]] : []),
     ...Object.entries(message.attributes).map(([name, value]) => [`Header ${name}`, value]),
-    ...message.dead_letter_history.map((death) => ["Died", `in ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
+    ...message.dead_letter_history.map((death) => ["Dead-lettered", `from ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
   ];
 }
 

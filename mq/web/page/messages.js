@@ -18,15 +18,15 @@ export function deathOf({ dead_letter_history: deaths, attributes }) {
 export function messageTable({ queue, actions, onChange, isDead = false }) {
   const chosen = new Set();
   const heads = titles().map((title) => h("th", { scope: "col" }, title));
-  const all = h("input", { type: "checkbox", "aria-label": `Choose all shown of ${queue}`, on: { change: chooseAll } });
+  const all = h("input", { type: "checkbox", "aria-label": `Select all listed messages in ${queue}`, on: { change: chooseAll } });
   const body = h("tbody");
-  const bar = h("div", { class: "bar", role: "group", "aria-label": "With chosen messages" });
-  const nothing = h("p", { class: "nothing" }, "No messages here.");
+  const bar = h("div", { class: "bar", role: "group", "aria-label": "With selected messages" });
+  const nothing = h("p", { class: "nothing" }, "No messages.");
   const scroll = h(
-    "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Messages of ${queue}` },
+    "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Messages in ${queue}` },
     h(
       "table", {},
-      h("caption", { class: "unseen" }, `Messages of ${queue}`),
+      h("caption", { class: "unseen" }, `Messages in ${queue}`),
       h(
         "thead", {},
         h(
@@ -43,13 +43,14 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const isOffered = ({ isFor = () => true }) => messages.some(isFor);
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
-  const timed = titles().indexOf("Until"), died = titles().indexOf("Died"); // columns that are shown where they say something
+  const timed = titles().indexOf("Available"), died = titles().indexOf("Dead-letter reason"); // columns that are shown where they say something
   let messages = [], rows = new Map();
   update();
 
   function titles() {
     return isDead
-      ? ["Why", "Message", "Died in", "Ago", "Size"] : ["Message", "Age", "Until", "Deliveries", "Size", "Died"];
+      ? ["Reason", "Message", "Source queue", "Dead-lettered", "Size"]
+      : ["Message", "Age", "Available", "Deliveries", "Size", "Dead-letter reason"];
   }
 
   function fill(found) {
@@ -70,11 +71,11 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
 
   function newRow(message) {
     const choice = h("input", {
-      type: "checkbox", "aria-label": `Choose ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
+      type: "checkbox", "aria-label": `Select ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
     });
     const look = button(beginning(message), () => open(message), { class: "look", title: message.id });
-    const shown = titles().filter((title) => title !== "Message" && title !== "Why")
-      .map((title) => h("td", { class: { "Died in": null, Died: "why" }[title] ?? "short" }));
+    const shown = titles().filter((title) => title !== "Message" && title !== "Reason")
+      .map((title) => h("td", { class: { "Source queue": null, "Dead-letter reason": "why" }[title] ?? "short" }));
     const reason = isDead ? h("td", { class: "why" }) : shown.at(-1);
     const row = h(
       "tr", {},
@@ -93,7 +94,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
       since = isDead ? death?.time && death.time * 1000 : message.published_ms;
       tellWhy(reason, death);
       const cells = isDead
-        ? [death?.queue ?? "—", age(since), bytes(message.size)]
+        ? [death?.queue ?? "—", ageText(), bytes(message.size)]
         : [age(since), until(message), String(message.receives), bytes(message.size)];
       cells.forEach((text, place) => setText(shown[place], text));
       if (!isDead) {
@@ -102,8 +103,12 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
       }
     }
 
+    function ageText() {
+      return isDead && since ? `${age(since)} ago` : age(since);
+    }
+
     function tick() {
-      setText(ageCell, age(since));
+      setText(ageCell, ageText());
       if (!isDead) setText(shown[timed - 1], until(message));
     }
 
@@ -158,7 +163,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
     });
     all.checked = chosen.size > 0 && chosen.size === messages.length;
     all.indeterminate = chosen.size > 0 && chosen.size < messages.length;
-    setText(count, chosen.size ? `${many(chosen.size, "message")} chosen` : "");
+    setText(count, chosen.size ? `${many(chosen.size, "message")} selected` : "");
   }
 
   return { element, fill, tick: () => rows.forEach((row) => row.tick()) };

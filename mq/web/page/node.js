@@ -10,34 +10,34 @@ const EVERY_MS = 5000;
 const SAMPLES = 13; // a minute
 const SHORT = 0.1; // of the file system
 const HISTOGRAMS = [
-  ["mq_commit_seconds", "until a batch was durable"],
-  ["mq_publish_seconds", "from a publish to its answer"],
-  ["mq_delivery_age_seconds", "from a publish until it was delivered"],
+  ["mq_commit_seconds", "time to make a batch durable"],
+  ["mq_publish_seconds", "time to store a publish"],
+  ["mq_delivery_age_seconds", "age of a message at delivery"],
 ];
 const PARTS = [[0.5, "p50"], [0.99, "p99"]];
 
 /** The view. */
 export function nodeView({ onState }) {
   const store = h("dl", { class: "tiles" });
-  const times = makeTable("Times", [
-    ["What", (each) => each.what],
+  const times = makeTable("Latency", [
+    ["Measurement", (each) => each.what],
     ...PARTS.map(([part, title]) => [`${title}, last minute`, (each) => quantile(each.lately, part), true]),
-    ...PARTS.map(([part, title]) => [`${title} since start`, (each) => quantile(each.ever, part), true]),
+    ...PARTS.map(([part, title]) => [`${title} since startup`, (each) => quantile(each.ever, part), true]),
     ["Count", (each) => number(countOf(each.ever)), true],
-  ], ({ what }) => what, "Nothing has been measured yet.");
+  ], ({ what }) => what, "No measurements yet.");
   const samples = [];
   const cluster = h("p", { class: "summary" });
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
     ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
     ["Member for", (each) => duration(each.uptime_seconds), true],
-  ], ({ name }) => name, "This daemon is in no cluster.");
+  ], ({ name }) => name, "This daemon is not part of a cluster.");
   const links = makeTable("Links", [
     ["Neighbor", (each) => each.node || each.address],
-    ["Link to it", (each) => (each.is_up ? "up" : "down")],
-    ["Its link to here", (each) => (each.is_inbound_up ? "up" : "down")],
-    ["Answers after", (each) => (each.latency_seconds === null ? "—" : brief(each.latency_seconds)), true],
-  ], ({ address }) => address, "There are no links.");
+    ["Outgoing link", (each) => (each.is_up ? "up" : "down")],
+    ["Incoming link", (each) => (each.is_inbound_up ? "up" : "down")],
+    ["Response time", (each) => (each.latency_seconds === null ? "—" : brief(each.latency_seconds)), true],
+  ], ({ address }) => address, "No links.");
 
   async function look() {
     const [membership, metrics, ready] = await Promise.all([
@@ -56,12 +56,12 @@ export function nodeView({ onState }) {
     const free = values.get("mq_root_free_bytes"), size = values.get("mq_root_size_bytes");
     const inodes = values.get("mq_root_free_inodes"), memory = values.get("process_resident_memory_bytes");
     store.replaceChildren(
-      tile("Store", ready ? "takes changes" : "refuses changes", !ready),
+      tile("Store", ready ? "accepts writes" : "refuses writes", !ready),
       ...(free === undefined ? [] : [
-        tile("Free room", `${bytes(free)} of ${bytes(size)}`, free < SHORT * size), tile("Free inodes", number(inodes)),
+        tile("Free disk space", `${bytes(free)} of ${bytes(size)}`, free < SHORT * size), tile("Free inodes", number(inodes)),
       ]),
       tile("Queues", number(values.get("mq_queues") ?? 0)),
-      ...(memory === undefined ? [] : [tile("Memory of mq", bytes(memory))]),
+      ...(memory === undefined ? [] : [tile("Memory used by mq", bytes(memory))]),
       tile("Version", values.version ?? "—"),
     );
     setText(cluster, explained(membership));
@@ -71,7 +71,7 @@ export function nodeView({ onState }) {
 
   const end = poll(look, tell, onState, EVERY_MS);
   const element = h(
-    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "How long things take"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element, links.element,
+    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "Latency"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element, links.element,
   );
   return { element, end };
 }
@@ -113,7 +113,7 @@ function quantile(buckets, part) {
   const place = buckets.findIndex(([, sum]) => sum >= part * count);
   const [limit, sum] = buckets[place];
   const [start, before] = buckets[place - 1] ?? [0, 0];
-  if (limit === Infinity) return `more than ${brief(start)}`;
+  if (limit === Infinity) return `over ${brief(start)}`;
   return brief(start + (limit - start) * ((part * count - before) / (sum - before)));
 }
 
@@ -127,17 +127,17 @@ function gauges(text) {
 
 function explained(membership) {
   if (!membership.node) return "";
-  const served = membership.is_available ? "served" : "not served now";
-  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "fail-over")} since this node was started. ${lease(membership)}${warned(membership)}`;
+  const served = membership.is_available ? "available" : "currently unavailable";
+  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
 }
 
 /** That one machine has all of it. */
 function warned({ voters, nodes }) {
-  const machine = voters === 1 ? " WARNING: etcd has one member: when its disk is lost, so are all queues of the cluster." : "";
-  const node = nodes.length === 1 ? " WARNING: one node is a member: when it is lost, nobody serves the queues." : "";
+  const machine = voters === 1 ? " WARNING: etcd has only one member. If its disk fails, all cluster queues are lost." : "";
+  const node = nodes.length === 1 ? " WARNING: only one node is a member. If it fails, the cluster queues are unavailable." : "";
   return machine + node;
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "It is no member now." : `Its lease of ${whole} s has ${left.toFixed(1)} s left.`;
+  return left === null ? "It is currently not a member." : `The ${whole} s lease expires in ${left.toFixed(1)} s.`;
 }

@@ -32,7 +32,7 @@ let end = () => {};
 const tools = {
   onDead: (count) => setText(dead, count ? String(count) : ""),
   onState: (isLive) => {
-    setText(live, isLive ? "live" : "not live");
+    setText(live, isLive ? "live" : "disconnected");
     live.classList.toggle("bad", !isLive);
   },
 };

@@ -41,7 +41,7 @@ export function queueView(name, { onState }) {
     gone,
     h("dl", { class: "tiles" }, [...tiles].map(([key, value]) => h("div", {}, h("dt", {}, titled(key)), value))),
     mayPause && h(
-      "div", { class: "bar", role: "group", "aria-label": "The queue" },
+      "div", { class: "bar", role: "group", "aria-label": "Queue actions" },
       pauses.map((each) => each.button),
       may("configure", name) && [
         redriving,
@@ -49,7 +49,7 @@ export function queueView(name, { onState }) {
         button("Delete…", act(remove), { class: "danger" }),
       ],
     ),
-    may("monitor", name) && h("details", { open: true }, h("summary", {}, "The last hour"), hour),
+    may("monitor", name) && h("details", { open: true }, h("summary", {}, "Last hour"), hour),
     may("publish", name) && h("details", {}, h("summary", {}, "Publish a message"), publishForm(name)),
     may("consume", name) && h(
       "section", { "aria-label": "Messages" },
@@ -153,16 +153,16 @@ export function queueView(name, { onState }) {
   async function togglePause(setting, what) {
     const isPaused = !view.settings[setting];
     await askJson("PATCH", path(name), { [setting]: isPaused });
-    say(isPaused ? `${what} is paused` : `${what} goes on`);
+    say(isPaused ? `${what} paused` : `${what} resumed`);
   }
 
   async function redriveAll() {
-    const text = `All messages of ${name} that died elsewhere go back to where they died.`;
-    if (await confirmed(`Redrive ${name}`, text, "Redrive")) say(movedText(await redrive(name)));
+    const text = `All dead-lettered messages in ${name} will be moved back to the queues from which they were dead-lettered.`;
+    if (await confirmed(`Redrive ${name}?`, text, "Redrive")) say(movedText(await redrive(name)));
   }
 
   async function purge() {
-    const text = `All messages of ${name} that no client holds are removed for good.`;
+    const text = `All messages in ${name} that are not leased will be permanently deleted.`;
     if (!(await confirmed(`Purge ${name}?`, text, "Purge"))) return;
     const { purged } = await askJson("POST", path(name, "purge"));
     say(`${many(purged, "message")} removed`);
@@ -170,10 +170,10 @@ export function queueView(name, { onState }) {
 
   async function remove() {
     const count = view.ready + view.leased + view.delayed;
-    const text = `The queue and its ${many(count, "message")} are removed for good.`;
+    const text = `The queue and its ${many(count, "message")} will be permanently deleted.`;
     if (!(await confirmed(`Delete ${name}?`, text, "Delete"))) return;
     await ask("DELETE", path(name));
-    say(`${name} is deleted`);
+    say(`${name} deleted`);
     location.hash = "#/queues";
   }
 
@@ -183,8 +183,8 @@ export function queueView(name, { onState }) {
     const series = (names) => names.map(([flow, title]) => ({ name: title, values: [...perSecond(flow).slice(1, -1), now(flow)] }));
     hour.replaceChildren(
       plot("Messages in the queue", [{ name: "messages", values: minutes.messages }]),
-      plot("Messages a second", series([["publish", "published"], ["deliver", "delivered"], ["acknowledge", "acknowledged"]]), { isRate: true }),
-      plot("What goes wrong, a second", series([["redeliver", "redelivered"], ["expire", "expired"], ["dead_letter", "dead-lettered"]]), { isRate: true }),
+      plot("Messages per second", series([["publish", "published"], ["deliver", "delivered"], ["acknowledge", "acknowledged"]]), { isRate: true }),
+      plot("Failures per second", series([["redeliver", "redelivered"], ["expire", "expired"], ["dead_letter", "dead-lettered"]]), { isRate: true }),
     );
   }
 
@@ -202,21 +202,21 @@ export function actionsOf(queue) {
       isFor: (message) => deathOf(message) !== null,
       act: async (ids) => {
         const done = await redrive(queue, { ids });
-        if (done.moved) say(movedText(done, " to where they died"));
-        else say("nothing was moved: mq does not know where they died, or it is no more. Say where to by Move…", true);
+        if (done.moved) say(movedText(done, " back"));
+        else say("no messages were moved, because their source queue is unknown or has been deleted. Use Move… to choose a queue", true);
       },
     },
     may("configure", queue) && may("consume", queue) && {
       text: "Move…",
       act: async (ids) => {
-        const to = await askText(`Move ${many(ids.length, "message")}`, "To the queue", "Move");
+        const to = await askText(`Move ${many(ids.length, "message")}`, "Destination queue", "Move");
         if (to) say(movedText(await redrive(queue, { to, ids }), ` to ${to}`));
       },
     },
     may("consume", queue) && {
       text: "Remove…",
       act: async (ids) => {
-        const text = `${many(ids.length, "message")} of ${queue} will be gone for good.`;
+        const text = `${many(ids.length, "message")} in ${queue} will be permanently deleted.`;
         if (!(await confirmed("Remove messages?", text, "Remove"))) return;
         say(`${many(await removeMessages(queue, ids), "message")} removed`);
       },
@@ -244,7 +244,7 @@ function publishForm(queue) {
       field("Expires after, in seconds", ttl),
       field("Priority", priority),
       field("Message group", group),
-      field("Headers", attributes, "a line each: name: value"),
+      field("Headers", attributes, "one per line, as name: value"),
     ),
     h("datalist", { id: "types" }, ["text/plain", "application/json"].map((value) => h("option", { value }))),
     h("button", { type: "submit", class: "primary" }, "Publish"),
@@ -263,7 +263,7 @@ function publishForm(queue) {
       const response = await ask("POST", path(queue, "messages", "batch"), { body: `${JSON.stringify(line)}\n`, headers });
       const outcome = JSON.parse(await response.text());
       if (outcome.detail) say(outcome.detail, true);
-      else say(outcome.status === 201 ? "published" : "it was there already");
+      else say(outcome.status === 201 ? "published" : "the queue already contains this message");
     } catch (error) {
       say(error.message, true);
     }
@@ -275,7 +275,7 @@ function headersIn(text) {
   for (const line of text.split("\n")) {
     const colon = line.indexOf(":");
     if (colon > 0) found[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
-    else if (line.trim()) throw new Error(`"${line.trim()}" is no header: write name: value`);
+    else if (line.trim()) throw new Error(`"${line.trim()}" is not a valid header. Enter each header as name: value`);
   }
   return found;
 }

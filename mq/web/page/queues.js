@@ -10,7 +10,7 @@ const PAGE = 100;
 const WAIT_MS = 150;
 const COLUMNS = [
   ["name", "Queue"], ["ready", "Ready"], ["leased", "Leased"], ["delayed", "Delayed"], ["oldest", "Oldest"],
-  ["consumers", "Consumers"], ["publish", "In / s"], ["deliver", "Out / s"], ["dead_letter", "Dead-lettered / s"],
+  ["consumers", "Consumers"], ["publish", "Published / s"], ["deliver", "Delivered / s"], ["dead_letter", "Dead-lettered / s"],
 ];
 
 const START = { sort: "name", reverse: "false", filter: "", skip: "0" };
@@ -24,16 +24,16 @@ export function listAddress() {
 /** The view, as the query of its address says. Returns its element, and what ends it. */
 export function queuesView(query, { onState, onDead }) {
   const asked = { view: "queues", ...askedBy(query), max: PAGE };
-  const filter = h("input", { type: "search", placeholder: "part of a name", on: { input: later }, maxlength: 100, value: asked.filter });
+  const filter = h("input", { type: "search", placeholder: "Filter by name", on: { input: later }, maxlength: 100, value: asked.filter });
   const summary = h("p", { class: "summary" });
   const body = h("tbody");
   const heads = COLUMNS.map(([key, title], place) => head(key, title, place));
   const table = h(
     "table", { class: "queues" },
     h("caption", { class: "unseen" }, "Queues"), 
-    h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, "Messages, an hour"))), body,
+    h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, "Messages, last hour"))), body,
   );
-  const before = button("Before", () => turn(-PAGE));
+  const before = button("Previous", () => turn(-PAGE));
   const after = button("Next", () => turn(PAGE));
   const place = h("span");
   const rows = new Map();
@@ -127,7 +127,7 @@ export function queuesView(query, { onState, onDead }) {
     });
     if (cells.line !== line) {
       cells.line = line;
-      cells.hour.replaceChildren(...[sparkline(line, `at most ${number(Math.max(...line, 0))}`)].filter(Boolean));
+      cells.hour.replaceChildren(...[sparkline(line, `maximum ${number(Math.max(...line, 0))}`)].filter(Boolean));
     }
     return cells.element;
   }
@@ -159,7 +159,7 @@ export function pausedText({ paused, publish_paused: isPublishPaused }) {
 }
 
 function summaryOf(view) {
-  if (!view.queues) return "There is no queue yet, or none that you may see.";
+  if (!view.queues) return "No queues exist, or you do not have permission to see them.";
   const found = view.matching === view.queues ? "" : `${number(view.matching)} of `;
   const states = `${number(view.ready)} ready, ${number(view.leased)} leased, ${number(view.delayed)} delayed`;
   return `${found}${many(view.queues, "queue")}: ${states}`;
@@ -177,7 +177,7 @@ function newQueue() {
     h(
       "form", { class: "card", on: { submit: create } },
       field("Name", name, hint),
-      h("label", { class: "check" }, keepsDead, " dead letters go to a second queue, NAME.dead"),
+      h("label", { class: "check" }, keepsDead, " Also create a dead-letter queue, NAME.dead"),
       h("button", { type: "submit", class: "primary" }, "Create"),
     ),
   );
@@ -202,7 +202,7 @@ async function make(name, keepsDead) {
   if (!keepsDead) return;
   const dead = `${name}.dead`;
   if (!may("configure", dead) || !may("publish", dead) || !may("consume", name)) {
-    say(`${name} is there, but you may not make ${dead}`, true);
+    say(`${name} was created, but you do not have permission to create ${dead}`, true);
     return;
   }
   await askJson("PUT", path(dead));

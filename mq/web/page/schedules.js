@@ -13,15 +13,15 @@ export function schedulesView({ onState }) {
     target: "-/schedules",
     name: "schedules",
     what: "schedule",
-    empty: "Nothing is published regularly, or nothing that you may configure.",
+    empty: "No schedules exist, or you do not have permission to configure them.",
     keyOf: ({ name }) => name,
     columns: [
-      ["Schedule", ({ name }) => name],
+      ["Name", ({ name }) => name],
       ["Queue", ({ queue }) => h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue)],
-      ["When", when, "short"],
-      ["Next", ({ next }) => (next ? time(Date.parse(next)) : "—"), "short"],
-      ["Last", ({ last }) => (last ? time(Date.parse(last)) : "—"), "short"],
-      ["Went wrong", ({ error }) => error ?? ""],
+      ["Timing", when, "short"],
+      ["Next run", ({ next }) => (next ? time(Date.parse(next)) : "—"), "short"],
+      ["Last run", ({ last }) => (last ? time(Date.parse(last)) : "—"), "short"],
+      ["Last error", ({ error }) => error ?? ""],
       ["", (each) => button("Delete…", () => remove(each), { class: "danger", "aria-label": `Delete ${each.name}` })],
     ],
     beside: newSchedule(),
@@ -31,7 +31,7 @@ export function schedulesView({ onState }) {
 
 function when({ cron, zone, every, unless_waiting: unlessWaiting }) {
   const instants = cron ? `${cron} ${zone}` : `every ${every < 60 ? `${every} s` : duration(every)}`;
-  return unlessWaiting ? `${instants}, unless the last is there` : instants;
+  return unlessWaiting ? `${instants}, skipped while still queued` : instants;
 }
 
 function newSchedule() {
@@ -50,14 +50,14 @@ function newSchedule() {
     h("summary", {}, "New schedule"),
     h(
       "form", { class: "card", on: { submit: create } },
-      field("Name", name, "that of one that is there changes it"),
+      field("Name", name, "An existing name updates that schedule."),
       field("Queue", queue),
-      field("Cron line", cron, "minute, hour, day, month, weekday: 0 3 * * MON-FRI"),
+      field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
       field("Time zone", zone),
-      field("Or every so many seconds", every),
+      field("Or interval, in seconds", every),
       field("Body", body),
       field("Content type", type),
-      h("label", { class: "check" }, unlessWaiting, " not while the last message is still there"),
+      h("label", { class: "check" }, unlessWaiting, " Skip a run while the previous message is still in the queue"),
       h("button", { type: "submit", class: "primary" }, "Save schedule"),
     ),
   );
@@ -72,7 +72,7 @@ function newSchedule() {
       await askJson("PUT", path("-", "schedules", name.value), {
         ...instants, queue: queue.value, message, unless_waiting: unlessWaiting.checked,
       });
-      say(`${name.value} is saved`);
+      say(`${name.value} saved`);
       details.open = false;
     } catch (error) {
       say(error.message, true);
@@ -83,11 +83,11 @@ function newSchedule() {
 }
 
 async function remove({ name, queue }) {
-  const text = `Nothing more is published to ${queue} by ${name}. What is there stays.`;
-  if (!(await confirmed("Delete this schedule?", text, "Delete it"))) return;
+  const text = `${name} will no longer publish to ${queue}. Messages already in the queue are kept.`;
+  if (!(await confirmed("Delete schedule?", text, "Delete schedule"))) return;
   try {
     await ask("DELETE", path("-", "schedules", name));
-    say(`${name} is deleted`);
+    say(`${name} deleted`);
   } catch (error) {
     say(error.message, true);
   }

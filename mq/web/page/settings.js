@@ -4,22 +4,22 @@ import { askJson, path } from "./api.js";
 import { field, h, say } from "./dom.js";
 
 const FIELDS = [
-  ["visibility", "number", "Lease, in seconds", "how long a fetched message is held back"],
-  ["delay", "number", "Delay, in seconds", "from publishing until it can be fetched"],
-  ["ttl", "number", "Time to live, in seconds", "after which a message expires"],
-  ["max_messages", "number", "Most messages", "in the queue"],
-  ["max_bytes", "number", "Most bytes", "of their bodies"],
-  ["overflow", ["reject", "drop-head"], "When it is full", "refuse the new message, or drop the oldest"],
-  ["retry_delay", "number", "Wait after a failure, in seconds", "before a message comes again"],
-  ["retry_factor", "number", "Longer each time", "so many times as long after the next failure"],
-  ["retry_jitter", "number", "Jitter", "by up to this part a wait is shorter, by chance"],
-  ["retry_max", "number", "Longest wait, in seconds", "after a failure"],
-  ["max_receives", "number", "Most receives", "after which a message dies; needs a dead-letter queue"],
-  ["dead_letter_queue", "text", "Dead-letter queue", "where dead messages go"],
-  ["unique", "checkbox", "Unique", "a body that is there is not stored again"],
-  ["max_priority", "number", "Highest priority", "messages of a higher one come first; 0 for none"],
-  ["groups", "checkbox", "Message groups", "messages of one group come one after the other, in order"],
-  ["key_window", "number", "Key window, in seconds", "how long an Idempotency-Key is remembered"],
+  ["visibility", "number", "Lease, in seconds", "time that a consumer has to acknowledge a fetched message"],
+  ["delay", "number", "Delay, in seconds", "time from publishing until a message can be fetched"],
+  ["ttl", "number", "Time to live, in seconds", "time after which a message expires"],
+  ["max_messages", "number", "Maximum messages", "number of messages that the queue can hold"],
+  ["max_bytes", "number", "Maximum bytes", "total size of the message bodies that the queue can hold"],
+  ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
+  ["retry_delay", "number", "Retry delay, in seconds", "time before a message is redelivered after a failure"],
+  ["retry_factor", "number", "Retry factor", "factor by which each further failure increases the retry delay"],
+  ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
+  ["retry_max", "number", "Maximum retry delay, in seconds", "upper limit of the retry delay"],
+  ["max_receives", "number", "Maximum receives", "number of receives after which a message is dead-lettered; requires a dead-letter queue"],
+  ["dead_letter_queue", "text", "Dead-letter queue", "queue to which messages are dead-lettered"],
+  ["unique", "checkbox", "Unique", "do not store a message if the queue already contains its body"],
+  ["max_priority", "number", "Highest priority", "messages with a higher priority are delivered first; 0 disables priorities"],
+  ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
+  ["key_window", "number", "Key window, in seconds", "time for which an Idempotency-Key is remembered"],
 ];
 
 /** The form. `settings()` returns them as they are now. */
@@ -49,12 +49,12 @@ export function settingsForm(queue, settings) {
       if (value !== (now[name] ?? null)) patch[name] = value;
     }
     if (!Object.keys(patch).length) {
-      say("nothing was changed");
+      say("no settings were changed");
       return;
     }
     try {
       await askJson("PATCH", path(queue), patch);
-      say("saved");
+      say("settings saved");
     } catch (error) {
       say(error.message, true);
     }

@@ -35,7 +35,7 @@ export function makeTable(caption, columns, keyOf, empty) {
     show(scroll, items.length > 0);
     show(nothing, items.length === 0);
     const left = items.length - MOST_ROWS;
-    setText(rest, left > 0 ? `and ${number(left)} more: filter to find them` : "");
+    setText(rest, left > 0 ? `${number(left)} more ${left === 1 ? "row is" : "rows are"} not shown. Use the filter to find ${left === 1 ? "it" : "them"}.` : "");
   }
 
   function cellsOf(item) {

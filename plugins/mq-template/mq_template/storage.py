@@ -32,7 +32,7 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
     if not rest:
         raise StorageUnusable("template: needs a file path. Write template:/var/lib/mq/queue.db")
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("template: is for a single process: omit --peers, --no-mover and --no-reaper")
+        raise StorageUnusable("template: supports only a single process. Omit --peers, --no-mover and --no-reaper")
     return TemplateStorage(rest)
 
 

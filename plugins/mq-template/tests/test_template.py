@@ -194,8 +194,8 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
     ("address", "options", "text"),
     [
         ("template:", {}, "needs a file path"),
-        ("template:x.db", {"sharing": Sharing.PEERS}, "is for a single process"),
-        ("template:x.db", {"sharing": Sharing.WATCHED}, "is for a single process"),
+        ("template:x.db", {"sharing": Sharing.PEERS}, "supports only a single process"),
+        ("template:x.db", {"sharing": Sharing.WATCHED}, "supports only a single process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),
     ],
 )
