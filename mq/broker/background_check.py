@@ -122,7 +122,7 @@ class BackgroundCheck:
         try:
             await storage.verify(entries)
         except StorageError as error:
-            logger.warning("cannot verify messages now: %s", error)
+            logger.warning("currently cannot verify messages: %s", error)
 
     async def _keep(self, health: Health, *, is_end: bool = False) -> None:
         """Keep the progress now and then, and with each finding."""

@@ -226,7 +226,10 @@ class BatchConsumers:
                     await self._finish(index, consumer)
             except StorageError as error:  # the consumer's next request tries again
                 logger.warning(
-                    "cannot remove messages that %s acknowledged in queue %s now: %s", consumer.name, index.name, error
+                    "currently cannot remove messages that %s acknowledged in queue %s: %s",
+                    consumer.name,
+                    index.name,
+                    error,
                 )
 
     # Operations
@@ -951,7 +954,7 @@ class LeaseEnds:
                 await self._end(index, consumer)
                 return
             except (StorageFull, StorageUnsure) as error:
-                logger.warning("cannot end the lease of %s in queue %s now: %s", consumer.name, index.name, error)
+                logger.warning("currently cannot end the lease of %s in queue %s: %s", consumer.name, index.name, error)
                 await trio.sleep(RETRY_SECONDS)
             except MQError:
                 return

@@ -218,7 +218,7 @@ class DeadLetters:
             if not self._end(each, move, outcome, nursery):
                 refused.append(outcome.reason)
         if refused:
-            logger.warning("cannot move %d dead letters now: %s", len(refused), refused[0])
+            logger.warning("currently cannot move %d dead letters: %s", len(refused), refused[0])
             await trio.sleep(RETRY_SECONDS)
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:

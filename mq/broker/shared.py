@@ -132,7 +132,7 @@ class StoreWatcher:
         try:
             await self.refresh(index)
         except StorageError as error:
-            logger.debug("cannot read the store now: %s", error)
+            logger.debug("currently cannot read the store: %s", error)
 
     async def _look_again(self) -> None:
         """Compare the whole index with the store."""
@@ -148,7 +148,7 @@ class StoreWatcher:
             if self._sweep:
                 await self._take_over()
         except StorageError as error:
-            logger.warning("cannot read the store now: %s", error)
+            logger.warning("currently cannot read the store: %s", error)
 
     async def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
         ids = {entry.id for entry in there}

@@ -254,14 +254,14 @@ class WriteJobs:
             try:
                 await self._clear()
             except StorageError as error:
-                logger.debug("cannot remove rows without a write job now: %s", error)
+                logger.debug("currently cannot remove rows without a write job: %s", error)
             for job in list(self._jobs.values()):
                 try:
                     await self._care_for(job)
                 except MQError as error:
                     pause = _DAMAGED_SECONDS if isinstance(error, CorruptMessage) else RETRY_SECONDS
                     job.retry_at = trio.current_time() + pause
-                    logger.warning("cannot finish write job %s now: %s", job.name, error)
+                    logger.warning("currently cannot finish write job %s: %s", job.name, error)
 
     def _loaded_since(self, record: Mapping[str, Any]) -> float:
         """When a job had its last sign of life, by Trio's clock; not later than now."""

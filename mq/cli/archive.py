@@ -270,7 +270,7 @@ def import_command(
 ) -> None:
     """Publish the messages of an exported file.
 
-    The messages keep their order and get new ids. An interrupted import prints the command that resumes it: for one
+    The messages keep their order and get new IDs. An interrupted import prints the command that resumes it: for one
     day the daemon remembers which messages a run has stored.
     """
     if run is not None and no_keys:

@@ -78,7 +78,7 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
         NotFound: it has none.
     """
     if not found:
-        raise NotFound(404, f"Spark consumer {name!a:.60} does not exist: mq consumers lists all consumers")
+        raise NotFound(404, f"Spark consumer {name!a:.60} does not exist. To list consumers, use mq consumers")
     for each in found:
         client.forget_consumer(each["queue"], name)
         say(f"deleted the consumer from {each['queue']} after {each['acknowledged']} acknowledged batches", err=True)

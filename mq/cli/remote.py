@@ -164,7 +164,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError("cannot ask for confirmation, standard input is not a terminal: use --yes")
+        raise click.UsageError("cannot ask for confirmation, because standard input is not a terminal. Use --yes")
     click.confirm(question, abort=True, err=True)
 
 

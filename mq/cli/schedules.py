@@ -62,7 +62,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
     "--priority",
     metavar="N",
     type=click.IntRange(0, 255),
-    help="Priority from 0 to 255; higher ones are delivered first. The queue needs max_priority.",
+    help="Priority from 0 to 255; higher ones are delivered first. The queue must have max_priority set.",
 )
 @click.option(
     "--attribute",

@@ -98,7 +98,7 @@ class _BodyFile(click.Path):
     "--priority",
     metavar="N",
     type=click.IntRange(0, 255),
-    help="Priority from 0 to 255; higher ones are delivered first. The queue needs max_priority.",
+    help="Priority from 0 to 255; higher ones are delivered first. The queue must have max_priority set.",
 )
 @click.option(
     "--group",
@@ -137,7 +137,7 @@ def send_command(
 ) -> None:
     """Publish messages from standard input, files or lines.
 
-    Prints their ids.
+    Prints their IDs.
     """
     if message is not None and (files or lines):
         raise click.UsageError("--message cannot be combined with files or --lines")

@@ -38,7 +38,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
 )
 @click.option("--create", is_flag=True, help="Create the folder if it does not exist.")
 def send(folder: str, capacity: int | None, create: bool) -> None:
-    """Publish standard input as one message, and print its id."""
+    """Publish standard input as one message, and print its ID."""
     with _open(folder, capacity, create) as queue:
         _warn(queue)
         say(queue.publish(sys.stdin.buffer.read()))
@@ -64,7 +64,7 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
 )
 @click.option("--delete", is_flag=True, help="Delete the message after printing it.")
 def receive(folder: str, visibility: float, timeout: float, delete: bool) -> None:
-    """Receive the next message: print its body to standard output and its id to standard error. Exits with 3 if the
+    """Receive the next message: print its body to standard output and its ID to standard error. Exits with 3 if the
     queue is empty."""
     with _open(folder) as queue:
         message = queue.receive(visibility, timeout)

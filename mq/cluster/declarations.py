@@ -265,7 +265,7 @@ class ClusterDeclarations:
                 logger.warning("node %s keeps a declaration local: %s", self._node, error)
                 return
             except StorageError as error:
-                logger.debug("cannot pass a declaration to the cluster now: %s", error)
+                logger.debug("currently cannot pass a declaration to the cluster: %s", error)
                 await trio.sleep(RETRY_SECONDS)
             else:
                 return

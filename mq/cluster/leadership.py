@@ -180,7 +180,7 @@ class Leadership:
                 try:
                     await self.broker.put_back(held)
                 except MQError as error:
-                    logger.warning("cannot requeue the messages of a lost link now: %s", error)
+                    logger.warning("currently cannot requeue the messages of a lost link: %s", error)
 
     # How it is done
 

@@ -303,7 +303,7 @@ class Names:
                         self._is_silent = False
                 except CoordinatorError as error:
                     self._is_silent = True
-                    logger.debug("cannot release the queue name %s now: %s", queue, error)
+                    logger.debug("currently cannot release the queue name %s: %s", queue, error)
                     self._has_left.set()
                     await trio.sleep(RETRY_SECONDS)
 

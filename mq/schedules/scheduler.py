@@ -120,8 +120,8 @@ class ScheduleLimits(NamedTuple):
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
             raise Conflict(
-                f"the schedules of user {owner} would publish {rate:.4g} messages a second, and may publish "
-                f"{self.rate:g}: let them fire less often, or start mq with a greater rate in --schedules-per-user"
+                f"the schedules of user {owner} would publish {rate:.4g} messages per second, but the "
+                f"limit is {self.rate:g}. Run them less often, or start mq with a higher rate in --schedules-per-user"
             )
 
 

@@ -434,7 +434,7 @@ def open_backups(
         _make(calls, path)
     elif calls.kind(f"{path}/{_MARK}") is not FileKind.FILE:
         raise StorageUnusable(
-            f"{shown} is not a backup folder, it has no file {_MARK}: use the folder given to mq backup"
+            f"{shown} is not a backup folder, because it has no file {_MARK}. Use the folder given to mq backup"
         )
     with contextlib.ExitStack() as stack:
         lock = calls.open(f"{path}/lock", _LOCK if make else OPEN_READ)

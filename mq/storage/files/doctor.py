@@ -261,7 +261,7 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         StorageUnusable: a daemon serves the root, or a file cannot be moved.
     """
     if not inspectable.alone:
-        raise StorageUnusable("the root is in use, nothing was moved: stop the daemon first")
+        raise StorageUnusable("the root is in use, so nothing was moved. Stop the daemon first")
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:
         raise StorageUnusable(f"{shorten(folder)} is inside the root: choose another folder")

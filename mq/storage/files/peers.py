@@ -103,7 +103,7 @@ class PeerLease:
         """Renew the lease; take it again if peers took this process for dead."""
         if self._calls.kind(self._file) is None or self._calls.kind(self.stage) is None:
             logger.warning(
-                "other daemons on this root took this daemon for dead. Only messages that were arriving were lost"
+                "other daemons on this root considered this daemon dead. Only unconfirmed incoming messages were lost"
             )
             self.announce()
         elif self._expires:

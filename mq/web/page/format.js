@@ -34,7 +34,7 @@ export function duration(seconds) {
   for (const [unit, length] of UNITS) {
     if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
   }
-  return seconds >= 0 ? "now" : "—";
+  return seconds >= 0 ? "< 1 s" : "—";
 }
 
 /** 1.5 ms: what takes less than a minute. */

@@ -39,7 +39,7 @@ export function queueView(name, { onState }) {
     h("p", { class: "crumbs" }, h("a", { href: listAddress() }, "Queues")),
     h("h1", {}, name, " ", marks),
     gone,
-    h("dl", { class: "tiles" }, [...tiles].map(([key, value]) => h("div", {}, h("dt", {}, titled(key)), value))),
+    h("dl", { class: "tiles" }, [...tiles].map(([key, value]) => h("div", {}, h("dt", {}, key === "oldest" ? "Oldest message" : titled(key)), value))),
     mayPause && h(
       "div", { class: "bar", role: "group", "aria-label": "Queue actions" },
       pauses.map((each) => each.button),
