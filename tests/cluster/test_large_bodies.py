@@ -412,7 +412,7 @@ async def test_what_the_store_does_not_take_is_refused_in_words(name: str, autoj
             patch.setattr(type(cluster.ground.store), "description", description)
             reply = await host.http("POST", "/q/messages", BODY)
             assert reply.status == 413
-            assert f"longer than {limit} bytes, the maximum".encode() in bytes(reply.body)
+            assert f"exceeds the maximum of {limit} bytes".encode() in bytes(reply.body)
             drafts = [Draft(b"1"), Draft(BODY), Draft(b"3")]
             stored, refused, stored_too = await host.node.broker.publish_many("q", drafts)
         assert "BodyTooLarge" in repr(refused)
