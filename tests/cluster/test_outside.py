@@ -109,7 +109,7 @@ def test_one_name_is_one_queue(machines: Machines) -> None:
     a, b, c = machines.by_name.values()
     assert http(b, "PUT", "q").status_code == 201
     refused = http(a, "PUT", "q?store=cluster")
-    assert (refused.status_code, "on node b alone" in refused.text) == (409, True)
+    assert (refused.status_code, "on node b as a local queue" in refused.text) == (409, True)
     assert http(a, "PUT", "r?store=cluster").status_code == 201
     assert http(c, "PUT", "r?store=disk").status_code == 409
     assert http(b, "DELETE", "q").status_code == 200

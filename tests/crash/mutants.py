@@ -12,7 +12,7 @@ from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.files import barrier, logged, mount, posix, recovery
+from mq.storage.files import barrier, logged, mount, record_changes, recovery
 from mq.storage.files.barrier import Barrier
 from mq.storage.files.batch import Batch
 from mq.storage.files.calls import LinuxCalls
@@ -119,15 +119,15 @@ def _trust_every_byte(patch: Patch) -> None:
 
 def _leave_queues_unsynced(patch: Patch) -> None:
     """Folders of queues come and go without a sync."""
-    patch.setattr(posix, "synced_after", lambda calls, *paths: nullcontext())
-    patch.setattr(posix, "make_folder", lambda calls, path: calls.mkdir(path))
-    patch.setattr(posix, "sync_folder", lambda calls, path: None)
+    patch.setattr(record_changes, "synced_after", lambda calls, *paths: nullcontext())
+    patch.setattr(record_changes, "make_folder", lambda calls, path: calls.mkdir(path))
+    patch.setattr(record_changes, "sync_folder", lambda calls, path: None)
 
 
 def _leave_new_folders_unsynced(patch: Patch) -> None:
     """A queue's name is synced, and its folder is not: with a journal that is enough."""
-    patch.setattr(posix, "make_folder", lambda calls, path: calls.mkdir(path))
-    patch.setattr(posix, "sync_folder", lambda calls, path: None)
+    patch.setattr(record_changes, "make_folder", lambda calls, path: calls.mkdir(path))
+    patch.setattr(record_changes, "sync_folder", lambda calls, path: None)
 
 
 def _syncfs_everywhere(patch: Patch) -> None:

@@ -111,5 +111,5 @@ def test_who_does_not_say_so_is_refused(daemons: list[Daemon], temp_root: Path, 
 
 
 def test_without_peers_it_is_refused(temp_root: Path, tmp_path: Path) -> None:
-    with pytest.raises(DaemonFailed, match="how many others there are"):
+    with pytest.raises(DaemonFailed, match="for several daemons on one root"):
         Daemon(temp_root, tmp_path / "log", "--reuse-port").start()

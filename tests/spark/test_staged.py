@@ -198,7 +198,7 @@ def test_a_job_that_is_done_is_forgotten(client: Client, staged: Options) -> Non
     writer = MqWriter(staged, VALUE)
     told = run_task(writer, 0, some("a"))
     writer.commit([told])
-    with pytest.raises(SparkSourceError, match="is not there"):
+    with pytest.raises(SparkSourceError, match="does not exist"):
         writer.commit([told])
 
 

@@ -40,7 +40,7 @@ async def test_refuses_a_server_that_forgets(place, setting: str) -> None:
 @pytest.mark.parametrize("value", ["off", "local", "remote_write"])
 async def test_refuses_a_session_that_does_not_wait(place, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setitem(link.SETTINGS, "synchronous_commit", value)
-    assert f"synchronous_commit at {value}" in await refusal(place.address)
+    assert f"synchronous_commit = {value}" in await refusal(place.address)
 
 
 async def test_what_the_role_was_given_does_not_count(place) -> None:
