@@ -109,11 +109,13 @@ class Broker:
         await self._wiring.start(nursery)
 
     async def finish(self) -> None:
-        """Accept no more requests, and wait until the last is done. Fetches that wait end with no message."""
+        """Accept no more requests, and wait until the last is done, as long as the store answers. Fetches that wait end
+        with no message."""
         self._in_flight.close()
         self._waiters.close()
-        await self._in_flight.finished()
-        await self._wiring.record_time()
+        with suppress(StorageUnsure), self.progress.patient():
+            await self._in_flight.finished()
+            await self._wiring.record_time()
 
     # The store
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
@@ -732,14 +732,22 @@ class StoreProgress:
         if seconds > LONG_WAIT_SECONDS:
             self._others_wait_until = trio.current_time() + LATELY_SECONDS
 
-    @contextmanager
-    def shielded(self) -> Iterator[None]:
+    def shielded(self) -> AbstractContextManager[None]:
         """Shield the block from cancellation until the store has answered nothing for :data:`PATIENCE_SECONDS`.
 
         Raises:
             StorageUnsure: the block was cut off then.
         """
-        with trio.move_on_after(PATIENCE_SECONDS, shield=True) as scope:
+        return self.patient(shield=True)
+
+    @contextmanager
+    def patient(self, *, shield: bool = False) -> Iterator[None]:
+        """Cut the block off once the store has answered nothing for :data:`PATIENCE_SECONDS`.
+
+        Raises:
+            StorageUnsure: it was cut off.
+        """
+        with trio.move_on_after(PATIENCE_SECONDS, shield=shield) as scope:
             self._scopes.add(scope)
             try:
                 yield
