@@ -14,7 +14,7 @@ from mq.broker.unacked import UnackedMessage
 from mq.errors import MQError, NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageIds
-from mq.storage.interface import FRESH, Description, Entry, Move, Operation, Outcome, Result, Write
+from mq.storage.interface import FRESH, AnyOperation, Description, Drop, Entry, Move, Outcome, Put, Result, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener, WallClock
 from tests.broker.test_broker import take
@@ -46,7 +46,9 @@ class Slow(MemoryStorage):
     def description(self) -> Description:
         return super().description._replace(places=self._is_placing)
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        if all(isinstance(each, Put | Drop) for each in operations):  # records are kept at once
+            return await super().commit(operations)
         self.batches.append([_called(operation) for operation in operations])
         await trio.sleep(SECONDS)
         done = iter(await super().commit([each for each in operations if not isinstance(each, self.refused)]))
@@ -54,7 +56,7 @@ class Slow(MemoryStorage):
         return [full if isinstance(each, self.refused) else next(done) for each in operations]
 
 
-def _called(operation: Operation) -> str:
+def _called(operation: AnyOperation) -> str:
     if isinstance(operation, Write):
         return f"write to {operation.state.name}" + (" leased" if operation.meta.receipt else "")
     return f"{operation.entry.state.name} to {operation.state.name}" if isinstance(operation, Move) else "unlink"
