@@ -119,7 +119,7 @@ def _group(operations: Sequence[Operation]) -> Group:
         moves=tuple(Counter(map(_STEP, moves)).items()),
         unlinks=len(operations) - writes - written.total() - len(moves) - removed.total(),
         removals=tuple(removed.items()),
-        durable=any(operation.durable for operation in operations),
+        durable=any(getattr(operation, "durable", True) for operation in operations),  # a record always is
         placed=tuple(written.items()),
     )
 

@@ -143,9 +143,9 @@ async def test_other_connection_gets_refused_settlement_as_redelivered(autojump_
         publisher, consumer = await house.connect(), await house.connect()
         await publisher.declare("q", durable=True)
         await publisher.publish("q", b"x", delivery_mode=2)
-        await consumer.consume("q", no_ack=no_ack)
-        if no_ack:
+        if no_ack:  # then it is removed as it is delivered
             store.refuses = Result.UNKNOWN
+        await consumer.consume("q", no_ack=no_ack)
         method, _, _ = await consumer.delivery()
         assert not method.redelivered
         store.refuses = Result.UNKNOWN

@@ -219,7 +219,7 @@ def test_nothing_is_repaired_or_moved_while_a_daemon_serves(root: Path, tmp_path
     with served(root):
         with pytest.raises(StorageUnusable, match="already served"):
             repair(str(root))
-        with open_to_inspect(str(root)) as opened, pytest.raises(StorageUnusable, match="stop the daemon"):
+        with open_to_inspect(str(root)) as opened, pytest.raises(StorageUnusable, match="Stop the daemon"):
             list(quarantine(opened, opened.inspect(bodies=True, pause=lambda: None).found, str(tmp_path)))
     assert (root / "new" / "foreign").exists()
 

@@ -389,11 +389,19 @@ async def test_ipv6_urls_have_brackets(endpoints: Endpoints, nursery: trio.Nurse
     assert url.startswith("http://[::1]:")
 
 
+class FilledQueues:
+    """Declarations by which every queue has messages."""
+
+    def is_empty(self, queue: str) -> bool:
+        return False
+
+
 class SlowBroker:
     """Fetches when it is told to."""
 
     ready = True
     node_control = NoNode()
+    declarations = FilledQueues()
 
     def __init__(self) -> None:
         self.asked = trio.Event()
