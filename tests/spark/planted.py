@@ -257,8 +257,8 @@ FAULTS: Final = {
     "what was not read is acknowledged": Fault(
         Bug(
             "mq.spark.calls:acknowledge",
-            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", within=within)',
-            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, within=within)',
+            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, if_read="true", timeout=within)',
+            '_target(queue, "consumers", name, "claim", batch=batch, epoch=epoch, timeout=within)',
         ),
         test_readers.test_what_was_not_read_is_not_acknowledged,
     ),
