@@ -130,11 +130,6 @@ BUGS: Final = {
         "Mover._end_move", "self.add(entry, trio.current_time() + RETRY_SECONDS)", "pass"
     ),
     "a death that is refused is forgotten": Bug("DeadLetters._put_back", "None if is_gone else each.entry", "None"),
-    "a purge is not durable": Bug(
-        "SecondNames.removal",
-        "Move(entry, State.REMOVED, Meta(receipt=receipt))",
-        "Move(entry, State.REMOVED, Meta(receipt=receipt), durable=False)",
-    ),
     "a receipt is not compared": Bug("_checked", "entry.meta.receipt != receipt", "entry.meta.receipt is None"),
     "what has expired is handed out": Bug(
         "Upkeep.is_dead",
