@@ -318,7 +318,7 @@ def test_a_browse_takes_nothing_and_kinds_do_not_mix(spark: SparkSession, tmp_pa
         assert {row["contentType"] for row in table.collect()} == {"text/plain"}
         assert [path.name for path in sorted((tmp_path / "browsed").iterdir())] == ["queue=a", "queue=b"]
         archive(spark, ["a"], drained, address(daemon))
-        with pytest.raises(Conflict, match="was browsed"):
+        with pytest.raises(Conflict, match="was written with --browse"):
             archive(spark, ["a"], browsed, address(daemon))
         with pytest.raises(Conflict, match="was written without --browse"):
             archive(spark, ["a"], drained, address(daemon), browse=True)
@@ -334,6 +334,6 @@ def test_a_browse_takes_nothing_and_kinds_do_not_mix(spark: SparkSession, tmp_pa
             replay(spark, browsed, address(daemon), Choice(ids=["1"]))
         assert drain(daemon, "b") == []
         (tmp_path / "browsed" / "queue=a" / "_SUCCESS").unlink()
-        with pytest.raises(InvalidSetting, match="is not finished"):
+        with pytest.raises(InvalidSetting, match="is incomplete"):
             replay(spark, browsed, address(daemon))
         daemon.stop()
