@@ -7,7 +7,6 @@ portion. While the store has no room, publishers wait: a :class:`FullStoreAlarm`
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -189,7 +188,7 @@ class PublishPump:
                 self._context = copy_context()
                 self._go_on()
                 try:
-                    await trio.sleep(math.inf)
+                    await trio.sleep_forever()
                 finally:
                     self._nursery = None  # it takes no task any more
             if self._failure is not None:
