@@ -7,6 +7,7 @@ portion. While the store has no room, publishers wait: a :class:`FullStoreAlarm`
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -188,7 +189,7 @@ class PublishPump:
                 self._context = copy_context()
                 self._go_on()
                 try:
-                    await trio.sleep_forever()
+                    await trio.sleep(math.inf)  # behind sleep_forever mypy sees nothing, and the end is below
                 finally:
                     self._nursery = None  # it takes no task any more
             if self._failure is not None:
