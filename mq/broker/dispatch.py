@@ -122,22 +122,33 @@ class ReadyMessages:
     Args:
         core: what every part has.
         upkeep: ends messages that have expired, or were received too often.
+
+    Attributes:
+        is_cut: whether the last :meth:`take` stopped at a turn's worth of such messages: ask again in another step.
     """
 
     def __init__(self, core: Core, upkeep: Upkeep) -> None:
+        self.is_cut = False
+        self._turns: turns.LoopTurns | None = None  # of the event loop, once a message was passed over in it
         self._catalog = core.catalog
         self._upkeep = upkeep
         self._peers = core.config.peers
         self._random = core.random
 
     def take(self, index: QueueIndex, last: MessageId | None = None) -> Entry | None:
-        """Take the next message that may be delivered, out of the index; None without one. `last` is what the same
-        request got just before."""
+        """Take the next message that may be delivered, out of the index; None without one, or where :attr:`is_cut`.
+        `last` is what the same request got just before."""
+        self.is_cut = False
         while (entry := self._candidate(index, last)) is not None:
             # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
             if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
                 return entry
             last = entry.id  # no other of its group has to wait for one that is dead
+            if self._turns is None:
+                self._turns = turns.of_run()
+            if self._turns.spend(turns.LIGHT):
+                self.is_cut = True
+                return None
         return None
 
     def _candidate(self, index: QueueIndex, last: MessageId | None) -> Entry | None:
@@ -235,6 +246,7 @@ class FetchWorker:
         assignments: list[Assignment] = []
         portions: list[Portion] = []
         held_count = 0
+        self._ready.is_cut = False
         while (request := wait_queue.first()) is not None and not index.settings.paused:
             if len(assignments) >= LARGEST_GROUP or held_count >= LONGEST_SLICE:
                 self._waiters.call(index)
@@ -253,6 +265,9 @@ class FetchWorker:
                 self._waiters.keep_place(index, request.precedence)
             wait_queue.leave(request)
             assignments += [Assignment(request, entry) for entry in messages]
+        if self._ready.is_cut:
+            self._waiters.call(index)
+            return assignments, portions
         for request in nonblocking:
             if wait_queue.leave(request):
                 request.future.set([])
@@ -803,6 +818,8 @@ class UnackedDeliverer:
                 for each in entries:
                     index.add(each)
                 return None
+        if self._ready.is_cut and not entries:
+            return None
         found: list[tuple[Entry, Message]] = []
         for entry in entries:
             stored = self._recent.take(entry.id)

@@ -9,6 +9,7 @@ import trio
 from pamqp import commands
 
 from mq.broker import Draft, Removal
+from mq.message import Message
 from tests.fair.world import BODY, DEAD_LETTERS, World, hold, publish
 
 Run = Callable[[], Awaitable[object]]
@@ -210,6 +211,25 @@ async def dead_letter_by_receives(world: World, count: int) -> Run:
 
     async def run() -> None:
         await trio.sleep(100)
+        await world.ready("dead", count)
+
+    return run
+
+
+@job
+async def fetch_what_was_received_too_often(world: World, count: int) -> Run:
+    """Its limit was lowered after all messages had come back."""
+    await world.broker.create_queue("dead")
+    await world.fill("q", count)
+    fetched: list[Message] = []
+    while len(fetched) < count:
+        fetched += await world.broker.fetch_many("q", min(1000, count - len(fetched)))
+    for message in fetched:
+        await world.broker.requeue("q", message.id, receipt=message.receipt)
+    await world.broker.change_settings("q", {"dead_letter_queue": "dead", "max_receives": 1})
+
+    async def run() -> None:
+        await world.serve(lambda: world.broker.fetch_many("q", 1))
         await world.ready("dead", count)
 
     return run

@@ -27,6 +27,7 @@ SAMPLE: Final = (
     "disconnect_a_consumer",
     "purge",
     "claim_and_acknowledge",
+    "fetch_what_was_received_too_often",
     *map(proof, ("requeue_with_multiple", "reject_with_multiple", "expire", "delete_a_queue_of_expiring_messages")),
 )
 REQUESTS: Final = {
