@@ -10,7 +10,7 @@ Its files and rooms; imports run from the bottom of this list to the top, never 
 * ``broker``: one nursery that publishes, fetches, removes and requeues: the API of every protocol.
 * ``vsqs``: a folder as a FIFO queue, for programs that want no daemon. It stands beside the broker.
 * ``observers``: counts and the journal. ``access``: users and their rights.
-* ``doors``: whover every protocol on a socket shares. ``web``: the HTTP server. ``amqp``: the AMQP server.
+* ``doors``: what every protocol on a socket shares. ``web``: the HTTP server. ``amqp``: the AMQP server.
 * ``sqs``: the SQS API, on the port of HTTP. ``schedules``: messages that are published regularly.
 * ``client``: clients of HTTP and AMQP. ``spark``: the data source of PySpark. ``cluster``: queues over three nodes.
 * ``testing``: faults, checkers, the simulation, for authors of plugins, too.

@@ -1,4 +1,4 @@
-"""The broker: the one API thover every protocol calls, and the wiring of its parts."""
+"""The broker: the one API that every protocol calls, and the wiring of its parts."""
 
 from __future__ import annotations
 

@@ -217,11 +217,11 @@ class QueueSettings:
 
     @classmethod
     def kinds(cls) -> dict[str, SettingKind]:
-        """The kind of each setting thover every protocol has, by its JSON name."""
+        """The kind of each setting that every protocol has, by its JSON name."""
         return {name: field.metadata["kind"] for name, field in _FIELDS.items() if name != SQS}
 
     def values(self) -> dict[str, Any]:
-        """The settings thover every protocol has, by their JSON names."""
+        """The settings that every protocol has, by their JSON names."""
         return {name: getattr(self, name) for name in _SHARED}  # as asdict, which copies deeply, in a tenth of its time
 
     def kept(self) -> dict[str, Any]:
@@ -257,7 +257,7 @@ PAUSES: Final = ("paused", "publish_paused")
 
 
 def check_shared(patch: Mapping[str, Any]) -> None:
-    """Check that a change concerns settings thover every protocol has.
+    """Check that a change concerns settings that every protocol has.
 
     Raises:
         InvalidSetting: it does not.

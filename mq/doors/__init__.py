@@ -1,4 +1,4 @@
-"""Whover every protocol on a socket shares, whatever protocol it speaks.
+"""What every protocol on a socket shares, whatever protocol it speaks.
 
 * ``listeners``: an address, or the path of a Unix socket, becomes listeners; accepting; TLS before anything else is
   said.

@@ -1,7 +1,7 @@
 """Messages between SQS and the broker: what is stored with a body, how it is read back, and digests that SDKs check.
 
 Message attributes of SQS are kept unchanged, under a key of their own among the message's attributes in mq. The texts
-among them are also kept as attributes thover every protocol shows. Attributes of another protocol become message
+among them are also kept as attributes that every protocol shows. Attributes of another protocol become message
 attributes."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECEIVE_COUNT: Final = "ApproximateReceiveCount"
 ENCODING: Final = "mq.encoding"
 """The message attribute of a body in base64: it came by another protocol, and is no text that SQS takes."""
 CODINGS: Final = "mq.content-encoding"
-"""The message attribute of a body thover another protocol's publisher has compressed: ``gzip``."""
+"""The message attribute of a body that another protocol's publisher has compressed: ``gzip``."""
 
 _OWN_KEY: Final = "sqs"
 _NAME: Final = re.compile(r"(?!(?i:aws|amazon)\.)[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")

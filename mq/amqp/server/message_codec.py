@@ -151,7 +151,7 @@ def hidden_keys_of(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def properties_of(draft: Draft) -> BasicProperties:
-    """The properties of a message thover another protocol publishes to an exchange."""
+    """The properties of a message that another protocol publishes to an exchange."""
     expiration = None if draft.ttl is None else str(max(1, round(draft.ttl * 1000)))
     return BasicProperties(_written(draft.attributes, priority=draft.priority or None, expiration=expiration))
 
