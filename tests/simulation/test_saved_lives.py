@@ -36,3 +36,10 @@ def test_a_backup_has_groups_as_a_whole(seed: int) -> None:
     """Its instant would lie between the record of a key and the message of the same group."""
     report, _ = run_saved_lives(seed, log=seed % 2 == 0)
     assert not report.violations, describe(report)
+
+
+@pytest.mark.slow
+def test_a_record_that_is_written_at_the_instant_does_not_pause_its_queue() -> None:
+    """Its new version was torn in the backup, which a restored root took for damage."""
+    report, _ = run_saved_lives(65622749232, log=True)
+    assert not report.violations, describe(report)

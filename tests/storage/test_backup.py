@@ -257,6 +257,23 @@ async def test_a_record_half_written_when_it_was_read_is_read_again(disk: Disk) 
     disk.put(record, whole)
 
 
+async def test_a_record_that_is_being_written_at_the_instant_is_not_taken_for_damaged(disk: Disk) -> None:
+    """A power cut at that instant would have left the same torn files, and the start after it removes them."""
+    await put_record(disk.storage, "consumer", "c", {"epoch": 1})
+    [record] = [path for path in disk.tree() if path.startswith("state/records/consumer/")]
+    later, new = f"{record.removesuffix('.1')}.2", f"{os.path.dirname(record)}/kd.1"
+    disk.put(later, disk.bytes_of(record)[:9])
+    disk.put(new, b"")
+    target, elsewhere = make_calls(), make_calls()
+    backed_up(disk, target)
+    disk.inner.unlink(f"{disk.root}/{later}")
+    disk.inner.unlink(f"{disk.root}/{new}")
+    restored(target, elsewhere)
+    async with served(elsewhere, disk.mount) as again:
+        assert await again.storage.records("consumer") == {"c": {"epoch": 1}}
+        assert again.folders.health.damages == []
+
+
 async def test_what_is_removed_before_it_is_read_is_not_there(disk: Disk) -> None:
     entry, other = await disk.bring(State.READY), await disk.bring(State.READY)
     still, target = Still(), make_calls()

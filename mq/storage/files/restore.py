@@ -32,7 +32,8 @@ from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, dec
 from mq.storage.files.mount import mount_of, syncfs_reports_errors
 from mq.storage.files.opening import explain, has_xattrs
 from mq.storage.files.ownership import check_root
-from mq.storage.files.records import Records
+from mq.storage.files.records import Records, file_of
+from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
 
 _LOCK_FILE: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -185,11 +186,18 @@ def bring_back(
         else:
             for folder in (root, layout.state, *writer.folders):
                 sync_folder(calls, folder)
-        records = Records(calls, layout.records)
-        records.keep_names()
-        keep_inventory(records)
+        _settle_records(calls, layout, backup)
         note_use(calls, layout, RootUse.CLEAN)
     return RestoreReport(backup.header, len(backup.messages) - len(writer.damaged), tuple(writer.damaged))
+
+
+def _settle_records(calls: Calls, layout: Layout, backup: Backup) -> None:
+    """Remove torn records that were being written at the backup's instant, as a start does after a power cut, and list
+    the others in the inventory. A damaged record stays, for the start to report."""
+    records = Records(calls, layout.records)
+    records.keep_names()
+    records.check(is_settled=False, answered={(QUEUE, file_of(queue)) for queue in backup.queues})
+    keep_inventory(records)
 
 
 def _begin(calls: Calls, layout: Layout, root: str) -> None:
