@@ -60,7 +60,7 @@ def main(url: str) -> None:
         done = consume(url)
         producer.join()
         for dead in client.browse(f"{QUEUE}.dead"):
-            print(f"put aside: {dead.body.decode()}, {dead.deaths[0].reason}")
+            print(f"put aside: {dead.body.decode()}, {dead.dead_letter_history[0].reason}")
         client.delete_queue(QUEUE)
         client.delete_queue(f"{QUEUE}.dead")
     print(f"{len(done)} jobs done")

@@ -15,7 +15,7 @@ TREE: Final = Path(__file__).resolve().parent.parent
 BOUNDS: Final = {
     "HTTP publish": (34, 264),
     "HTTP fetch with wait, and the publish that ends it": (41, 292),
-    "AMQP publish, with its confirm": (38, 402),
+    "AMQP publish, with its confirm": (39, 402),
     "HTTP remove": (34, 176),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
@@ -23,7 +23,7 @@ BOUNDS: Final = {
 BOUNDS_WITH_A_LOG: Final = {
     "HTTP publish": (33, 128),
     "HTTP fetch with wait, and the publish that ends it": (41, 250),
-    "AMQP publish, with its confirm": (37, 242),
+    "AMQP publish, with its confirm": (39, 242),
     "HTTP remove": (33, 134),
 }
 """The same where the temporary folder is on a file system with a journal: no folder is synced there."""
