@@ -20,6 +20,7 @@ By itself:
 
 * :mod:`.embedded`: the rates of a broker inside a program, against the bare loop in the same group sizes.
 * :mod:`.bare`: the bare loop. :mod:`.recorded`: a store that records its batches.
-* :mod:`.reference`: the processor time of AMQP operations, against a synchronous server in memory.
+* :mod:`.reference`: the processor time of operations over AMQP, HTTP and SQS, against a synchronous server in memory,
+  :mod:`.reference_server`.
 * :mod:`.machine`, :mod:`.figures`: where it ran, and how figures are printed.
 """

@@ -34,7 +34,7 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
     ]
     done = subprocess.run([*command, "embedded", "reference"], cwd=TREE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for figure in ("durable publish", "fetch and remove", "AMQP publish + confirm"):
+    for figure in ("durable publish", "fetch and remove", "AMQP publish + confirm", "HTTP publish", "SQS SendMessage"):
         assert figure in done.stdout
     assert list(tmp_path.iterdir()) == []
 

@@ -20,7 +20,7 @@ class Answer(NamedTuple):
 
     head: bytes
     length: int
-    refusal: bytes = b""
+    body: bytes = b""
 
 
 class HttpCodec(Codec):
@@ -30,6 +30,7 @@ class HttpCodec(Codec):
         super().__init__(queue, body)
         self._publish = self._request("POST", f"/{queue}/messages", body)
         self._fetch = self._request("GET", f"/{queue}/messages?wait={WAIT_SECONDS}")
+        self._fetch_now = self._request("GET", f"/{queue}/messages")
         self._remove = (f"DELETE /{queue}/messages/".encode(), b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     def parse(self, data: bytes) -> tuple[Answer, int] | None:
@@ -58,6 +59,10 @@ class HttpCodec(Codec):
     def publish(self) -> Steps:
         """As in Codec."""
         _good((yield self._publish), b"201")
+
+    def fetch_nothing(self) -> Steps:
+        """Fetch from the queue, which is empty, without waiting."""
+        _good((yield self._fetch_now), b"204")
 
     def consume(self) -> Steps:
         """As in Codec."""

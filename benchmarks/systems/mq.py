@@ -57,7 +57,12 @@ class MqAmqp(Mq):
 
 
 class MqInMemory(MqAmqp):
-    """One daemon, over AMQP, with nothing on the disk."""
+    """One daemon, over AMQP on its first port and HTTP on its second, with nothing on the disk."""
 
-    def _words(self, folder: Path, port: str) -> list[str]:
-        return ["--storage", "memory:", "--port", "0", "--amqp-port", port]
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        """As in System."""
+        held, http = HeldPort(), HeldPort()
+        command = [sys.executable, "-m", "mq", "--storage", "memory:", "--port", str(http), "--amqp-port", str(held)]
+        with listening(command, held.number, folder) as server:
+            yield Server([*server.ports, http.number], server.pids)
