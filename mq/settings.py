@@ -249,7 +249,7 @@ class Settings:
     address: str = _line("127.0.0.1", _ADDRESS, "address or host name to listen on; 0.0.0.0 listens on all interfaces")
     port: int = _line(8080, _whole(0, 65_535), "HTTP port; 0 chooses a free port")
     hosts: tuple[str, ...] = _line(
-        (), _NAMES, "additional host names that clients may use in URLs, separated by commas; * allows any", "none"
+        (), _NAMES, "comma-separated list of additional host names that clients may use in URLs; * allows any", "none"
     )
     base_path: str = _line("", _BASE_PATH, "URL path under which a reverse proxy serves mq, such as /mq", "none")
     trusted_proxies: tuple[str, ...] = _line(
@@ -260,38 +260,48 @@ class Settings:
         "none",
     )
     reuse_port: bool = _line(
-        False, _SWITCHED, "share the ports with other daemons on this root (SO_REUSEPORT); set it for all of them", ""
+        False,
+        _SWITCHED,
+        "share the ports with other daemons on this root (SO_REUSEPORT); set this option for all of them",
+        "",
     )
     keep_alive: float = _line(
-        75.0, _seconds(1, 120), "how long an idle HTTP connection stays open between two requests", "75s"
+        75.0, _seconds(1, 120), "how long an idle HTTP connection stays open between requests", "75s"
     )
     socket: UnixSocket = _line(  # noqa: RUF009 - immutable
         UnixSocket(),
         _SOCKET,
-        "path of a Unix socket on which HTTP is also served to local users, and its file mode (default 0600); users "
-        "with write permission can connect",
+        "path of a Unix socket for local HTTP clients, and its file mode (default 0600); users with write permission "
+        "can connect",
         "none",
     )
     amqp_port: int | None = _line(
-        None, _whole(0, 65_535), "AMQP 0-9-1 port, on the same address; 0 turns AMQP off", f"{AMQP_PORT}, if it is free"
+        None, _whole(0, 65_535), "AMQP 0-9-1 port on the same address; 0 disables AMQP", f"{AMQP_PORT}, if it is free"
     )
     amqp_channel_max: int = _line(2047, _whole(1, 65_535), "maximum number of channels per AMQP connection")
     sqs_port: int = _line(
-        0, _whole(0, 65_535), "additional port that serves only the Amazon SQS API, on the same address; 0 for none"
+        0, _whole(0, 65_535), "additional port on the same address that serves only the Amazon SQS API; 0 means none"
     )
-    amqp_vhosts: tuple[str, ...] = _line((), _NAMES, "AMQP virtual hosts in addition to /, separated by commas", "none")
+    amqp_vhosts: tuple[str, ...] = _line(
+        (), _NAMES, "comma-separated list of AMQP virtual hosts in addition to /", "none"
+    )
     workers: int = _line(8, _whole(1, 1024), "number of worker pairs; each pair has a fetch worker and a save worker")
     standby: bool = _line(
         False,
         _SWITCHED,
-        "share the root with other --standby daemons: one is active, and another one takes over when it stops",
+        "share the root with other --standby daemons: one is active, and another takes over when it stops",
         "",
     )
-    peers: int = _line(0, _whole(0, 1024), "number of other brokers that work on the same root")
+    peers: int = _line(0, _whole(0, 1024), "number of other brokers that use the same root")
     root: str = _line("/tmp/mq", _FOLDER, "folder in which queues and messages are stored")
-    group_writable: bool = _line(False, _SWITCHED, "accept a root, or folders in it, to which the group can write", "")
+    group_writable: bool = _line(
+        False, _SWITCHED, "accept a root folder or subfolders that are writable by their group", ""
+    )
     root_owner: int | None = _line(
-        None, _USER, "additional user who may own folders of the root, next to root and the user who starts mq", "none"
+        None,
+        _USER,
+        "user who may own folders in the root, in addition to the superuser and the user who runs mq",
+        "none",
     )
     visibility: float = _line(
         30.0,
@@ -304,24 +314,25 @@ class Settings:
     memory: int = _line(
         256 << 20,
         _size(LARGEST_BODY),
-        "memory for requests and responses in progress, all clients together",
+        "maximum memory for requests and responses in progress, for all clients together",
         "256MiB",
     )
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "disk space for large bodies that are being uploaded over HTTP and for open write jobs, all clients together",
+        "maximum disk space for large bodies being uploaded over HTTP and for open write jobs, for all clients "
+        "together",
         "1GiB",
     )
     storage: str = _line(
         "", _ADDRESS, "storage backend and its address, as NAME:ADDRESS, instead of --root", "posix:ROOT"
     )
-    no_mover: bool = _line(False, _SWITCHED, "do not deliver or requeue messages; run mq-mover for that", "")
-    no_reaper: bool = _line(False, _SWITCHED, "do not unlink removed messages; run mq-reaper for that", "")
+    no_mover: bool = _line(False, _SWITCHED, "do not deliver or requeue messages; run mq-mover to do so", "")
+    no_reaper: bool = _line(False, _SWITCHED, "do not unlink removed messages; run mq-reaper to do so", "")
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),
-        "interval at which the checksums of all stored messages are verified in the background; 0 turns this off",
+        "interval at which the checksums of all stored messages are verified in the background; 0 disables the check",
         "7d",
     )
     untested_fs: bool = _line(
@@ -333,21 +344,25 @@ class Settings:
     strict: bool = _line(
         False,
         _SWITCHED,
-        "follow the specification MQ exactly: only its six HTTP operations, no AMQP unless --amqp-port is "
-        "set, every step a move between its folders",
+        "follow the MQ specification exactly: serve only its six HTTP operations, disable AMQP unless --amqp-port is "
+        "set, and perform every state change as a move between its folders",
         "",
     )
-    users: str = _line("", _FILE, "users file, with names, secrets and rights; clients must then authenticate", "none")
-    tls_cert: str = _line("", _FILE, "server certificate with its chain, a PEM file; turns TLS on", "none")
-    tls_key: str = _line("", _FILE, "private key of the certificate, a PEM file", "none")
+    users: str = _line(
+        "", _FILE, "users file with names, secrets and rights; if it is set, clients must authenticate", "none"
+    )
+    tls_cert: str = _line("", _FILE, "PEM file with the server certificate and its chain; enables TLS", "none")
+    tls_key: str = _line("", _FILE, "PEM file with the certificate's private key", "none")
     tls_client_ca: str = _line(
         "",
         _FILE,
-        "CA certificates, a PEM file; every client must present a certificate that one of them has signed",
+        "PEM file with CA certificates; every client must present a certificate signed by one of them",
         "none",
     )
-    tls_crl: str = _line("", _FILE, "certificate revocation lists, a PEM file with one list per client CA", "none")
-    audit: str = _line("", _FILE, "audit log file: logins, and who changed which queue", "the log")
+    tls_crl: str = _line("", _FILE, "PEM file with certificate revocation lists, one for each client CA", "none")
+    audit: str = _line(
+        "", _FILE, "audit log file, which records logins and which user changed which queue", "the main log"
+    )
     connections_per_address: int = _line(
         1024,
         _whole(0, 1_000_000),
@@ -357,8 +372,8 @@ class Settings:
     schedules_per_user: SchedulesPerUser = _line(  # noqa: RUF009 - immutable
         SchedulesPerUser(),
         _SCHEDULES,
-        "maximum number of schedules per user, and maximum rate at which they publish together, in messages per "
-        "second; 0 for no limit",
+        "maximum number of schedules per user, and their maximum total publish rate in messages per second; 0 means no "
+        "limit",
         "100,10/s",
     )
     journal: str = _line(
@@ -367,7 +382,7 @@ class Settings:
     journal_keep: JournalKeep = _line(  # noqa: RUF009 - immutable
         JournalKeep(),
         _KEEP,
-        "maximum size and age of the journal, beyond which the oldest segments are deleted",
+        "maximum size and age of the journal; segments beyond these limits are deleted, oldest first",
         "1GiB,7d",
     )
     cluster: str = _line("", _FILE, "cluster file; makes this daemon a node of that cluster", "none")
@@ -375,8 +390,7 @@ class Settings:
     neighbors: tuple[str, ...] = _line(
         (),
         _NAMES,
-        "addresses of the two other nodes, or of all three, separated by commas, as ADDRESS:PORT; overrides "
-        "the cluster file",
+        "comma-separated addresses (ADDRESS:PORT) of the other two nodes, or of all three; overrides the cluster file",
         "from the cluster file",
     )
     coordinator: str = _line(
@@ -391,10 +405,12 @@ class Settings:
     default_store: str = _line(
         "",
         _one_of("node", "cluster"),
-        "where queues are created when the client does not choose: node or cluster; overrides the cluster file",
+        "where queues are created if the client does not specify a store: node or cluster; overrides the cluster file",
         "from the cluster file",
     )
-    insecure: bool = _line(False, _SWITCHED, "allow connections from the network without TLS or without users", "")
+    insecure: bool = _line(
+        False, _SWITCHED, "allow network connections even if TLS or authentication is not configured", ""
+    )
     log_level: str = _line("info", _one_of(*LEVELS), "minimum log level: debug, info, warning or error")
     log_format: str = _line("text", _one_of(*FORMATS), "log format: text, or json for one JSON object per line")
     log_requests: bool = _line(False, _SWITCHED, "log a line for every HTTP request", "")

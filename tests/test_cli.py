@@ -83,7 +83,7 @@ def test_help_names_every_setting_with_its_variable_and_default() -> None:
     text = " ".join(text.split())
     for line in LINES:
         assert f"{line.flag} " in text
-        assert f"[{line.variable}; default {line.shown}]" in text or (line.is_switch and f"[{line.variable}]" in text)
+        assert f"[{line.variable}; default: {line.shown}]" in text or (line.is_switch and f"[{line.variable}]" in text)
     assert "--config FILE" in text
     assert "serve" in text
 

@@ -56,19 +56,19 @@ VERBS: Final = {
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages without fetching them."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by ID."),
     "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change the delivery time of delayed messages."),
-    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages of a queue, except unacknowledged ones."),
+    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages from a queue except unacknowledged ones."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues with their message counts."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Create, show, configure or delete a queue."),
     "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue or publishing to it."),
-    "resume": CliVerb("mq.cli.queues:resume_command", "Resume delivery and publishing of a paused queue."),
+    "resume": CliVerb("mq.cli.queues:resume_command", "Resume delivery from a paused queue and publishing to it."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead letters back to their original queues."),
     "move": CliVerb("mq.cli.messages:move_command", "Move ready messages to another queue."),
     "schedule": CliVerb(
         "mq.cli.schedules:schedule_command", "Manage schedules, which publish messages at regular times."
     ),
     "export": CliVerb("mq.cli.archive:export_command", "Copy all messages of a queue to a file."),
-    "import": CliVerb("mq.cli.archive:import_command", "Publish the messages of an exported file."),
-    "top": CliVerb("mq.cli.top:top_command", "Show the fullest queues, updated live."),
+    "import": CliVerb("mq.cli.archive:import_command", "Publish the messages in an export file."),
+    "top": CliVerb("mq.cli.top:top_command", "Show the queues with the most messages, updated live."),
     "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster; check, drain and replace its nodes."),
     "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
     "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
@@ -78,7 +78,7 @@ VERBS: Final = {
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."
     ),
     "doctor": CliVerb("mq.cli.doctor:doctor_command", "Check a root for damaged, foreign and duplicate files."),
-    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, while the daemon runs or not."),
+    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, even while its daemon is running."),
     "restore": CliVerb("mq.cli.backup:restore_command", "Restore a backup to an empty root."),
     "bench": CliVerb("mq.cli.bench:bench_command", "Measure the throughput and latency of a daemon."),
     "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),
@@ -172,7 +172,7 @@ def main(context: click.Context, /, **flags: str | None) -> None:
     An option overrides its environment variable, which overrides the settings file.
 
     Exit status: 0 success, 1 refused, 2 usage error or failed start, 3 no message, 4 temporary failure (retry later),
-    5 a check found problems, 6 standard output cannot be written.
+    5 a check found problems, 6 standard output could not be written.
     """
     for name, near in near_misses(os.environ).items():
         say(f"mq: unknown environment variable {name}: did you mean {near}?", err=True)

@@ -182,7 +182,10 @@ _ORDER: Final = ("delayed", "leased", "ready")
 @queue_argument
 @click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="File format. [default: by the suffix of FILE; jsonl for -]"
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="File format. [default: determined by the suffix of FILE; jsonl for -]",
 )
 @click.option(
     "--state",
@@ -195,8 +198,8 @@ _ORDER: Final = ("delayed", "leased", "ready")
 def export_command(remote: Remote, queue: str, file: str, kind: str | None, states: tuple[str, ...]) -> None:
     """Copy all messages of a queue to a file.
 
-    The messages stay in the queue. FILE appears once it is complete. Messages that are published, fetched or removed
-    during the export may be missing; pause the queue for a consistent copy.
+    The messages stay in the queue. FILE is created only when the export is complete. Messages that are published,
+    fetched or removed during the export may be missing. For a consistent copy, pause the queue first.
     """
     try:
         with remote.client() as client, _new_file(file) as target:
@@ -245,17 +248,26 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @queue_argument
 @click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
 @click.option(
-    "--format", "kind", type=click.Choice(FORMATS), help="File format. [default: by the suffix of FILE; jsonl for -]"
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="File format. [default: determined by the suffix of FILE; jsonl for -]",
 )
 @click.option(
-    "--run", metavar="NAME", help="Resume the run with this name: messages that it has stored are not stored again."
+    "--run",
+    metavar="NAME",
+    help="Resume the import with this run name; messages that have already been imported are skipped.",
 )
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Send no idempotency keys, for daemons with --peers. Such an import cannot be resumed.",
+    help="Do not send idempotency keys. Required for daemons with --peers. The import cannot be resumed.",
 )
-@click.option("--no-groups", is_flag=True, help="Drop the message groups, for a queue without groups.")
+@click.option(
+    "--no-groups",
+    is_flag=True,
+    help="Import messages without their message groups, into a queue that does not have groups enabled.",
+)
 @json_option
 @remote
 def import_command(
@@ -268,10 +280,10 @@ def import_command(
     no_groups: bool,
     as_json: bool,
 ) -> None:
-    """Publish the messages of an exported file.
+    """Publish the messages in an export file.
 
-    The messages keep their order and get new IDs. An interrupted import prints the command that resumes it: for one
-    day the daemon remembers which messages a run has stored.
+    Messages keep their order and get new IDs. If an import is interrupted, it prints the command to resume it. The
+    daemon remembers for one day which messages have already been imported.
     """
     if run is not None and no_keys:
         raise click.UsageError("--run needs idempotency keys: omit --no-keys")

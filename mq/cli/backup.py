@@ -51,10 +51,10 @@ class _Bar:
 )
 @json_option
 def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
-    """Back up a root, while the daemon runs or not.
+    """Back up a root, even while its daemon is running.
 
-    The backup is a consistent snapshot of the root. It is durable when the command exits with 0. Further backups to
-    the same FOLDER are incremental.
+    The backup is a consistent snapshot of the root. It is durable when the command exits with status 0. Further backups
+    to the same FOLDER are incremental.
     """
     bar = _Bar()
     try:
@@ -85,8 +85,8 @@ def restore_command(
 ) -> None:
     """Restore a backup to an empty root.
 
-    ROOT is created if it does not exist. Changes after the backup are lost: removed messages are in their queues
-    again, and messages published later are missing.
+    ROOT is created if it does not exist. Changes made after the backup are lost: messages removed since then are in
+    their queues again, and messages published since then are missing.
     """
     bar = _Bar()
     try:

@@ -67,7 +67,9 @@ class Timed(NamedTuple):
     help="Size of a message body in bytes.",
 )
 @click.option(
-    "--no-keys", is_flag=True, help="Send no idempotency keys, for daemons with --peers, which do not support them."
+    "--no-keys",
+    is_flag=True,
+    help="Do not send idempotency keys. Required for daemons with --peers, which do not support them.",
 )
 @json_option
 @remote

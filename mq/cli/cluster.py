@@ -61,11 +61,11 @@ def status_command(remote: Remote, as_json: bool) -> None:
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def check_command(remote: Remote, urls: Sequence[str]) -> None:
-    """Check whether a node can be stopped now, such as for an upgrade.
+    """Check whether a node can be stopped now, for example for an upgrade.
 
-    Give the URLs of all three nodes, since each node only knows its own links. If a node can be stopped without
-    interrupting the queues, prints the order in which to stop the nodes and exits with 0. Otherwise prints the
-    reasons and exits with 1.
+    Give the URLs of all three nodes, because each node knows only its own links. If a node can be stopped without
+    interrupting the queues, prints the order in which to stop the nodes and exits with status 0. Otherwise, prints the
+    reasons and exits with status 1.
     """
     seen = []
     for url in urls or (remote.access.url,):
@@ -102,13 +102,13 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     metavar="DURATION",
     help="Time after which remaining AMQP connections are closed; clients then reconnect to another node.",
 )
-@click.option("--resume", is_flag=True, help="End the drain: accept clients again.")
+@click.option("--resume", is_flag=True, help="End the drain and accept clients again.")
 @remote
 def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
     """Drain the node at --url before it is stopped.
 
-    The node hands over the master role and accepts no new clients; clients only need to reconnect. Exits with 0 once
-    another node serves the queues and no client is connected, or with 1 if that does not happen in time.
+    The node hands over the master role and accepts no new clients; clients only need to reconnect. Exits with status 0
+    once another node serves the queues and no clients are connected, or with status 1 if that does not happen in time.
     """
     with remote.client() as client:
         if resume:
@@ -139,10 +139,10 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]) -> None:
-    """Replace a lost node by a new machine.
+    """Replace a lost node with a new machine.
 
-    NODE is the name of the lost node, which the new machine takes over. ADDRESS:PORT is the AMQP address of the new
-    machine. Give the URLs of the two other nodes; they connect to the new address from now on. Prints the cluster
+    NODE is the name of the lost node; the new machine takes over this name. ADDRESS:PORT is the AMQP address of the new
+    machine. Give the URLs of the other two nodes; they will connect to the new address from then on. Prints the cluster
     file for the new machine.
     """
     clients = urls or (remote.access.url,)

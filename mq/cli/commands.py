@@ -179,7 +179,7 @@ def trust_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def option_of(line: SettingLine) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """The flag of one line."""
-    shown = f"; default {line.shown}" if line.shown else ""
+    shown = f"; default: {line.shown}" if line.shown else ""
     text = f"{line.help[0].upper()}{line.help[1:]}.  [{line.variable}{shown}]"
     if line.is_switch:
         return click.option(line.flag, line.name, flag_value="true", default=None, help=text)

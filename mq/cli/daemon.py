@@ -54,7 +54,7 @@ def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | Non
     """List consumers, or delete a Spark consumer.
 
     Kinds of consumers: amqp (consumers on a channel), http (waiting requests) and spark (queries that claim batches).
-    Spark consumers remain when their program exits; delete the ones that will not run again.
+    Spark consumers persist after their program exits; delete those that will not run again.
     """
     with remote.client() as client:
         batches = [each for each in client.batch_consumers() if not queues or each["queue"] in queues]
@@ -158,7 +158,7 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
     """Show the clock status of a daemon, or confirm its clock.
 
-    While the daemon doubts the wall clock after a start, no message expires and no schedule publishes.
+    As long as the daemon does not trust the wall clock after a start, no messages expire and no schedules publish.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()

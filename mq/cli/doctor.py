@@ -41,7 +41,7 @@ from mq.storage.options import StorageOptions
     default="2s",
     show_default=True,
     metavar="DURATION",
-    help="Pause between the two passes that are needed while a daemon runs.",
+    help="Pause between the two passes that are needed while a daemon is running.",
 )
 @json_option
 @trust_options
@@ -57,8 +57,8 @@ def doctor_command(
 ) -> None:
     """Check a root for damaged, foreign and duplicate files.
 
-    Without --repair, --quarantine or --accept-loss nothing is changed, and a daemon may serve the root meanwhile. The
-    exit status is 5 if problems remain.
+    Without --repair, --quarantine or --accept-loss, nothing is changed, and a daemon may serve the root during the
+    check. The exit status is 5 if problems remain.
     """
     try:
         if accept_loss:

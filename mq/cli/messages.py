@@ -136,11 +136,11 @@ def reschedule_command(
 @json_option
 @remote
 def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove all messages of a queue, except unacknowledged ones.
+    """Remove all messages from a queue except unacknowledged ones.
 
-    Prints the number of removed messages.
+    Prints the number of messages removed.
     """
-    confirm(f"Remove all messages of {queue}?", yes=yes)
+    confirm(f"Remove all messages from {queue}?", yes=yes)
     with remote.client() as client:
         purged = client.purge(queue)
     say_json({"purged": purged}) if as_json else say(purged)
@@ -155,7 +155,7 @@ def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
 def redrive_command(remote: Remote, queue: str, limit: int | None, ids: tuple[str, ...], as_json: bool) -> None:
     """Move dead letters back to their original queues.
 
-    Prints the number of moved messages.
+    Prints the number of messages moved.
     """
     _move(remote, queue, None, limit, ids, as_json=as_json)
 
@@ -172,7 +172,7 @@ def move_command(
 ) -> None:
     """Move ready messages to another queue.
 
-    Prints the number of moved messages.
+    Prints the number of messages moved.
     """
     _move(remote, queue, target, limit, ids, as_json=as_json)
 

@@ -31,22 +31,26 @@ _master = click.option(
 @click.group("mq-pipeline", cls=PlainGroup)
 @click.version_option(__version__, prog_name="mq-pipeline")
 def main() -> None:
-    """Run Spark pipelines over queues and journals.
+    """Run Spark pipelines on queues and journals.
 
-    Needs pip install 'mq[spark]'.
+    Requires pip install 'mq[spark]'.
     """
 
 
 @main.command(short_help="Analyze a journal: traffic, latency, lost messages.")
 @click.argument("journals", metavar="FOLDER...", nargs=-1, required=True)
 @click.option("--out", metavar="FOLDER", required=True, help="Folder for the tables and the report.")
-@click.option("--doctor", metavar="FILE", help="Output of mq doctor --json, to include damaged messages in the report.")
+@click.option(
+    "--doctor",
+    metavar="FILE",
+    help="File with the output of mq doctor --json, used to include damaged messages in the report.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 @_master
 def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json: bool, master: str | None) -> None:
     """Analyze the journal in FOLDER: traffic, latency, poison messages and lost or duplicate messages.
 
-    Writes Parquet tables and report.html. Exits with 5 if a message is lost, duplicate or damaged.
+    Writes Parquet tables and report.html. Exits with status 5 if a message is lost, duplicated or damaged.
     """
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.insight")
@@ -69,16 +73,16 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
         "given",
         metavar="NAME=VALUE",
         multiple=True,
-        help="Option of the Spark data source. Can be repeated.",
+        help="Option for the Spark data source. Can be repeated.",
     )
     return url(more(_master(command)))
 
 
 @main.command(short_help="Move messages from queues to Parquet files.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
-@click.option("--out", metavar="FOLDER", required=True, help="Folder of the archive.")
+@click.option("--out", metavar="FOLDER", required=True, help="Archive folder.")
 @click.option("--finish", is_flag=True, help="Only clean up after interrupted runs and merge small files.")
-@click.option("--browse", is_flag=True, help="Copy the messages; they stay in their queues.")
+@click.option("--browse", is_flag=True, help="Copy messages instead of moving them, so that they stay in their queues.")
 @click.option(
     "--consumer",
     metavar="NAME",
@@ -98,7 +102,7 @@ def archive(
     given: tuple[str, ...],
     master: str | None,
 ) -> None:
-    """Move the messages of each QUEUE to Parquet files, with a folder per queue and day.
+    """Move the messages of each QUEUE to Parquet files, with one folder per queue and day.
 
     After an interruption, run the same command again: no message is lost or archived twice.
     """
@@ -163,7 +167,7 @@ def replay(
 ) -> None:
     """Publish messages from the archive in FOLDER.
 
-    Prints the number of published messages. An interrupted run can be repeated: each message is published once.
+    Prints the number of messages published. An interrupted run can be repeated: each message is published only once.
     """
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:

@@ -76,9 +76,10 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @remote
 def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
-    """Change settings of a queue; either all changes apply or none.
+    """Change a queue's settings. Either all changes are applied or none are.
 
-    A VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a word, true, false, or default to reset it.
+    VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a keyword, true or false; default resets the
+    setting.
     """
     changes = parse_settings(settings)
     with remote.client() as client:
@@ -102,7 +103,7 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
 
 @click.command("pause")
 @queue_argument
-@click.option("--delivery", is_flag=True, help="Pause delivery. This is the default.")
+@click.option("--delivery", is_flag=True, help="Pause delivery (the default).")
 @click.option("--publishing", is_flag=True, help="Pause publishing: new messages are refused.")
 @remote
 def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
@@ -121,7 +122,7 @@ def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) 
 @click.option("--publishing", is_flag=True, help="Resume publishing only.")
 @remote
 def resume_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
-    """Resume delivery and publishing of a paused queue."""
+    """Resume delivery from a paused queue and publishing to it."""
     is_all = not (delivery or publishing)
     changes = _pauses(delivery or is_all, publishing or is_all, is_on=False)
     with remote.client() as client:

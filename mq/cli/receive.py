@@ -66,7 +66,7 @@ class Receiver(Protocol):
     "--visibility",
     type=Duration(0.001, 43_200),
     metavar="DURATION",
-    help="Visibility timeout: how long the message is leased. [default: the queue's]",
+    help="Visibility timeout: how long the message is leased. [default: the queue's setting]",
 )
 @click.option(
     "--max-handling",
@@ -76,14 +76,18 @@ class Receiver(Protocol):
     metavar="DURATION",
     help="Maximum time for handling one message; its lease is extended until then.",
 )
-@click.option("--keep", is_flag=True, help="Do not acknowledge; the message is delivered again when its lease ends.")
+@click.option(
+    "--keep", is_flag=True, help="Do not acknowledge messages; each message is delivered again when its lease ends."
+)
 @click.option(
     "--exec",
     "command",
     metavar="CMD",
-    help="Run this shell command with the body on standard input; exit status 0 acknowledges.",
+    help="Run this shell command with the body on standard input; exit status 0 acknowledges the message.",
 )
-@click.option("--to", "target", metavar="URL", help="POST the body to this webhook; a 2xx response acknowledges.")
+@click.option(
+    "--to", "target", metavar="URL", help="POST the body to this webhook; a 2xx response acknowledges the message."
+)
 @click.option(
     "--timeout",
     type=Duration(0.001, 43_200),

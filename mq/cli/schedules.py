@@ -44,25 +44,29 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.option(
     "--cron",
     metavar="LINE",
-    help='Cron expression of five fields (minute, hour, day, month, weekday), such as "0 3 * * MON-FRI".',
+    help='Cron expression with five fields (minute, hour, day, month, weekday), such as "0 3 * * MON-FRI".',
 )
-@click.option("--zone", metavar="ZONE", help="Time zone of --cron, such as Europe/Berlin. [default: UTC]")
+@click.option("--zone", metavar="ZONE", help="Time zone for --cron, such as Europe/Berlin. [default: UTC]")
 @click.option(
-    "--every", type=Duration(1), metavar="DURATION", help="Fixed interval between messages, instead of --cron."
+    "--every", type=Duration(1), metavar="DURATION", help="Fixed interval between messages, used instead of --cron."
 )
 @click.option("--unless-waiting", is_flag=True, help="Skip a run while the previous message is still in the queue.")
-@click.option("-m", "--message", help="Message body, instead of a file.")
-@click.option("--content-type", metavar="TYPE", help="Content type of the body, such as application/json.")
-@click.option("--content-encoding", metavar="CODING", help="Compression of the body, such as gzip.")
+@click.option("-m", "--message", help="Message body to publish instead of a file.")
+@click.option("--content-type", metavar="TYPE", help="Content type of the message body, such as application/json.")
+@click.option("--content-encoding", metavar="CODING", help="Content encoding of the message body, such as gzip.")
 @click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the message can be fetched.")
 @click.option(
-    "--ttl", type=Duration(0.001), metavar="DURATION", help="Time to live: an unfetched message expires after it."
+    "--ttl",
+    type=Duration(0.001),
+    metavar="DURATION",
+    help="Time to live: the message expires if it is not fetched within this time.",
 )
 @click.option(
     "--priority",
     metavar="N",
     type=click.IntRange(0, 255),
-    help="Priority from 0 to 255; higher ones are delivered first. The queue must have max_priority set.",
+    help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
+    "max_priority set.",
 )
 @click.option(
     "--attribute",
@@ -87,8 +91,8 @@ def put_command(
 ) -> None:
     """Create or replace a schedule.
 
-    The message body is read from standard input or FILE. A schedule publishes at most one message at a time. Runs
-    missed while the daemon was down are made up for by a single message.
+    The message body is read from standard input or FILE. A schedule publishes at most one message at a time. If runs
+    were missed while the daemon was down, a single message is published for all of them.
     """
     if (cron is None) == (every is None):
         raise click.UsageError('use either --cron "0 3 * * *" or --every DURATION')
@@ -120,7 +124,7 @@ def show_command(remote: Remote, name: str, as_json: bool) -> None:
 @yes_option
 @remote
 def delete_command(remote: Remote, name: str, yes: bool) -> None:
-    """Delete a schedule. Published messages stay."""
+    """Delete a schedule. Messages it has already published are kept."""
     confirm(f"Delete schedule {name}?", yes=yes)
     with remote.client() as client:
         client.delete_schedule(name)

@@ -78,12 +78,12 @@ class _BodyFile(click.Path):
 @click.command("send")
 @queue_argument
 @click.argument("files", nargs=-1, type=_BodyFile(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
-@click.option("-m", "--message", help="Message body, instead of files.")
+@click.option("-m", "--message", help="Message body to send instead of files.")
 @click.option(
     "--lines", is_flag=True, help="Publish each line as a message, without its line ending. Empty lines are skipped."
 )
-@click.option("--content-type", metavar="TYPE", help="Content type of the bodies, such as application/json.")
-@click.option("--content-encoding", metavar="CODING", help="Compression of the bodies, such as gzip.")
+@click.option("--content-type", metavar="TYPE", help="Content type of the message bodies, such as application/json.")
+@click.option("--content-encoding", metavar="CODING", help="Content encoding of the message bodies, such as gzip.")
 @click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the messages can be fetched.")
 @click.option(
     "--at",
@@ -92,13 +92,17 @@ class _BodyFile(click.Path):
     help="Time from which the messages can be fetched, such as 2030-05-01T09:00.",
 )
 @click.option(
-    "--ttl", type=Duration(0.001), metavar="DURATION", help="Time to live: unfetched messages expire after it."
+    "--ttl",
+    type=Duration(0.001),
+    metavar="DURATION",
+    help="Time to live: messages expire if they are not fetched within this time.",
 )
 @click.option(
     "--priority",
     metavar="N",
     type=click.IntRange(0, 255),
-    help="Priority from 0 to 255; higher ones are delivered first. The queue must have max_priority set.",
+    help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
+    "max_priority set.",
 )
 @click.option(
     "--group",
@@ -115,10 +119,15 @@ class _BodyFile(click.Path):
     help="Attribute to store with the messages. Can be repeated.",
 )
 @click.option(
-    "--key", metavar="KEY", help="Idempotency key for a single message: sending it again does not store it again."
+    "--key",
+    metavar="KEY",
+    help="Idempotency key for a single message: if the message is sent again with the same key, it is not stored "
+    "twice.",
 )
 @click.option(
-    "--no-keys", is_flag=True, help="Send no idempotency keys, for daemons with --peers, which do not support them."
+    "--no-keys",
+    is_flag=True,
+    help="Do not send idempotency keys. Required for daemons with --peers, which do not support them.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not print message IDs.")
 @json_option

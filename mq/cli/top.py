@@ -58,11 +58,13 @@ class Look(NamedTuple):
 @click.option(
     "--every", type=Duration(0.1), default="2s", show_default=True, metavar="DURATION", help="Refresh interval."
 )
-@click.option("--once", is_flag=True, help="Print the table once and exit, as when the output is not a terminal.")
+@click.option(
+    "--once", is_flag=True, help="Print the table once and exit. This is the default if the output is not a terminal."
+)
 @json_option
 @remote
 def top_command(remote: Remote, every: float, once: bool, as_json: bool) -> None:
-    """Show the fullest queues, updated live."""
+    """Show the queues with the most messages, updated live."""
     with remote.client() as client:
         if once or as_json or not sys.stdout.isatty():
             _print(client, as_json=as_json)

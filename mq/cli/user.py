@@ -92,19 +92,19 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         "--max-connections",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of open connections; none for no limit.",
+        help="Maximum number of open connections; none means no limit.",
     )
     @click.option(
         "--max-queues",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of queues the user may create; none for no limit.",
+        help="Maximum number of queues the user may create; none means no limit.",
     )
     @click.option(
         "--max-publish-rate",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum publish rate, in messages per second; none for no limit.",
+        help="Maximum publish rate, in messages per second; none means no limit.",
     )
     @functools.wraps(command)
     def with_limits(*args: Any, **rest: Any) -> Any:
@@ -157,17 +157,15 @@ def user_command() -> None:
     metavar="RIGHT=PATTERN",
     multiple=True,
     callback=_parse_rights,
-    help="Right to grant, and the queues it covers: publish=orders.*. Can be repeated.",
+    help="Right to grant and the queues it covers, such as publish=orders.*. Can be repeated.",
 )
 @click.option("--password", "asks", is_flag=True, help="Ask for a password instead of creating a token.")
 @click.option(
     "--unix",
     metavar="LOGIN",
-    help="Authenticate the user by this login name over the daemon's Unix socket, instead of a token.",
+    help="Authenticate the user by this login name on the daemon's Unix socket instead of by a token.",
 )
-@click.option(
-    "--aws-key", "has_key", is_flag=True, help="Create an AWS access key, for Amazon's SDKs, instead of a token."
-)
+@click.option("--aws-key", "has_key", is_flag=True, help="Create an AWS access key (for AWS SDKs) instead of a token.")
 @_limit_flags
 @_editing
 def add_command(
@@ -180,7 +178,7 @@ def add_command(
     has_key: bool,
     limits: dict[str, float | None],
 ) -> None:
-    """Add a user, and print its token once."""
+    """Add a user and print the new token once."""
     if unix is not None or has_key:
         _with_keys(editor)
     most = limits_of({key: value for key, value in limits.items() if value is not None})
@@ -223,7 +221,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
 @_limit_flags
 @_editing
 def limit_command(editor: UsersFile | ClusterUsers, /, name: str, limits: dict[str, float | None]) -> None:
-    """Change the limits of a user, and show them."""
+    """Change and show a user's limits."""
     if limits:
         now = editor.limit(name, limits)
         say(_takes_effect(editor), err=True)
@@ -258,7 +256,7 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 )
 @_editing
 def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: float | None) -> None:
-    """Create another token for a user, and print it once."""
+    """Create another token for a user and print it once."""
     token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time() + lasts))
     _print_token(editor, token)
 
@@ -268,7 +266,7 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 @click.option("--only", is_flag=True, help="Revoke the user's other AWS access keys.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Create another AWS access key for a user, and print it once."""
+    """Create another AWS access key for a user and print it once."""
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 

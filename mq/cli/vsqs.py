@@ -34,11 +34,11 @@ def vsqs(flags: dict[str, str | None]) -> None:
     "--capacity",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Maximum number of messages in the queue; further ones are refused.",
+    help="Maximum number of messages in the queue; further messages are refused.",
 )
 @click.option("--create", is_flag=True, help="Create the folder if it does not exist.")
 def send(folder: str, capacity: int | None, create: bool) -> None:
-    """Publish standard input as one message, and print its ID."""
+    """Publish standard input as one message and print its ID."""
     with _open(folder, capacity, create) as queue:
         _warn(queue)
         say(queue.publish(sys.stdin.buffer.read()))
@@ -52,7 +52,7 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
     show_default=True,
     type=Duration(0.000001, math.inf),
     metavar="DURATION",
-    help="Visibility timeout: a message that is not deleted within it is received again.",
+    help="Visibility timeout: a message that is not deleted within this time can be received again.",
 )
 @click.option(
     "--timeout",
@@ -64,8 +64,10 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
 )
 @click.option("--delete", is_flag=True, help="Delete the message after printing it.")
 def receive(folder: str, visibility: float, timeout: float, delete: bool) -> None:
-    """Receive the next message: print its body to standard output and its ID to standard error. Exits with 3 if the
-    queue is empty."""
+    """Receive the next message: print its body to standard output and its ID to standard error.
+
+    Exits with status 3 if the queue is empty.
+    """
     with _open(folder) as queue:
         message = queue.receive(visibility, timeout)
         if message is None:
@@ -80,7 +82,7 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
 @click.argument("folder", metavar="DIR")
 @click.argument("id")
 def delete(folder: str, id: str) -> None:
-    """Delete a message, even if another program has received it. Exits with 3 if it does not exist."""
+    """Delete a message, even if another program has received it. Exits with status 3 if the message does not exist."""
     with _open(folder) as queue:
         if not queue.delete(id):
             _end(f"message {id} does not exist: it was deleted or never published", EMPTY)
@@ -89,7 +91,7 @@ def delete(folder: str, id: str) -> None:
 @vsqs.command()
 @click.argument("folder", metavar="DIR")
 def size(folder: str) -> None:
-    """Print the number of messages, including received ones that are not deleted yet."""
+    """Print the number of messages, including received messages that have not been deleted yet."""
     with _open(folder) as queue:
         _warn(queue)
         say(queue.size())

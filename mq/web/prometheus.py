@@ -31,19 +31,19 @@ MOST_QUEUES: Final = 1000
 
 COUNTED: Final = {
     Kind.PUBLISH: ("mq_messages_published", "messages published"),
-    Kind.LEASE: ("mq_messages_leased", "message deliveries of all protocols, including redeliveries"),
+    Kind.LEASE: ("mq_messages_leased", "message deliveries over all protocols, including redeliveries"),
     Kind.REQUEUE: (
         "mq_messages_requeued",
-        ("messages requeued because a lease or connection ended; an increase means failing consumers"),
+        ("messages requeued because a lease expired or a connection closed; an increase indicates failing consumers"),
     ),
     Kind.REMOVE: ("mq_messages_removed", "messages acknowledged or deleted"),
     Kind.EXPIRE: (
         "mq_messages_expired",
-        ("messages deleted at the end of their time to live, in queues without a dead-letter queue"),
+        ("messages deleted because their time to live expired, in queues without a dead-letter queue"),
     ),
     Kind.DEAD_LETTER: (
         "mq_messages_dead_lettered",
-        "messages moved to a dead-letter queue, counted for the queue that they left",
+        "messages moved to a dead-letter queue, counted for their original queue",
     ),
     Kind.REROUTE: ("mq_messages_moved", "messages moved to another queue by a client"),
 }
@@ -53,17 +53,17 @@ COUNTED: Final = {
 TIMED: Final = {
     Span.PUBLISH.value: (
         "mq_publish_seconds",
-        "seconds that the broker takes to store a publish of one message or a batch",
+        "seconds the broker takes to store a published message or batch",
     ),
     Span.COMMIT.value: (
         "mq_commit_seconds",
-        ("seconds that the store takes to sync a batch to disk; an increase means a slow disk"),
+        ("seconds the store takes to sync a batch to disk; an increase indicates a slow disk"),
     ),
     STEP: (
         "mq_event_loop_step_seconds",
-        "seconds of one event loop pass; an increase means that mq lacks processor time",
+        "duration of an event loop pass in seconds; an increase means that mq lacks processor time",
     ),
-    DELIVERY_AGE: ("mq_delivery_age_seconds", "age of a message in seconds at each delivery, including its delay"),
+    DELIVERY_AGE: ("mq_delivery_age_seconds", "age in seconds of a message when it is delivered, including its delay"),
 }
 """Durations that are shown: the name of the histogram, and its help."""
 
@@ -133,11 +133,11 @@ class _Collector:
 
 def families(snapshot: Scrape) -> Iterator[Metric]:
     """Return what is shown of a scrape, one metric after the other."""
-    yield InfoMetricFamily("mq_build", "the version of mq", {"version": snapshot.version})
-    yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, else 0", float(snapshot.is_ready))
+    yield InfoMetricFamily("mq_build", "mq version", {"version": snapshot.version})
+    yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, otherwise 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
         "mq_clock_untrusted",
-        "1 if mq distrusts the wall clock, else 0; at 1 nothing expires and no schedule fires",
+        "1 if mq does not trust the wall clock, otherwise 0; while it is 1, no messages expire and no schedules fire",
         float(snapshot.is_clock_untrusted),
     )
     yield GaugeMetricFamily("mq_queues", "number of queues", len(snapshot.queues))
@@ -156,12 +156,18 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield firings
     reserved, limit = snapshot.memory
     yield GaugeMetricFamily(
-        "mq_memory_reserved_bytes", "bytes of memory reserved for clients; at the limit, requests are refused", reserved
+        "mq_memory_reserved_bytes",
+        "bytes of memory reserved for clients; when the limit is reached, requests are refused",
+        reserved,
     )
-    yield GaugeMetricFamily("mq_memory_limit_bytes", "maximum bytes of memory reserved for all clients together", limit)
+    yield GaugeMetricFamily(
+        "mq_memory_limit_bytes",
+        "maximum number of bytes of memory that can be reserved for all clients together",
+        limit,
+    )
     refused = CounterMetricFamily(
         "mq_memory_refusals",
-        "requests for memory that were refused; an increase means that clients send or receive too much at once",
+        "memory reservations that were refused; an increase means that clients send or receive too much at once",
         labels=["use"],
     )
     for use, count in snapshot.memory_refused.items():
@@ -174,14 +180,17 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         reserved,
     )
     yield GaugeMetricFamily(
-        "mq_staging_limit_bytes", "maximum bytes of disk space for incoming message bodies and open write jobs", limit
+        "mq_staging_limit_bytes",
+        "maximum number of bytes of disk space for incoming message bodies and open write jobs",
+        limit,
     )
     yield CounterMetricFamily(
         "mq_staging_refusals",
-        "requests refused for lack of staging disk space; an increase means too many large uploads at once",
+        "requests refused because the staging disk space was full; an increase means that clients upload too much at "
+        "once",
         snapshot.disk_refused,
     )
-    text = "slow clients disconnected because other clients needed their memory or disk space"
+    text = "slow clients disconnected to free memory or disk space for other clients"
     ended = CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"])
     for use, count in snapshot.slow_ended.items():
         ended.add_metric([use], count)
@@ -206,26 +215,32 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
 def _of_health(health: Health) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mq_store_damaged_files",
-        "files, folders and records found missing or damaged at startup; if above 0, run mq doctor",
+        "files, folders and records found missing or damaged at startup; if this is above 0, run mq doctor",
         len(health.damages),
     )
     yield GaugeMetricFamily(
-        "mq_messages_damaged", "damaged messages found since startup; if above 0, run mq doctor", len(health.damaged)
+        "mq_messages_damaged",
+        "damaged messages found since startup; if this is above 0, run mq doctor",
+        len(health.damaged),
     )
     yield GaugeMetricFamily(
-        "mq_messages_torn", "partially written, unconfirmed messages that were deleted at start", health.torn
+        "mq_messages_torn", "partially written, unconfirmed messages that were deleted at startup", health.torn
     )
     yield GaugeMetricFamily(
         "mq_store_foreign_files", "files in the root that do not belong to mq and are ignored", health.skipped
     )
-    yield CounterMetricFamily("mq_messages_unchecked", "reads of messages that have no checksum", health.unchecked)
+    yield CounterMetricFamily(
+        "mq_messages_unchecked",
+        "message reads that could not be verified because the message has no checksum",
+        health.unchecked,
+    )
     yield CounterMetricFamily("mq_messages_verified", "messages verified by the background check", health.verified)
     yield GaugeMetricFamily(
         "mq_check_progress_ratio", "progress of the current background check, from 0 to 1", health.progress
     )
     yield GaugeMetricFamily(
         "mq_check_completed_timestamp_seconds",
-        "Unix time when the last background check completed; 0 before the first",
+        "Unix time when the last background check completed; 0 if none has completed",
         health.ended_seconds,
     )
 
@@ -236,11 +251,13 @@ def _room(room: os.statvfs_result) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "mq_root_free_bytes",
-        "bytes available to mq on that file system; at 0, publishes are refused",
+        "bytes available to mq on the file system that holds the root; at 0, new messages are refused",
         room.f_bavail * room.f_frsize,
     )
     yield GaugeMetricFamily(
-        "mq_root_free_inodes", "number of files that can still be created on that file system", room.f_favail
+        "mq_root_free_inodes",
+        "number of files that can still be created on the file system that holds the root",
+        room.f_favail,
     )
 
 
@@ -262,26 +279,28 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     if not seen.node:
         return
     is_master, left = seen.role == "master", seen.lease_remaining_seconds or 0.0
-    yield GaugeMetricFamily("mq_cluster_members", "nodes that are members of the cluster", len(seen.nodes))
-    yield GaugeMetricFamily("mq_cluster_master", "1 if this node is the master, else 0", float(is_master))
+    yield GaugeMetricFamily("mq_cluster_members", "number of nodes that are members of the cluster", len(seen.nodes))
+    yield GaugeMetricFamily("mq_cluster_master", "1 if this node is the master, otherwise 0", float(is_master))
     yield GaugeMetricFamily(
         "mq_cluster_available",
-        "1 if a master serves the cluster's queues, else 0; at 0, publishes get status 503",
+        "1 if a master serves the cluster's queues, otherwise 0; while it is 0, publish requests fail with status 503",
         float(seen.is_available),
     )
     yield CounterMetricFamily(
         "mq_cluster_failovers",
-        "changes of the master since this node started; an increase means slow disks or links",
+        "master changes since this node started; an increase indicates slow disks or links",
         value=seen.failovers,
     )
     yield GaugeMetricFamily(
         "mq_cluster_lease_remaining_seconds", "seconds until this node's membership expires unless it is renewed", left
     )
     up = GaugeMetricFamily(
-        "mq_cluster_link_up", "1 if the link to the neighbor is connected, else 0", labels=["neighbor"]
+        "mq_cluster_link_up", "1 if the link to the neighbor is connected, otherwise 0", labels=["neighbor"]
     )
     heard = GaugeMetricFamily(
-        "mq_cluster_link_inbound_up", "1 if the neighbor's link to this node is connected, else 0", labels=["neighbor"]
+        "mq_cluster_link_inbound_up",
+        "1 if the neighbor's link to this node is connected, otherwise 0",
+        labels=["neighbor"],
     )
     lag = GaugeMetricFamily(
         "mq_cluster_link_latency_seconds", "response time of the neighbor in seconds", labels=["neighbor"]

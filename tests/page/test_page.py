@@ -37,7 +37,7 @@ def test_a_newcomers_path(hand: Hand) -> None:
     tab.get_by_role("heading", name="first").wait_for()
     hand.press("Publish a message")
     hand.write("Body", "a message with an end")
-    hand.write("Expires after, in seconds", "2")
+    hand.write("Expires after (seconds)", "2")
     hand.click("button", "Publish")
     hand.row("a message with an end").wait_for()
     tab.get_by_text("No messages.").wait_for()  # it has died
@@ -324,7 +324,7 @@ def test_settings_that_are_opened_early_are_filled_in(hand: Hand) -> None:
     hand.tab.route("**/-/events?*", lambda route: None)  # the view does not come
     hand.open("#/queue/early")
     hand.press("Settings")
-    lease = hand.tab.get_by_label("Lease, in seconds", exact=True)
+    lease = hand.tab.get_by_label("Lease (seconds)", exact=True)
     lease.wait_for()
     assert lease.input_value() == ""
     hand.tab.unroute("**/-/events?*")

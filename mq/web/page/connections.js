@@ -97,7 +97,8 @@ export function listView({ title, target, name, what, empty, keyOf, columns, ord
 }
 
 async function close(connection) {
-  const text = `The connection from ${connection.address}${connection.user ? ` (user ${connection.user})` : ""} will be closed, and its unacknowledged messages will be requeued.`;
+  const user = connection.user ? ` (user ${connection.user})` : "";
+  const text = `The connection from ${connection.address}${user} will be closed, and its unacknowledged messages will be requeued.`;
   if (!(await confirmed("Close connection?", text, "Close connection"))) return;
   try {
     await ask("DELETE", path("-", "connections", connection.id));

@@ -86,7 +86,7 @@ function textOf({ text, attributes, dead_letter_history: deaths, content_type: t
 
 function explained(queues) {
   if (queues.length) return "No dead-lettered messages. New ones appear here automatically.";
-  return "No queue has a dead-letter queue. Set one in the settings of a queue, or create a queue with one.";
+  return "No queue has a dead-letter queue. Set one in a queue's settings, or create a queue with one.";
 }
 
 function makeGroup(queue, reload) {
@@ -105,7 +105,7 @@ function makeGroup(queue, reload) {
   );
 
   async function all() {
-    const text = `All messages in ${queue} will be moved back to the queues from which they were dead-lettered.`;
+    const text = `All messages in ${queue} will be moved back to their original queues.`;
     if (!(await confirmed(`Redrive ${queue}?`, text, "Redrive"))) return;
     try {
       say(movedText(await redrive(queue)));

@@ -17,7 +17,7 @@ const LONGEST_KEY = 170; // pixels
 export function exchangesView({ onState }) {
   const summary = h("p", { class: "summary" }, "Loading…");
   const filter = h("input", { type: "search", placeholder: "Filter by exchange, queue or routing key", on: { input: draw } });
-  const picture = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Diagram of the bindings" });
+  const picture = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Binding diagram" });
   const note = h("p", { class: "nothing" });
   const table = makeTable("Bindings", [
     ["Source", (way) => way.from.label],
@@ -40,7 +40,7 @@ export function exchangesView({ onState }) {
     drawn = written;
     setText(summary, `${many(told.total.exchanges, "exchange")}, ${many(told.total.bindings, "binding")}, ${many(told.total.dead_letters, "queue")} with a dead-letter exchange`);
     const isMuch = nodes.size > MOST_DRAWN;
-    setText(note, isMuch ? `${nodes.size} exchanges and queues are too many for a diagram. Use the filter to show fewer.` : "");
+    setText(note, isMuch ? `There are too many exchanges and queues (${nodes.size}) for a diagram. Use the filter to show fewer.` : "");
     show(picture, nodes.size > 0 && !isMuch);
     picture.replaceChildren(...(isMuch || !nodes.size ? [] : [pictureOf(nodes, ways)]));
     table.fill(ways);
@@ -126,7 +126,7 @@ function nodeOf(node, { x, y, width, height }) {
 
 function wayOf({ key, isDead }, shown, { path, end, label }) {
   return svg(
-    "g", { class: isDead ? "way dead" : "way" },
+    "g", { class: `way${isDead ? " dead" : ""}` },
     svg("path", { d: path }),
     svg("circle", { cx: end.x, cy: end.y, r: 4 }),
     label && svg("text", { x: label.x, y: label.y, class: "key" }, shown),

@@ -20,7 +20,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const heads = titles().map((title) => h("th", { scope: "col" }, title));
   const all = h("input", { type: "checkbox", "aria-label": `Select all listed messages in ${queue}`, on: { change: chooseAll } });
   const body = h("tbody");
-  const bar = h("div", { class: "bar", role: "group", "aria-label": "With selected messages" });
+  const bar = h("div", { class: "bar", role: "group", "aria-label": "Actions for selected messages" });
   const nothing = h("p", { class: "nothing" }, "No messages.");
   const scroll = h(
     "div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `Messages in ${queue}` },

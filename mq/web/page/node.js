@@ -10,8 +10,8 @@ const EVERY_MS = 5000;
 const SAMPLES = 13; // a minute
 const SHORT = 0.1; // of the file system
 const HISTOGRAMS = [
-  ["mq_commit_seconds", "time to make a batch durable"],
-  ["mq_publish_seconds", "time to store a publish"],
+  ["mq_commit_seconds", "time to sync a batch to disk"],
+  ["mq_publish_seconds", "time to store a published message"],
   ["mq_delivery_age_seconds", "age of a message at delivery"],
 ];
 const PARTS = [[0.5, "p50"], [0.99, "p99"]];
@@ -113,7 +113,7 @@ function quantile(buckets, part) {
   const place = buckets.findIndex(([, sum]) => sum >= part * count);
   const [limit, sum] = buckets[place];
   const [start, before] = buckets[place - 1] ?? [0, 0];
-  if (limit === Infinity) return `over ${brief(start)}`;
+  if (limit === Infinity) return `more than ${brief(start)}`;
   return brief(start + (limit - start) * ((part * count - before) / (sum - before)));
 }
 
@@ -139,5 +139,5 @@ function warned({ voters, nodes }) {
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "It is currently not a member." : `The ${whole} s lease expires in ${left.toFixed(1)} s.`;
+  return left === null ? "This node is not a member of the cluster at the moment." : `The lease of ${whole} s expires in ${left.toFixed(1)} s.`;
 }

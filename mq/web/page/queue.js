@@ -157,7 +157,7 @@ export function queueView(name, { onState }) {
   }
 
   async function redriveAll() {
-    const text = `All dead-lettered messages in ${name} will be moved back to the queues from which they were dead-lettered.`;
+    const text = `All dead-lettered messages in ${name} will be moved back to their original queues.`;
     if (await confirmed(`Redrive ${name}?`, text, "Redrive")) say(movedText(await redrive(name)));
   }
 
@@ -203,7 +203,7 @@ export function actionsOf(queue) {
       act: async (ids) => {
         const done = await redrive(queue, { ids });
         if (done.moved) say(movedText(done, " back"));
-        else say("no messages were moved, because their source queue is unknown or has been deleted. Use Move… to choose a queue", true);
+        else say("no messages were moved, because their original queues are unknown or have been deleted. Use Move… to choose a queue", true);
       },
     },
     may("configure", queue) && may("consume", queue) && {
@@ -240,8 +240,8 @@ function publishForm(queue) {
       "div", { class: "fields" },
       field("Content type", type),
       field("Content encoding", encoding),
-      field("Delay, in seconds", delay),
-      field("Expires after, in seconds", ttl),
+      field("Delay (seconds)", delay),
+      field("Expires after (seconds)", ttl),
       field("Priority", priority),
       field("Message group", group),
       field("Headers", attributes, "one per line, as name: value"),

@@ -44,7 +44,7 @@ export function queuesView(query, { onState, onDead }) {
     h("h1", {}, "Queues"),
     summary,
     h("div", { class: "bar" }, mayAnywhere("configure") && newQueue(), field("Filter", filter)),
-    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Table of queues" }, table),
+    h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Queue table" }, table),
     h("div", { class: "bar", role: "group", "aria-label": "Pages" }, before, place, after),
   );
 
@@ -160,9 +160,10 @@ export function pausedText({ paused, publish_paused: isPublishPaused }) {
 
 function summaryOf(view) {
   if (!view.queues) return "No queues exist, or you do not have permission to see them.";
-  const found = view.matching === view.queues ? "" : `${number(view.matching)} of `;
+  const all = many(view.queues, "queue");
+  const found = view.matching === view.queues ? all : `${number(view.matching)} of ${all}`;
   const states = `${number(view.ready)} ready, ${number(view.leased)} leased, ${number(view.delayed)} delayed`;
-  return `${found}${many(view.queues, "queue")}: ${states}`;
+  return `${found}: ${states}`;
 }
 
 function newQueue() {

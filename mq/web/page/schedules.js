@@ -31,7 +31,7 @@ export function schedulesView({ onState }) {
 
 function when({ cron, zone, every, unless_waiting: unlessWaiting }) {
   const instants = cron ? `${cron} ${zone}` : `every ${every < 60 ? `${every} s` : duration(every)}`;
-  return unlessWaiting ? `${instants}, skipped while still queued` : instants;
+  return unlessWaiting ? `${instants}, skipped if the previous message is still queued` : instants;
 }
 
 function newSchedule() {
@@ -50,11 +50,11 @@ function newSchedule() {
     h("summary", {}, "New schedule"),
     h(
       "form", { class: "card", on: { submit: create } },
-      field("Name", name, "An existing name updates that schedule."),
+      field("Name", name, "If a schedule with this name exists, it is updated."),
       field("Queue", queue),
       field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
       field("Time zone", zone),
-      field("Or interval, in seconds", every),
+      field("Or interval (seconds)", every),
       field("Body", body),
       field("Content type", type),
       h("label", { class: "check" }, unlessWaiting, " Skip a run while the previous message is still in the queue"),

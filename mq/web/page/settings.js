@@ -4,22 +4,22 @@ import { askJson, path } from "./api.js";
 import { field, h, say } from "./dom.js";
 
 const FIELDS = [
-  ["visibility", "number", "Lease, in seconds", "time that a consumer has to acknowledge a fetched message"],
-  ["delay", "number", "Delay, in seconds", "time from publishing until a message can be fetched"],
-  ["ttl", "number", "Time to live, in seconds", "time after which a message expires"],
-  ["max_messages", "number", "Maximum messages", "number of messages that the queue can hold"],
-  ["max_bytes", "number", "Maximum bytes", "total size of the message bodies that the queue can hold"],
+  ["visibility", "number", "Lease (seconds)", "time a consumer has to acknowledge a fetched message"],
+  ["delay", "number", "Delay (seconds)", "time from publishing until a message can be fetched"],
+  ["ttl", "number", "Time to live (seconds)", "time after which a message expires"],
+  ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
+  ["max_bytes", "number", "Maximum bytes", "maximum total size of the message bodies in the queue"],
   ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
-  ["retry_delay", "number", "Retry delay, in seconds", "time before a message is redelivered after a failure"],
-  ["retry_factor", "number", "Retry factor", "factor by which each further failure increases the retry delay"],
+  ["retry_delay", "number", "Retry delay (seconds)", "time before a message is redelivered after a failure"],
+  ["retry_factor", "number", "Retry factor", "factor by which the retry delay grows with each further failure"],
   ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
-  ["retry_max", "number", "Maximum retry delay, in seconds", "upper limit of the retry delay"],
-  ["max_receives", "number", "Maximum receives", "number of receives after which a message is dead-lettered; requires a dead-letter queue"],
-  ["dead_letter_queue", "text", "Dead-letter queue", "queue to which messages are dead-lettered"],
-  ["unique", "checkbox", "Unique", "do not store a message if the queue already contains its body"],
+  ["retry_max", "number", "Maximum retry delay (seconds)", "upper limit of the retry delay"],
+  ["max_receives", "number", "Maximum receives", "number of times a message can be received before it is dead-lettered; requires a dead-letter queue"],
+  ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
+  ["unique", "checkbox", "Unique", "do not store a message if the queue already contains one with the same body"],
   ["max_priority", "number", "Highest priority", "messages with a higher priority are delivered first; 0 disables priorities"],
   ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
-  ["key_window", "number", "Key window, in seconds", "time for which an Idempotency-Key is remembered"],
+  ["key_window", "number", "Key window (seconds)", "time for which idempotency keys are remembered"],
 ];
 
 /** The form. `settings()` returns them as they are now. */
