@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
 from mq.broker.clock import Clock
 from mq.broker.columns import BrowsedColumns
-from mq.broker.commit import Done, StoreProgress
+from mq.broker.commit import Done, Future, StoreProgress
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
@@ -436,6 +436,8 @@ class BrokerAPI(Protocol):
         self, queue: str, drafts: Sequence[Draft], has_place: Callable[[], object] | None = None
     ) -> list[Published | MQError]: ...
 
+    def knows_queue(self, queue: str) -> bool: ...
+
     def publishes_now(self, queue: str) -> bool: ...
 
     def publish_now(
@@ -448,11 +450,15 @@ class BrokerAPI(Protocol):
         self, queue: str, most: int, *, wait: float = 0, visibility: float | None = None
     ) -> list[Message]: ...
 
+    def fetch_now(self, queue: str, most: int, *, visibility: float | None = None) -> Future[list[Message]] | None: ...
+
     async def give_back(self, messages: Sequence[Message]) -> None: ...
 
     async def take(self, queue: str, *, wait: float = 0) -> Message | None: ...
 
     async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None: ...
+
+    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool: ...
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]: ...
 

@@ -22,13 +22,13 @@ from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, Done, InFlight, SaveWorker, StoreProgress, Together
+from mq.broker.commit import Committer, Done, Future, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.damage import pause_damaged
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
-from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, ReadyMessages, UnackedDeliverer
+from mq.broker.dispatch import Deliverer, DirectDispatch, FetchWorker, Lessor, ReadyMessages, UnackedDeliverer
 from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
@@ -308,6 +308,10 @@ class Broker:
                 if isinstance(draft.body, Upload):
                     await draft.body.discard()
 
+    def knows_queue(self, queue: str) -> bool:
+        """Whether the queue certainly exists. False where it does not, or where that is not known at once."""
+        return not self._others_move and queue in self._known
+
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""
         index = self._known.get(queue)
@@ -370,6 +374,24 @@ class Broker:
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
+    def fetch_now(self, queue: str, most: int, *, visibility: float | None = None) -> Future[list[Message]] | None:
+        """As :meth:`fetch_many` without a wait, begun in the caller's step. None where that takes longer: nothing has
+        begun, and :meth:`fetch_many` does it. If the client goes before the answer, abandon the future: the messages
+        are READY again then."""
+        index = self._known.get(queue)
+        if index is None:
+            return None
+        if visibility is not None:
+            visibility = check_value("visibility", visibility, VISIBILITY)
+        self._in_flight.check()
+        request = FetchRequest(index, most, visibility)
+        if not self._consuming.fetch_now(request):
+            return None
+        if not request.future.answered:
+            self._in_flight.__enter__()
+            request.future.then(self._in_flight.__exit__)
+        return request.future
+
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
         await self._consuming.give_back(messages)
@@ -397,6 +419,24 @@ class Broker:
         with self._in_flight:
             index = self._known.get(queue) or await self._queues.get(queue)
             await self._consuming.remove(index, Removal(id, receipt))
+
+    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
+        """As :meth:`remove`, begun in the caller's step. False where that takes longer: nothing has begun, and
+        :meth:`remove` does it.
+
+        Args:
+            queue: the queue's name.
+            id: the message.
+            done: called once it is removed, or with the error.
+            receipt: of the delivery that must still hold it.
+
+        Raises:
+            As :meth:`remove`.
+        """
+        index = self._known.get(queue)
+        if index is None:
+            return False
+        return self._in_flight.runs(done, partial(self._consuming.remove_now, index, Removal(id, receipt)))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
@@ -650,8 +690,10 @@ class Wiring:
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
-        self._deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
-        direct = DirectDispatch(core, waiters, leases, self._deliverers[0])
+        self._ready = ReadyMessages(core, upkeep)
+        deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
+        self._lessors = [Lessor(core, self._ready, deliverer) for deliverer in deliverers]
+        direct = DirectDispatch(core, waiters, leases, deliverers[0])
         jobs.begin = partial(JobBatch, direct)
         loader = BodyLoader(core)
         self.queues = Queues(core, watcher, upkeep, dead, loader, second_names)
@@ -659,10 +701,9 @@ class Wiring:
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
-        self._ready = ReadyMessages(core, upkeep)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases, recent)
         remover = Remover(core, second_names)
-        self.consuming = Consumption(core, waiters, upkeep, dead, leases, unacked_deliverer, remover)
+        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0])
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
         self.in_flight = InFlight(self.committer)
@@ -702,14 +743,12 @@ class Wiring:
         config = self._core.config
         if self._keyed is not None:
             self._keyed.start(nursery)
-        for calls, deliverer in zip(self.waiters.channels, self._deliverers[1:], strict=True):
+        for calls, lessor in zip(self.waiters.channels, self._lessors[1:], strict=True):
             nursery.start_soon(SaveWorker(self.committer).run)
-            nursery.start_soon(deliverer.run)
-            worker = FetchWorker(
-                self._core, calls, self._ready, deliverer, self._unacked_deliverer, self.watcher.refresh
-            )
+            nursery.start_soon(lessor.deliverer.run)
+            worker = FetchWorker(self._core, calls, self._ready, lessor, self._unacked_deliverer, self.watcher.refresh)
             nursery.start_soon(worker.run)
-        nursery.start_soon(self._deliverers[0].run)
+        nursery.start_soon(self._lessors[0].deliverer.run)
         await self.upkeep.start(nursery)
         nursery.start_soon(self._core.clock.run, self.record_time)
         nursery.start_soon(threads.watch)

@@ -629,7 +629,7 @@ class Future(Generic[T]):
         value: the answer, once it is set.
         error: with which it failed.
         answered: whether a value or an error is set.
-        abandoned: whether a task that waited was cancelled.
+        abandoned: whether a task that waited was cancelled, or its receiver has gone.
     """
 
     __slots__ = ("_callbacks", "_waiters", "abandoned", "answered", "error", "value")
@@ -658,6 +658,12 @@ class Future(Generic[T]):
             done(self.error)
         else:
             self._callbacks.append(done)
+
+    def abandon(self) -> None:
+        """Note that the answer has no receiver any more. Callbacks are called as if it had failed."""
+        if not self.answered:
+            self.abandoned = True
+            self.fail(_GONE)
 
     async def get(self) -> T:
         """Wait for the answer. A task that is cancelled here sets `abandoned`."""
@@ -691,6 +697,7 @@ class Future(Generic[T]):
             done(self.error)
 
 
+_GONE: Final = BrokerClosed("the client has disconnected")
 CLOSING: Final = "the broker is shutting down. Connect to another one, or try again after its restart"
 
 

@@ -18,17 +18,15 @@ import trio
 from mq import turns
 from mq.broker.bodies import close
 from mq.broker.catalog import Catalog
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, Together
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, Together
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
-from mq.broker.dispatch import UnackedDeliverer
+from mq.broker.dispatch import Lessor, UnackedDeliverer
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob, removing
-from mq.broker.leases import Leases
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import check_time
-from mq.broker.upkeep import Upkeep
-from mq.broker.waiters import FetchRequest, Waiters
+from mq.broker.waiters import FetchRequest
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
 from mq.lifecycle import PROTOCOL, Kind, State
 from mq.message import Message, MessageId, shorten
@@ -55,35 +53,32 @@ class Consumption:
 
     Args:
         core: what every part has.
-        waiters: gets fetch requests.
-        upkeep: takes back messages that no client got.
         dead_letters: gets messages that were received too often.
-        leases: names leases.
         unacked_deliverer: takes back messages that are held in memory.
         remover: removes messages on a store that no other broker changes.
+        lessor: leases messages in the step of a fetch.
     """
 
     def __init__(
         self,
         core: Core,
-        waiters: Waiters,
-        upkeep: Upkeep,
         dead_letters: DeadLetters,
-        leases: Leases,
         unacked_deliverer: UnackedDeliverer,
         remover: Remover,
+        lessor: Lessor,
     ) -> None:
         self._storage = core.storage
+        self._lessor = lessor
         self._catalog = core.catalog
         self._clock = core.clock
-        self._waiters = waiters
+        self._waiters = lessor.deliverer.waiters
         self._jobs = core.jobs
-        self._upkeep = upkeep
+        self._upkeep = lessor.deliverer.upkeep
         self._dead_letters = dead_letters
         self._remover = remover
         self._second_names = remover.second_names
-        self._secure_keys = core.secure_keys
-        self._leases = leases
+        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
+        self._leases = lessor.deliverer.leases
         self._unacked_deliverer = unacked_deliverer
         self._config = core.config
         self._others_move = core.config.others_move
@@ -96,7 +91,8 @@ class Consumption:
             QueueHeld: one consumer alone has the queue's messages.
         """
         self.check_exclusion(request.index, request.exclusion)
-        self._waiters.ask(request)
+        if not self._lessor.lease_now(request):
+            self._waiters.ask(request)
         try:
             if not request.waits:
                 return await request.future.get()
@@ -110,6 +106,16 @@ class Consumption:
             self._waiters.withdraw(request)  # does nothing if it was served
             await self._take_back(request)
             raise
+
+    def fetch_now(self, request: FetchRequest) -> bool:
+        """Begin a fetch in the caller's step, where messages are there or it does not wait: its future is answered.
+        False where a worker has to serve it; then nothing has begun.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        self.check_exclusion(request.index, request.exclusion)
+        return self._lessor.lease_now(request)
 
     async def take(self, request: FetchRequest, wait: float) -> list[Message]:
         """As :meth:`fetch`, for a request that removes what it gets."""
@@ -163,6 +169,20 @@ class Consumption:
                 break
         if self._second_names.may_exist:
             await self._second_names.remove(index.name, id, self._dead_letters.neighbours(index, deaths))
+
+    def remove_now(self, index: QueueIndex, removal: Removal, done: Done) -> bool:
+        """As :meth:`remove`, begun in the caller's step: `done` is called with the error, or None. False where
+        something has to be waited for first; then nothing has begun.
+
+        Raises:
+            As :meth:`remove`.
+        """
+        id = MessageId(removal.id)
+        if self._others_move or id in self._catalog.locks or not self._are_keys_secured([id]):
+            return False
+        entry = _checked(index, id, index.find(id), removal.receipt)
+        self._remover.remove([entry], durable=True, strict=True).then(done)
+        return True
 
     async def _removed(self, entry: Entry) -> bool:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""

@@ -57,6 +57,8 @@ logger = logging.getLogger("mq.broker")
 
 LARGEST_GROUP: Final = 1024
 """Messages, or queues, that a worker takes up in one turn."""
+MOST_NOW: Final = 16
+"""Messages that a fetch leases in its own step: a worker shares out more, in turns."""
 LONGEST_SLICE: Final = 256
 """Messages that are opened, or given to consumers, at a time."""
 LARGEST_ANSWER: Final = 8 << 20
@@ -158,6 +160,87 @@ class ReadyMessages:
         return index.discard(self._random.choice(candidates).id) if candidates else None
 
 
+class Lessor:
+    """Takes messages for requests, and leases or removes them.
+
+    Args:
+        core: what every part has.
+        ready: chooses messages.
+        deliverer: answers the requests.
+
+    Attributes:
+        deliverer: as given.
+    """
+
+    def __init__(self, core: Core, ready: ReadyMessages, deliverer: Deliverer) -> None:
+        self._catalog = core.catalog
+        self._committer = core.committer
+        self._ready = ready
+        self.deliverer = deliverer
+        self._leases = deliverer.leases
+        self._recent = deliverer.recent
+        self._others_move = core.config.others_move
+
+    def lease_now(self, request: FetchRequest) -> bool:
+        """Serve a request in the caller's step. False where it has to wait, or a worker has to serve it."""
+        index = request.index
+        if self._others_move or request.takes or request.holds or request.count > MOST_NOW:
+            return False
+        if not self._leases.is_calm:  # a worker finds out
+            return False
+        if index in self.deliverer.waiters.queues or index.deleted or index.settings.paused:
+            return False
+        if has_to_catch_up(index, request.count):
+            return False
+        entries = self.take(index, request.count)
+        if not entries and (request.waits or self._ready.is_cut):
+            return False
+        if entries:
+            self.submit([Assignment(request, entry) for entry in entries], {request: Fulfilment()})
+        else:
+            request.future.set([])
+        return True
+
+    def take(self, index: QueueIndex, count: int) -> list[Entry]:
+        """The next messages that may be delivered, locked."""
+        messages: list[Entry] = []
+        while len(messages) < count:
+            taken = self._ready.take(index, messages[-1].id if messages else None)
+            if taken is None:
+                break
+            self._catalog.begin(taken, is_out=not self._others_move)
+            messages.append(taken)
+        return messages
+
+    def submit(self, assignments: Sequence[Assignment], served: dict[FetchRequest, Fulfilment]) -> None:
+        """Submit the moves of taken messages; their outcomes go to the deliverer."""
+        allowance = self._leases.allowance
+
+        def make() -> list[Move]:
+            return [self._move(each, allowance) for each in assignments]
+
+        def leased(outcomes: list[Outcome], barrier: BatchTimes) -> None:
+            self.deliverer.leased(assignments, outcomes, served, barrier, allowance)
+
+        self._committer.submit(make, len(assignments), leased)
+
+    def _move(self, assignment: Assignment, allowance: float) -> Move:
+        reads = assignment.stored is None and assignment.entry.id not in self._recent
+        return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
+
+
+def has_to_catch_up(index: QueueIndex, wanted: int) -> bool:
+    """Return whether messages of a queue have to be delivered before so many of them may be leased."""
+    return index.undelivered and (
+        # Or else a message that was delivered a batch before one of a higher priority, or before an earlier one that
+        # was handed out from NEW and put back, would be handed out first.
+        index.settings.max_priority > 0
+        or index.is_returning
+        or index.ready < wanted
+        or (wanted > 0 and index.groups is not None)  # the READY messages may be of groups that are blocked
+    )
+
+
 class FetchWorker:
     """Serves the waiters of its queues, one group at a time. Start :meth:`run`.
 
@@ -165,7 +248,7 @@ class FetchWorker:
         core: what every part has.
         calls: the queues whose waiters changed, or for which a message came.
         ready: chooses messages.
-        deliverer: answers the requests that get a lease.
+        lessor: leases them, and has who answers.
         unacked_deliverer: answers those that hold messages in memory.
         refresh: reads from the store which messages of a queue are READY; used at peers > 0.
     """
@@ -175,7 +258,7 @@ class FetchWorker:
         core: Core,
         calls: BatchChannel[QueueIndex],
         ready: ReadyMessages,
-        deliverer: Deliverer,
+        lessor: Lessor,
         unacked_deliverer: UnackedDeliverer,
         refresh: Callable[[QueueIndex], Awaitable[None]],
     ) -> None:
@@ -184,14 +267,12 @@ class FetchWorker:
         self._secure_keys = core.secure_keys
         self._calls = calls
         self._ready = ready
-        self._deliverer = deliverer
-        self._waiters = deliverer.waiters
-        self._leases = deliverer.leases
-        self._upkeep = deliverer.upkeep
-        self._recent = deliverer.recent
+        self._lessor = lessor
+        self._waiters = lessor.deliverer.waiters
+        self._leases = lessor.deliverer.leases
+        self._upkeep = lessor.deliverer.upkeep
         self._unacked_deliverer = unacked_deliverer
         self._peers = core.config.peers
-        self._others_move = core.config.others_move
         self._random = core.random
         self._refresh = refresh
 
@@ -258,7 +339,7 @@ class FetchWorker:
                 if wait_queue.first() is request:
                     break
                 continue
-            messages = [] if request.future.abandoned else self._take_next(index, request.count)
+            messages = [] if request.future.abandoned else self._lessor.take(index, request.count)
             if not messages and not request.future.abandoned:
                 break
             if messages:
@@ -304,14 +385,7 @@ class FetchWorker:
             return
         # A request that waits needs nothing else of this: its queue is called when a message is READY.
         wanted = sum(request.count for request in wait_queue.nonblocking)
-        if index.undelivered and (
-            # Or else a message that was delivered a batch before one of a higher priority, or before an earlier one
-            # that was handed out from NEW and put back, would be handed out first.
-            index.settings.max_priority > 0
-            or index.is_returning
-            or index.ready < wanted
-            or (wanted and index.groups is not None)  # the READY messages may be of groups that are blocked
-        ):
+        if has_to_catch_up(index, wanted):
             await self._upkeep.caught_up(index)
         if not wait_queue.nonblocking:
             return
@@ -320,41 +394,15 @@ class FetchWorker:
             await trio.sleep(self._random.uniform(0, _LONGEST_PAUSE_SECONDS))
             await self._refresh(index)
 
-    def _take_next(self, index: QueueIndex, count: int) -> list[Entry]:
-        """The next messages that may be handed out, locked."""
-        messages: list[Entry] = []
-        while len(messages) < count:
-            taken = self._ready.take(index, messages[-1].id if messages else None)
-            if taken is None:
-                break
-            self._catalog.begin(taken, is_out=not self._others_move)
-            messages.append(taken)
-        return messages
-
-    def _move(self, assignment: Assignment, allowance: float) -> Move:
-        reads = assignment.stored is None and assignment.entry.id not in self._recent
-        return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
-
     async def _lease(self, assignments: list[Assignment]) -> None:
         """Submit the moves; their outcomes go to the deliverer."""
         served = {each.request: Fulfilment() for each in assignments}
         assignments = await self._movable(assignments, served)
         for some in _cut(assignments, self._committer.together):
             requests = dict.fromkeys(each.request for each in some)
-            self._submit(some, {request: served.pop(request) for request in requests})
+            self._lessor.submit(some, {request: served.pop(request) for request in requests})
         if served:  # refused, all of them
-            self._submit([], served)
-
-    def _submit(self, assignments: Sequence[Assignment], served: dict[FetchRequest, Fulfilment]) -> None:
-        allowance = self._leases.allowance
-
-        def make() -> list[Move]:
-            return [self._move(each, allowance) for each in assignments]
-
-        def leased(outcomes: list[Outcome], barrier: BatchTimes) -> None:
-            self._deliverer.leased(assignments, outcomes, served, barrier, allowance)
-
-        self._committer.submit(make, len(assignments), leased)
+            self._lessor.submit([], served)
 
     async def _movable(self, assignments: list[Assignment], served: dict[FetchRequest, Fulfilment]) -> list[Assignment]:
         """The assignments that may be moved now. Removals need the keys of their messages secured first."""
@@ -382,7 +430,8 @@ def _cut(assignments: Sequence[Assignment], size: int) -> Iterator[Sequence[Assi
 
 
 class Deliverer:
-    """Answers requests with the messages that were leased or removed for them. Start :meth:`run`.
+    """Answers requests with the messages that were leased or removed for them: a few whose bodies are in memory in the
+    step that ends the batch, the others in :meth:`run`, which has to be started.
 
     Args:
         core: what every part has.
@@ -419,7 +468,9 @@ class Deliverer:
             for held, served in await self._leased.drain(LARGEST_GROUP):
                 await self._read(held, served)
                 async for request in turns.in_turns(reversed(served)):  # with what each one's task does then
-                    await self._answer(request, served[request])
+                    if request.future.abandoned:
+                        await close(served[request].messages)
+                    self._answer(request, served[request])
 
     def leased(
         self,
@@ -461,9 +512,14 @@ class Deliverer:
                     served[each.request].error = error_of(outcome, "lease the message")
                     served[each.request].leave_out(each.request, each.entry)
         seconds = barrier.ended - barrier.began
-        self._leased.put(
-            (held if seconds <= MARGIN_SECONDS + allowance else self._too_late(held, seconds, served), served)
-        )
+        if seconds > MARGIN_SECONDS + allowance:
+            held = self._too_late(held, seconds, served)
+        if len(held) <= MOST_NOW and not self._others_move and all(each.stored is not None for each in held):
+            self._add(held, (), served)
+            for request in reversed(served):
+                self._answer(request, served[request])
+        else:
+            self._leased.put((held, served))
 
     def _too_late(self, held: list[_Leased], seconds: float, served: dict[FetchRequest, Fulfilment]) -> list[_Leased]:
         """Give the leases back, and return the removals, which are handed out all the same."""
@@ -502,15 +558,29 @@ class Deliverer:
                 served[request].leave_out(request, entry)
                 if not request.takes:
                     self.upkeep.give_back(entry)
+        for unused in self._add(held, read, served):
+            await unused.body.aclose()
+
+    def _add(
+        self, held: list[_Leased], read: Iterable[Stored | None], served: dict[FetchRequest, Fulfilment]
+    ) -> list[Stored]:
+        """Add messages to the answers of their requests. Returns those that no request gets, to be closed.
+
+        Args:
+            held: the messages.
+            read: what the store had of those that were not in memory.
+            served: the answers.
+        """
+        unused: list[Stored] = []
         following, now = iter(read), trio.current_time()
         for request, left, entry, stored in held:
             found = stored or next(following)
             if not request.takes and not self._is_in_time(entry, request, served[request], now):
                 if found is not None:
-                    await found.body.aclose()
+                    unused.append(found)
                 served[request].leave_out(request, entry)
             elif found is not None and not request.takes and served[request].is_out_of_turn(entry):
-                await found.body.aclose()
+                unused.append(found)
                 self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
                 served[request].add(entry, self._message(request, left, entry, found))
@@ -521,6 +591,7 @@ class Deliverer:
                 _pass_over(self.waiters, request.index, entry)
             if request.takes:  # not before the body is open: the reaper unlinks one that is in memory at once
                 self._catalog.end(left, entry, Kind.REMOVE, protocol=request.protocol)
+        return unused
 
     def _is_in_time(self, entry: Entry, request: FetchRequest, served: Fulfilment, now: float) -> bool:
         """Whether a lease may still be handed out: it stands, and enough of it is left."""
@@ -553,9 +624,9 @@ class Deliverer:
             0.0 if request.takes else self.leases.seconds(request),
         )
 
-    async def _answer(self, request: FetchRequest, served: Fulfilment) -> None:
+    def _answer(self, request: FetchRequest, served: Fulfilment) -> None:
+        """Answer a request. The caller has closed the bodies for one that is abandoned, unless they are in memory."""
         if request.future.abandoned:
-            await close(served.messages)
             if not request.takes:
                 for entry in served.entries:
                     self.upkeep.give_back(entry)

@@ -19,7 +19,7 @@ from mq.broker import (
 )
 from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
 from mq.broker.clock import Clock
-from mq.broker.commit import Done, StoreProgress
+from mq.broker.commit import Done, Future, StoreProgress
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -247,6 +247,10 @@ class ClusterBroker(Forwarding):
                 if isinstance(draft.body, Upload) and not is_given:
                     await draft.body.discard()
 
+    def knows_queue(self, queue: str) -> bool:
+        """Whether a queue of this node certainly exists; False for the cluster's."""
+        return not self._sessions.owns(queue) and self._local.knows_queue(queue)
+
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue now: one of this node."""
         return not self._sessions.owns(queue) and self._local.publishes_now(queue)
@@ -272,6 +276,14 @@ class ClusterBroker(Forwarding):
         return await (await self._at(queue)).contains(queue, _in_memory(body))
 
     # Leases
+
+    def fetch_now(self, queue: str, most: int, *, visibility: float | None = None) -> Future[list[Message]] | None:
+        """As :meth:`fetch_many` without a wait, begun in the caller's step, from a queue of this node; else None."""
+        return None if self._sessions.owns(queue) else self._local.fetch_now(queue, most, visibility=visibility)
+
+    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
+        """As :meth:`remove`, begun in the caller's step, from a queue of this node; else False."""
+        return not self._sessions.owns(queue) and self._local.remove_now(queue, id, done, receipt=receipt)
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain."""
