@@ -31,12 +31,14 @@ from mq.storage.interface import (
     AnyOperation,
     Group,
     Hear,
+    InstantStorage,
     Move,
     Outcome,
     Result,
     Storage,
     Unlink,
     Write,
+    is_instant,
     tells,
 )
 from mq.storage.outcomes import Outcomes
@@ -50,6 +52,9 @@ TURNS_OF_A_BATCH: Final = 8
 """A turn is shorter where a batch is: so many connections have a part of each."""
 ANSWERED_TOGETHER = 16
 """Messages of a submission where a store tells of the first ones before the last ones are done: so many at a time."""
+MOST_AT_ONCE: Final = 4
+"""Messages that are committed in the step that submits them: that step has also read and checked them. More than these
+share the wake-up of a save worker."""
 MOST_OF_A_CALL: Final = 128
 """Items of one call that are one submission, and so are answered in one step of the event loop."""
 PORTION: Final = 128
@@ -100,6 +105,7 @@ class Committer:
         self._storage = storage
         self._took = took
         self._telling = storage if tells(storage) else None
+        self._instant = storage if is_instant(storage) else None
         self.together = ANSWERED_TOGETHER if self._telling is not None else MOST_OF_A_CALL // 2
         description = storage.description
         self._gathers = description.durable  # without a barrier there is nothing to share
@@ -116,7 +122,7 @@ class Committer:
         self.failure = ""
         self.progress = StoreProgress()
         self._turns: turns.LoopTurns | None = None  # of the event loop, once a batch is committed in it
-        self._shut_out: StorageFenced | None = None
+        self._shut_out: BaseException | None = None  # ends the broker: the save worker raises it
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
 
     def check(self) -> None:
@@ -151,7 +157,7 @@ class Committer:
             self.append(submission)
         else:
             self.stand_in_line(partial(self._take_turn, submission))
-        self.call_worker()
+        self.begin()
         return submission
 
     @property
@@ -186,7 +192,7 @@ class Committer:
             self.progress.note()
         except StorageFenced as error:
             self._shut_out = error
-            self.call_worker()
+            self.begin()
             raise
         except StorageFailed as error:
             self.failure = self.failure or str(error)
@@ -269,11 +275,54 @@ class Committer:
     def _is_needed(self) -> bool:
         return bool(self._waiting) or self._shut_out is not None
 
-    def call_worker(self) -> None:
-        """Wake a save worker, unless one has its turn."""
-        if not self._is_served and self._workers:
+    def begin(self) -> None:
+        """Have what waits committed: in this step if the store waits for nothing and it is little, else by a save
+        worker."""
+        if self._is_served or (self._instant is not None and self._commit_now(self._instant)):
+            return
+        if self._workers:
             self._is_served = True
             self._workers.unpark()
+
+    def _commit_now(self, storage: InstantStorage) -> bool:
+        """Commit what waits, and answer, as far as the turn of this step goes. False if that is not all."""
+        if self._turns is None:
+            self._turns = turns.of_run()
+        self._is_served = True  # what completions submit comes behind this, in the loop below
+        try:
+            while self._waiting and not self._line.items and self._shut_out is None:
+                if self._size > MOST_AT_ONCE or not self._turns.take(self._size * turns.MESSAGE):
+                    break
+                if not self._commit_some_now(storage):
+                    break
+        except BaseException as error:  # of a completion, whose caller may survive it: what it left half-done may not
+            self._shut_out = error
+            raise
+        finally:
+            self._is_served = False
+        self.progress.flush()
+        return not self._is_needed()
+
+    def _commit_some_now(self, storage: InstantStorage) -> bool:
+        """Commit what waits now, and answer. False if it takes longer: nothing is done then."""
+        submissions, began = self._take(), self._now()
+        operations = [operation for each in submissions for operation in each.begin(began)]
+        outcomes = storage.commit_now(operations) if _PLAIN.issuperset(map(type, operations)) else None  # type: ignore[arg-type] # all are plain
+        if outcomes is None:
+            for each in reversed(submissions):
+                self._waiting.appendleft(each)
+                self._size += each.messages
+                self._calls += each.calls
+            return False
+        ended, at = self._now(), 0
+        for each in submissions:
+            end = at + len(each.left)
+            each.answer(outcomes[at:end], ended)
+            at = end
+        self.progress.note()
+        for took in self._took:
+            took(ended - began)
+        return True
 
     async def _gathered(self) -> list[Submission]:
         """The next batch, once no more operations come for a few steps of the event loop."""
@@ -539,7 +588,7 @@ class Together(Generic[T]):
             committer.stand_in_line(partial(self._take_turn, items, 0))
         else:
             committer.stand_in_line(partial(self._take_whole_turn, items, messages))
-        committer.call_worker()
+        committer.begin()
 
     def _take_turn(self, items: Sequence[T], begin: int, most: int) -> BatchTurn | None:
         part = items[begin : begin + most]

@@ -511,6 +511,23 @@ def tells(storage: Storage) -> TypeGuard[TellingStorage]:
     return bool(getattr(storage, "tells", False))
 
 
+class InstantStorage(Storage, Protocol):
+    """What a store can do besides, if its batches wait for nothing."""
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether they wait for nothing now. Fixed once it is open."""
+
+    def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
+        """As :meth:`Storage.commit`, in the caller's step: of a few operations, for the loop stands still meanwhile.
+        None if that takes longer; then nothing was done."""
+
+
+def is_instant(storage: Storage) -> TypeGuard[InstantStorage]:
+    """Return whether a store commits in the caller's step."""
+    return bool(getattr(storage, "is_instant", False))
+
+
 Hear = Callable[[Sequence[Outcome], float], object]
 """Called with outcomes, and with how many seconds ago they were there."""
 

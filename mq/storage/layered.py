@@ -29,6 +29,7 @@ from mq.storage.interface import (
     Health,
     Hear,
     MessageColumns,
+    MessageOperation,
     Move,
     Outcome,
     Put,
@@ -42,6 +43,7 @@ from mq.storage.interface import (
     Write,
     changes_queue,
     health_of,
+    is_instant,
     reads_columns,
     tells,
     verifies,
@@ -90,6 +92,11 @@ class LayeredStorage:
     def tells(self) -> bool:
         """Whether the store below does."""
         return tells(self._below)
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether the store below is."""
+        return is_instant(self._below)
 
     @property
     def is_native(self) -> bool:
@@ -164,6 +171,15 @@ class LayeredStorage:
         if self._telling is not None and not changes_queue(operations) and self._is_below(operations):
             return await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # as below
         return await self.commit(operations)
+
+    def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
+        """As :meth:`commit`, in the caller's step; None if the operations are in both layers, or move between them."""
+        if self._is_below(operations):
+            return self._below.commit_now(operations) if is_instant(self._below) else None
+        if not all(map(self._is_above, operations)):
+            return None
+        self._is_used = True
+        return self._above.commit_now(operations)
 
     async def _change_queue(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Put or drop a queue: a transient one in memory only, any other one in both layers. It keeps its layer."""

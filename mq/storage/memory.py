@@ -27,6 +27,7 @@ from mq.storage.interface import (
     Drop,
     Entry,
     Group,
+    MessageOperation,
     Meta,
     Move,
     Outcome,
@@ -152,6 +153,15 @@ class MemoryStorage:
                 await self._do_long(each) if isinstance(each, Group | Put | Drop) else self._do(each) for each in some
             ]
         return outcomes
+
+    @property
+    def is_instant(self) -> bool:
+        """Whether a batch waits for nothing: not where :meth:`commit` is another one, which is asked then."""
+        return getattr(self.commit, "__func__", None) is MemoryStorage.commit
+
+    def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
+        """Do a few operations, in order, in the caller's step."""
+        return [self._do(operation) for operation in operations] if self.is_instant else None
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """The messages at these places."""

@@ -11,6 +11,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from mq import turns
 from mq.broker import commit
 from mq.broker.commit import LARGEST_BATCH, MOST_OF_A_CALL, BatchTimes, Committer, SaveWorker, Together
 from mq.broker.fairness import Pace
@@ -68,7 +69,7 @@ class Unpaced(Pace):
         pass
 
 
-async def serve(disk: Disk, nursery: trio.Nursery) -> Committer:
+async def serve(disk: MemoryStorage, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
     committer.pace = Unpaced(LARGEST_BATCH)
     nursery.start_soon(SaveWorker(committer).run)
@@ -382,3 +383,56 @@ async def test_call_without_items_begins_no_batch(autojump_clock: MockClock, kin
         await trio.sleep(60)
         nursery.cancel_scope.cancel()
     assert (kind.begun, disk.sizes) == ([], [])
+
+
+# Stores whose batches wait for nothing
+
+
+async def test_memory_commits_in_the_step_that_submits() -> None:
+    committer, answers = Committer(MemoryStorage()), list[Outcome]()
+    committer.submit(lambda: writes(3), 3, lambda outcomes, _: answers.extend(outcomes))  # no save worker runs
+    assert [each.result for each in answers] == [Result.DONE] * 3
+
+
+async def test_completions_that_submit_end_the_step_after_a_turn(autojump_clock: MockClock) -> None:
+    submitted = 0
+
+    def submit_another(*_: object) -> None:
+        nonlocal submitted
+        if submitted < 1000:
+            submitted += 1
+            committer.submit(lambda: writes(1), 1, submit_another)
+
+    async with trio.open_nursery() as nursery:
+        committer = await serve(MemoryStorage(), nursery)
+        submit_another()
+        assert 1 < submitted <= 2 * turns.MESSAGES_A_TURN
+        await trio.testing.wait_all_tasks_blocked()
+        assert submitted == 1000
+        nursery.cancel_scope.cancel()
+
+
+async def test_completion_that_raises_in_its_step_ends_the_broker(autojump_clock: MockClock) -> None:
+    """The save worker raises it: who submitted may survive it, and the catalog is half changed."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="a bug")):
+        async with trio.open_nursery() as nursery:
+            committer = await serve(MemoryStorage(), nursery)
+            with pytest.raises(RuntimeError):
+                committer.submit(lambda: writes(1), 1, fail)
+            committer.begin()
+            await trio.sleep(60)
+
+
+async def test_much_at_once_is_left_to_the_save_worker(autojump_clock: MockClock) -> None:
+    answers: list[Outcome] = []
+    async with trio.open_nursery() as nursery:
+        committer = await serve(MemoryStorage(), nursery)
+        committer.submit(lambda: writes(300), 300, lambda outcomes, _: answers.extend(outcomes))
+        assert not answers
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(answers) == 300
+        nursery.cancel_scope.cancel()

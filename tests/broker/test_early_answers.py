@@ -23,6 +23,7 @@ class Telling(MemoryStorage):
     """
 
     tells = True
+    is_instant = False  # type: ignore[assignment] # its batches wait
 
     def __init__(self) -> None:
         super().__init__()

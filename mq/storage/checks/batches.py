@@ -32,6 +32,7 @@ from mq.storage.interface import (
     Stored,
     Unlink,
     Write,
+    is_instant,
     tells,
 )
 
@@ -205,6 +206,25 @@ async def what_is_told_early_is_so(storage: Storage) -> None:
         await each.body.aclose()
 
 
+async def a_batch_in_one_step_is_done(storage: Storage) -> None:
+    """Its outcomes are those of a commit, and what they say is so. For stores whose batches wait for nothing."""
+    if not is_instant(storage):
+        return
+    queue = await make_queue(storage)
+    ready = await bring(storage, queue, State.READY)
+    write = Write(queue, new_id(), b"body")
+    move = Move(ready, State.DELAYED, leased())
+    outcomes = storage.commit_now([write, write, move, move])
+    assert outcomes is not None, "a batch that waits for nothing was not done"
+    results = [outcome.result for outcome in outcomes]
+    expected = [Result.DONE, Result.EXISTS, Result.DONE, Result.GONE]
+    assert results == expected, f"outcomes are {results}, not {expected}"
+    for outcome, entry in ((outcomes[0], write.entry), (outcomes[2], move.target)):
+        assert outcome.entry == entry, f"{entry} is said to be {outcome.entry}"
+        await is_at(storage, entry)
+    assert await body_of(storage, write.entry) == b"body", "a Write in one step left something else"
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     outcomes_stand_in_order,
     outcomes_carry_their_own_entry,
@@ -215,4 +235,5 @@ CHECKS: Final[tuple[Check, ...]] = (
     batches_run_side_by_side,
     a_cancelled_commit_leaves_the_store_in_order,
     what_is_told_early_is_so,
+    a_batch_in_one_step_is_done,
 )

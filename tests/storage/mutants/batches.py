@@ -9,6 +9,7 @@ import trio.testing
 
 from mq.storage.interface import (
     Hear,
+    MessageOperation,
     Move,
     Operation,
     Outcome,
@@ -152,3 +153,17 @@ class TellsOfARefusalAsOfTheRest(Tells):
 class TellsOfOutcomesThatWereNeverThere(Tells):
     async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
         return await super().commit_in_parts(operations, lambda outcomes, _: hear(outcomes, -1.0))
+
+
+@caught_by("a_batch_in_one_step_is_done")
+class DoesNothingInOneStep(MemoryStorage):
+    def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
+        outcomes = super().commit_now(operations) or []
+        self._places.clear()
+        return outcomes
+
+
+@caught_by("a_batch_in_one_step_is_done")
+class LeavesRefusalsOutInOneStep(MemoryStorage):
+    def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
+        return [each for each in super().commit_now(operations) or [] if each.result is Result.DONE]
