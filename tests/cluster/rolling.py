@@ -183,13 +183,24 @@ def take_over_seconds(nodes: Nodes, master: str) -> float:
     return seconds
 
 
-def roll(nodes: Nodes, restarts: int, show: Callable[[str], object]) -> tuple[Sightings, list[float]]:
-    """Restart the master `restarts` times under load; what the clients saw, and the seconds of each take-over."""
+def roll(
+    nodes: Nodes, restarts: int, show: Callable[[str], object], delivered_before: int = 0
+) -> tuple[Sightings, list[float]]:
+    """Restart the master `restarts` times under load; what the clients saw, and the seconds of each take-over.
+
+    Args:
+        nodes: three of them.
+        restarts: how many.
+        show: is told each restart.
+        delivered_before: messages to deliver before the first restart. They stay in removed/ for a minute.
+    """
     seen, seconds = Sightings(), []
     master = nodes.master()
     for queue in (QUEUE, PROBE):
         assert nodes.ask(master, "PUT", f"/{queue}?store=cluster").status_code == 201
     with RollingClients(list(nodes.amqp_ports.values()), seen) as clients:
+        while len(seen.delivered) < delivered_before:
+            time.sleep(0.1)
         for number in range(1, restarts + 1):
             time.sleep(WORK_SECONDS)
             master = nodes.master()
@@ -224,11 +235,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--restarts", type=int, default=20)
     parser.add_argument("--postgres", action="store_true", help="messages in PostgreSQL instead of etcd")
+    parser.add_argument("--delivered-before", type=int, default=0, help="messages delivered before the first restart")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="mq-rolling-"))
     print(f"logs of the daemons: {folder}")
     with three_nodes_on("postgres" if given.postgres else "etcd", folder) as nodes:
-        seen, seconds = roll(nodes, given.restarts, lambda line: print(line, flush=True))
+        seen, seconds = roll(nodes, given.restarts, lambda line: print(line, flush=True), given.delivered_before)
     closed = seen.closed[INTERNAL_ERROR]
     print(
         f"{len(seen.confirmed)} confirmed, {seen.lost} lost, {seen.stored_twice} stored twice, {closed} connections "
