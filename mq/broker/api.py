@@ -20,7 +20,7 @@ from mq.broker.peek import READY, Browsed, Ranges, Seen
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Record, Redriven, TellShared
 from mq.broker.settings import QueueSettings
-from mq.broker.unacked import UnackedMessage
+from mq.broker.unacked import Received, UnackedMessage
 from mq.broker.waiters import Precedence
 from mq.broker.write_jobs import WriteJobStatus
 from mq.errors import Conflict, MQError
@@ -490,6 +490,16 @@ class BrokerAPI(Protocol):
         exclusion: Exclusion | None = None,
         precedence: Precedence | None = None,
     ) -> list[UnackedMessage] | None: ...
+
+    def hold_when_ready(
+        self,
+        queue: str,
+        most: int,
+        done: Received,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> Callable[[], None] | None: ...
 
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion: ...
 

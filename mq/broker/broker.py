@@ -41,7 +41,7 @@ from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, Que
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
-from mq.broker.unacked import Unacked, UnackedMessage
+from mq.broker.unacked import Received, Unacked, UnackedMessage
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
 from mq.broker.write_jobs import WriteJobs
@@ -559,6 +559,51 @@ class Broker:
         self._in_flight.check()
         return self._unacked.hold_now(index, most, exclusion, precedence)
 
+    def hold_when_ready(
+        self,
+        queue: str,
+        most: int,
+        done: Received,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> Callable[[], None] | None:
+        """As :meth:`hold` that waits without an end, in the caller's step; None where only a task can wait.
+
+        Args:
+            queue: the queue's name.
+            most: how many at the most.
+            done: called once, with the messages or an error: in the step that makes the first one READY, as far as
+                that is possible. With no message when the broker ends.
+            exclusion: as for :meth:`hold`.
+            precedence: as for :meth:`hold`.
+
+        Returns:
+            What to call to wait no longer, before `done` was called.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        index = self._known.get(queue)
+        if index is None or self._others_move:
+            return None
+        request = FetchRequest(
+            index, most, waits=True, handing=Handing.HOLD, exclusion=exclusion, precedence=precedence
+        )
+
+        def received(held: list[UnackedMessage], error: Exception | None) -> None:
+            self._in_flight.__exit__()
+            done(held, error)
+
+        def withdraw() -> None:
+            self._unacked.withdraw(request)
+            self._in_flight.__exit__()
+
+        self._unacked.check_exclusion(index, exclusion)
+        self._in_flight.__enter__()
+        self._unacked.hold_when_ready(request, received)
+        return withdraw
+
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
 
@@ -678,7 +723,7 @@ class Wiring:
         self.committer = Committer(storage, [*self.catalog.tellers_of(Span.COMMIT), clock.note_work])
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
-        self.waiters = waiters = Waiters(config.workers)
+        self.waiters = waiters = Waiters(config.workers, self.committer.progress)
         second_names = SecondNames(core, leases)
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
         self._keys = None if config.others_move else Keys(core)

@@ -236,7 +236,7 @@ class Committer:
             self._turns = turns.of_run()
         if len(operations) > ANSWERED_TOGETHER:
             self._turns.spend(len(operations) * turns.LIGHT // 2)
-        answering = _Answering(submissions, began, self._now, self.progress.flush)
+        answering = _Answering(submissions, began, self._now, self.progress)
         outcomes = await self._commit(operations, answering.hear, has_groups=has_groups)
         late_seconds = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0.0
         ended = await answering.end(outcomes, late_seconds, self._turns)
@@ -315,10 +315,14 @@ class Committer:
                 self._calls += each.calls
             return False
         ended, at = self._now(), 0
-        for each in submissions:
-            end = at + len(each.left)
-            each.answer(outcomes[at:end], ended)
-            at = end
+        self.progress.is_answering = True
+        try:
+            for each in submissions:
+                end = at + len(each.left)
+                each.answer(outcomes[at:end], ended)
+                at = end
+        finally:
+            self.progress.is_answering = False
         self.progress.note()
         for took in self._took:
             took(ended - began)
@@ -483,13 +487,13 @@ class _Answering:
         submissions: of one batch, with their operations made.
         began: when the store was called.
         now: Trio's clock.
-        flush: called after some have been answered.
+        progress: flushed after some have been answered.
     """
 
     def __init__(
-        self, submissions: Iterable[Submission], began: float, now: Callable[[], float], flush: Callable[[], None]
+        self, submissions: Iterable[Submission], began: float, now: Callable[[], float], progress: StoreProgress
     ) -> None:
-        self._flush = flush
+        self._progress = progress
         self._left = deque(submissions)
         self._began = began
         self._now = now
@@ -501,7 +505,7 @@ class _Answering:
         ended = self._add(outcomes, late_seconds)
         while self._left and self._answer_some(ended) is not None:
             pass
-        self._flush()
+        self._progress.flush()
 
     async def end(self, outcomes: Sequence[Outcome], late_seconds: float, turn: turns.LoopTurns) -> float:
         """Take the last outcomes, in turns of the event loop. Returns the time at which they were there."""
@@ -509,9 +513,9 @@ class _Answering:
         while self._left and (size := self._answer_some(ended)) is not None:
             # A quarter of what it takes: every client waits for this loop.
             if turn.spend(size * turns.FRAME // 4):
-                self._flush()
+                self._progress.flush()
                 await turn.end()
-        self._flush()
+        self._progress.flush()
         return ended
 
     def unfinished(self) -> Submission | None:
@@ -531,12 +535,16 @@ class _Answering:
         None if not all of the first one have outcomes."""
         left, outcomes, first = self._left, self._outcomes, self._at
         size = None
-        while left and (size is None or size < ANSWERED_TOGETHER):
-            at, end = self._at, self._at + len(left[0].left)
-            if end > len(outcomes):
-                break
-            self._at, size = end, end - first
-            left.popleft().answer(outcomes[at:end], ended)
+        self._progress.is_answering = True
+        try:
+            while left and (size is None or size < ANSWERED_TOGETHER):
+                at, end = self._at, self._at + len(left[0].left)
+                if end > len(outcomes):
+                    break
+                self._at, size = end, end - first
+                left.popleft().answer(outcomes[at:end], ended)
+        finally:
+            self._progress.is_answering = False
         return size
 
 
@@ -752,9 +760,14 @@ CLOSING: Final = "the broker is shutting down. Connect to another one, or try ag
 
 class StoreProgress:
     """Knows that the store goes on answering. A block that waits for the store may take longer as long as it does: then
-    others are served first, or there is much to do."""
+    others are served first, or there is much to do.
+
+    Attributes:
+        is_answering: whether completions are being called, and :meth:`flush` follows in this step.
+    """
 
     def __init__(self) -> None:
+        self.is_answering = False
         self._others_wait_until = -math.inf
         self._scopes: set[trio.CancelScope] = set()
         self._after: dict[Callable[[], None], None] = {}

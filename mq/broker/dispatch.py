@@ -284,6 +284,7 @@ class FetchWorker:
             while called:
                 assignments, portions = await self._assign_next(called)
                 await self._unacked_deliverer.serve(portions)
+                self._committer.progress.flush()
                 if assignments:
                     await self._lease(assignments)
 
@@ -333,7 +334,7 @@ class FetchWorker:
                 self._waiters.call(index)
                 return assignments, portions
             if request.holds:
-                portions_now = self._share_out(index, wait_queue)
+                portions_now = self._unacked_deliverer.share(index, wait_queue, LONGEST_SLICE)
                 portions += portions_now
                 held_count += sum(len(portion.messages) for portion in portions_now)
                 if wait_queue.first() is request:
@@ -355,25 +356,6 @@ class FetchWorker:
         if wait_queue.nonblocking:
             self._waiters.call(index)
         return assignments, portions
-
-    def _share_out(self, index: QueueIndex, wait_queue: WaitQueue) -> list[Portion]:
-        """Portions for the requests of the highest priority that hold messages in memory."""
-        holders = wait_queue.holders()
-        for request in holders:
-            if request.future.abandoned:
-                wait_queue.leave(request)
-        turn = iter(range(LONGEST_SLICE))
-
-        def take() -> Entry | None:
-            return None if next(turn, None) is None else self._ready.take(index)
-
-        portions = share_out([request for request in holders if not request.future.abandoned], take)
-        for portion in portions:
-            self._waiters.keep_place(index, portion.request.precedence)
-            wait_queue.leave(portion.request)
-            for entry in portion.messages:
-                index.hold(entry)
-        return portions
 
     async def _prepare(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
         """Bring the index up to date: for requests that do not wait, and where a later message may come first.
@@ -873,14 +855,68 @@ class UnackedDeliverer:
         self._ready = ready
         self._recent = recent
         self._seconds = core.config.visibility_seconds
+        waiters.push = self.push
+
+    def share(self, index: QueueIndex, wait_queue: WaitQueue, most: int, *, is_now: bool = False) -> list[Portion]:
+        """Portions of up to `most` messages for the requests of the highest priority that hold them in memory; where it
+        `is_now`, only of messages that need not be read. They are held from then on."""
+        holders = wait_queue.holders()
+        for request in holders:
+            if request.future.abandoned:
+                wait_queue.leave(request)
+        turn = iter(range(most))
+
+        def take() -> Entry | None:
+            entry = None if next(turn, None) is None else self._ready.take(index)
+            if entry is not None and is_now and entry.id not in self._recent:
+                index.add(entry)
+                return None
+            return entry
+
+        portions = share_out([request for request in holders if not request.future.abandoned], take)
+        for portion in portions:
+            self._waiters.keep_place(index, portion.request.precedence)
+            wait_queue.leave(portion.request)
+            for entry in portion.messages:
+                index.hold(entry)
+        return portions
+
+    def push(self) -> None:
+        """Serve requests of the queues that have got messages, in the step in which these became READY: as many as a
+        turn has. A worker does the rest, and what takes longer."""
+        left, waiters = turns.MESSAGES_A_TURN, self._waiters
+        while waiters.ready:
+            index = waiters.ready.popleft()
+            wait_queue = waiters.answer_call(index)
+            is_served = left > 0 and self._is_simple(index)
+            if is_served:
+                for request, entries in self.share(index, wait_queue, left, is_now=True):
+                    left -= len(entries)
+                    stored = [self._recent.take(entry.id) for entry in entries]
+                    request.held = entries
+                    request.future.set(
+                        [
+                            self._message(index, entry, found)
+                            for entry, found in zip(entries, stored, strict=True)
+                            if found is not None  # always: it was there
+                        ]
+                    )
+                is_served = not index.ready
+            if is_served or not wait_queue.wanted:
+                waiters.served(index)
+            elif not wait_queue.is_called:
+                waiters.call_worker(index, wait_queue)
+
+    def _is_simple(self, index: QueueIndex) -> bool:
+        """Whether the next message is what its index says, and may be delivered."""
+        if index.undelivered or index.deleted or index.settings.paused or self._committer.failure:
+            return False
+        return index.is_plain
 
     def deliver_now(self, index: QueueIndex, most: int) -> list[tuple[Entry, Message]] | None:
         """Up to `most` messages, held from now on, in the caller's step; none if none is READY. None where that takes
         longer: others wait for messages of the queue, or a body has to be read."""
-        settings = index.settings
-        if index in self._waiters.queues or index.undelivered or index.deleted or settings.paused:
-            return None
-        if not index.is_plain or self._committer.failure:
+        if index in self._waiters.queues or not self._is_simple(index):
             return None
         entries: list[Entry] = []
         while len(entries) < most and (entry := self._ready.take(index)) is not None:

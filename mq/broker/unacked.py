@@ -48,6 +48,9 @@ class UnackedMessage(NamedTuple):
         return UnackedMessage(_DELIVERED, self.redelivered, self.entry)
 
 
+Received = Callable[[list[UnackedMessage], Exception | None], object]
+"""Called with messages that a connection holds from now on; or with the error of a request for them."""
+
 _NO_ID: Final = MessageId("00000000-0000-1000-8000-000000000000")
 _DELIVERED: Final = Message("", _NO_ID, BytesBody(b""), Properties(0, None), 0, "")
 """In place of a message that was delivered."""
@@ -122,8 +125,34 @@ class Unacked:
 
     async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
+        return self._received(request, await self._consuming.fetch(request, wait))
+
+    def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
+        """Check that a consumer may have messages of a queue.
+
+        Raises:
+            QueueHeld: another one has the queue alone.
+        """
+        self._consuming.check_exclusion(index, exclusion)
+
+    def hold_when_ready(self, request: FetchRequest, done: Received) -> None:
+        """Call `done` with the messages for the request once there are some, or with an error; with none when the
+        broker ends. Call :meth:`check_exclusion` before."""
         index = request.index
-        messages = await self._consuming.fetch(request, wait)
+
+        def answered(error: Exception | None) -> None:
+            done([] if error is not None else self._received(request, request.future.value or []), error)
+
+        request.future.then(answered)
+        self._waiters.ask(request, is_vain=not index.ready and not index.deleted)
+
+    def withdraw(self, request: FetchRequest) -> None:
+        """Forget a request that is not answered. A worker that serves it just now puts its messages back."""
+        request.future.abandoned = True
+        self._waiters.withdraw(request)
+
+    def _received(self, request: FetchRequest, messages: Sequence[Message]) -> list[UnackedMessage]:
+        index = request.index
         held = [
             UnackedMessage(message, self._may_be_known(index, message, entry), entry)
             for message, entry in zip(messages, request.held, strict=True)

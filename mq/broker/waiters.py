@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import zlib
 from bisect import insort
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
 
-from mq.broker.commit import BatchChannel, Future
+from mq.broker.commit import BatchChannel, Future, StoreProgress
 from mq.broker.index import QueueIndex
 from mq.lifecycle import PROTOCOL
 from mq.message import Message
@@ -220,27 +220,35 @@ class Waiters:
 
     Args:
         workers: how many there are. Each queue has one of them for good.
+        progress: flushed after completions, which make messages READY.
 
     Attributes:
         channels: by which the workers are called.
         queues: the wait queues that requests are in, or that a worker was called for, by the index of their queue.
+        ready: queues that have messages, since the last flush, for requests that hold them in memory.
+        push: called at the flush to serve these. Set by the :class:`~mq.broker.dispatch.UnackedDeliverer`.
     """
 
-    def __init__(self, workers: int) -> None:
+    push: Callable[[], None]
+
+    def __init__(self, workers: int, progress: StoreProgress) -> None:
+        self._progress = progress
+        self.ready: deque[QueueIndex] = deque()
         self.channels: list[BatchChannel[QueueIndex]] = [BatchChannel() for _ in range(workers)]
         self.queues: dict[QueueIndex, WaitQueue] = {}
         self._is_closed = False
 
-    def ask(self, request: FetchRequest, *, first: bool = False) -> None:
+    def ask(self, request: FetchRequest, *, first: bool = False, is_vain: bool = False) -> None:
         """Put a request at the end of its wait queue, or back at the front. After :meth:`close` a waiting one is
-        answered at once, with no message."""
+        answered at once, with no message. Where it `is_vain` to look for messages now, no worker is called."""
         if self._is_closed and request.waits:
             request.future.set([])
             return
         if request.precedence is not None:
             request.precedence.step_aside()
         self.queues.setdefault(request.index, WaitQueue()).join(request, first=first)
-        self.call(request.index)
+        if not is_vain:
+            self.call(request.index)
 
     def withdraw(self, request: FetchRequest) -> bool:
         """Remove a request from its wait queue. False when it is being served, or was answered."""
@@ -261,11 +269,23 @@ class Waiters:
         self._tidy(index)
 
     def call(self, index: QueueIndex) -> None:
-        """Call the queue's worker, if requests wait: something has changed for them."""
+        """Have the requests of a queue served, if there are some: something has changed for them. That is at the end of
+        this step for those that hold messages in memory, if a completion has made some READY; else a worker does it."""
         wait_queue = self.queues.get(index)
-        if wait_queue is not None and wait_queue.wanted and not wait_queue.is_called:
-            wait_queue.is_called = True
-            self.channels[zlib.crc32(index.name.encode()) % len(self.channels)].put(index)
+        if wait_queue is None or not wait_queue.wanted or wait_queue.is_called:
+            return
+        request = wait_queue.first() if self._progress.is_answering else None
+        if request is None or not request.holds:
+            self.call_worker(index, wait_queue)
+            return
+        wait_queue.is_called = True
+        self.ready.append(index)
+        self._progress.after(self.push)
+
+    def call_worker(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
+        """Call the queue's worker."""
+        wait_queue.is_called = True
+        self.channels[zlib.crc32(index.name.encode()) % len(self.channels)].put(index)
 
     def next_to_lease(self, index: QueueIndex) -> FetchRequest | None:
         """The first request, removed from its wait queue to be served; None without one, or if the first holds

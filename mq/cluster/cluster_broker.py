@@ -21,6 +21,7 @@ from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membershi
 from mq.broker.clock import Clock
 from mq.broker.commit import Done, Future, StoreProgress
 from mq.broker.queues import LARGEST_SLICE, Inventory
+from mq.broker.unacked import Received
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
 from mq.cluster.declarations import ClusterDeclarations
@@ -308,6 +309,21 @@ class ClusterBroker(Forwarding):
         if self._sessions.owns(queue):
             return None
         return self._local.hold_now(queue, most, exclusion=exclusion, precedence=precedence)
+
+    def hold_when_ready(
+        self,
+        queue: str,
+        most: int,
+        done: Received,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> Callable[[], None] | None:
+        """As :meth:`hold` that waits without an end, in the caller's step; None for a queue that is not of this
+        node."""
+        if self._sessions.owns(queue):
+            return None
+        return self._local.hold_when_ready(queue, most, done, exclusion=exclusion, precedence=precedence)
 
     async def hold(
         self,

@@ -10,9 +10,11 @@ import trio.testing
 from pamqp import commands
 from trio.testing import MockClock
 
+from mq import turns
+from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.served_connection import ServedConnection
-from mq.broker import Draft, Published, UnackedMessage, open_broker
-from mq.errors import MQError
+from mq.broker import Broker, Draft, Published, UnackedMessage, open_broker
+from mq.errors import MQError, NoSuchQueue
 from mq.storage.interface import AnyOperation, Drop, Outcome, Put, Result
 from mq.storage.memory import MemoryStorage
 from tests.amqp.dialling import Client, House, open_house
@@ -129,7 +131,7 @@ async def test_completion_that_raises_ends_its_connection_alone(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(broken._connection, "published", fail)
+    monkeypatch.setattr(broken.connection, "published", fail)
     for each in (client, other):
         await each.publish("q", b"x")
     answers = [await each.hear() for each in (client, other)]
@@ -221,3 +223,162 @@ async def test_hold_now_leaves_to_the_workers_what_others_wait_for(
         await trio.testing.wait_all_tasks_blocked()
         assert len(held) == 1
         await broker.acknowledge(held)
+
+
+# Deliveries by callback
+
+
+@pytest.fixture
+async def in_memory(autojump_clock: MockClock) -> AsyncIterator[House]:
+    async with open_house(MemoryStorage()) as house:
+        yield house
+
+
+async def delivered_in_step(broker: Broker) -> list[UnackedMessage]:
+    """Messages that a request held before the step that published one of them ended."""
+    held: list[UnackedMessage] = []
+    await broker.create_queue("q")
+    broker.hold_when_ready("q", 10, lambda found, _: held.extend(found))
+    broker.publish_now("q", [Draft(b"x")], lambda _: None)
+    return held
+
+
+async def test_message_is_delivered_in_the_step_in_which_it_becomes_ready(autojump_clock: MockClock) -> None:
+    async with open_broker(MemoryStorage()) as broker:
+        held = await delivered_in_step(broker)
+        assert [each.message.body.size for each in held] == [1]
+        await broker.acknowledge(held)
+
+
+async def test_withdrawn_request_gets_no_message(autojump_clock: MockClock, store: SlowStore) -> None:
+    held: list[UnackedMessage] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        withdraw = broker.hold_when_ready("q", 1, lambda found, _: held.extend(found))
+        assert withdraw is not None
+        store.seconds = SECONDS
+        broker.publish_now("q", [Draft(b"x")], lambda _: None)
+        await trio.sleep(SECONDS / 2)
+        withdraw()
+        await trio.sleep(2 * SECONDS)
+        assert held == []
+        assert (await broker.status("q")).ready == 1
+
+
+async def test_waiting_request_hears_of_its_queue_s_end(autojump_clock: MockClock, store: SlowStore) -> None:
+    errors: list[Exception | None] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        broker.hold_when_ready("q", 1, lambda _, error: errors.append(error))
+        await broker.delete_queue("q")
+        await trio.testing.wait_all_tasks_blocked()
+        assert [type(each) for each in errors] == [NoSuchQueue]
+
+
+async def test_waiting_request_is_answered_with_nothing_when_the_broker_ends(store: SlowStore) -> None:
+    answers: list[tuple[Sequence[UnackedMessage], Exception | None]] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        broker.hold_when_ready("q", 1, lambda held, error: answers.append((held, error)))
+    assert answers == [([], None)]
+
+
+async def test_push_takes_a_turn_and_leaves_the_rest_to_the_worker(autojump_clock: MockClock, store: SlowStore) -> None:
+    sizes: list[int] = []
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+
+        def receive(held: list[UnackedMessage], _: Exception | None) -> None:
+            sizes.append(len(held))
+
+        broker.hold_when_ready("q", 100, receive)
+        await broker.publish_many("q", [Draft(b"x")] * 100)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(sizes) == 1
+        assert 0 < sizes[0] <= turns.MESSAGES_A_TURN
+        broker.hold_when_ready("q", 100, receive)
+        await trio.testing.wait_all_tasks_blocked()
+        assert sum(sizes) == 100  # those that a request asks for when they are there are a worker's
+
+
+async def test_waiting_requests_get_messages_in_turn(autojump_clock: MockClock) -> None:
+    got: list[int] = []
+    async with open_broker(MemoryStorage()) as broker:
+        await broker.create_queue("q")
+
+        def ask(number: int) -> None:
+            def receive(held: list[UnackedMessage], _: Exception | None) -> None:
+                got.extend([number] * len(held))
+                if held:
+                    ask(number)
+
+            broker.hold_when_ready("q", 10, receive)
+
+        for number in range(3):
+            ask(number)
+        for _ in range(9):
+            broker.publish_now("q", [Draft(b"x")], lambda _: None)
+            await trio.testing.wait_all_tasks_blocked()
+    assert got == [0, 1, 2] * 3
+
+
+async def test_publisher_that_consumes_hears_of_its_message_first(autojump_clock: MockClock, in_memory: House) -> None:
+    client = await in_memory.connect()
+    await client.declare()
+    await client.call(Confirm.Select())
+    await client.consume()
+    await client.publish("q", b"x")
+    assert [(await client.hear()).name for _ in range(2)] == ["Basic.Ack", "Basic.Deliver"]
+
+
+async def test_delivery_that_raises_ends_its_connection_alone(
+    autojump_clock: MockClock,
+    in_memory: House,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    consumer, publisher = await in_memory.connect(), await in_memory.connect()
+    await consumer.declare()
+    await consumer.consume()
+    await publisher.call(Confirm.Select())
+    await trio.testing.wait_all_tasks_blocked()
+
+    def fail(*_: object) -> bool:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(ConsumerPump, "_write", fail)
+    await publisher.publish("q", b"x")
+    assert (await publisher.hear()).name == "Basic.Ack"
+    assert (await consumer.hear()).name == "Connection.Close"
+    assert "a bug" in caplog.text
+    assert in_memory.broker.ready
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_consumer_that_is_cancelled_at_any_step_loses_no_message(
+    autojump_clock: MockClock, in_memory: House, steps: int
+) -> None:
+    consumer, publisher = await in_memory.connect(), await in_memory.connect()
+    await consumer.declare()
+    await consumer.consume(tag="c")
+    await trio.testing.wait_all_tasks_blocked()
+    await publisher.publish("q", b"x")
+    await consumer.say(Basic.Cancel("c", nowait=True))
+    for _ in range(steps):
+        await trio.lowlevel.checkpoint()
+    await consumer.stream.aclose()
+    await trio.sleep(SECONDS)
+    assert (await in_memory.broker.status("q")).ready == 1
+
+
+async def test_no_ack_consumer_gets_each_message_once(autojump_clock: MockClock, in_memory: House) -> None:
+    consumer, publisher = await in_memory.connect(), await in_memory.connect()
+    await consumer.declare()
+    await consumer.consume(no_ack=True)
+    await trio.testing.wait_all_tasks_blocked()
+    for number in range(40):
+        await publisher.publish("q", b"%d" % number)
+    assert [(await consumer.delivery())[2] for _ in range(40)] == [b"%d" % number for number in range(40)]
+    await trio.sleep(1)
+    status = await in_memory.broker.status("q")
+    assert (status.ready, status.leased) == (0, 0)

@@ -101,7 +101,7 @@ async def test_half_of_the_memory_is_left_for_what_is_read_soon() -> None:
 def tokens(house: House) -> list[Any]:
     """What the server keeps of each unsettled delivery of the house's one connection."""
     [served] = house.door.connections
-    [channel] = served._connection._channels._by_number.values()  # type: ignore[attr-defined]
+    [channel] = served.connection._channels._by_number.values()  # type: ignore[attr-defined]
     return [delivery.token for delivery in channel._deliveries._unsettled.values()]
 
 

@@ -364,6 +364,7 @@ class Connection:
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
         or it has ended."""
+        self._channels.flush()  # a publisher that consumes hears of its message before it gets it
         found = self._channels.find(channel)
         return 0 if found is None else found.deliver(tag, arrivals)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Final, Protocol
 
 import trio
 
@@ -20,7 +22,7 @@ from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.message_codec import arrival_of, with_delivery_count
 from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.broker.api import BrokerAPI
-from mq.doors.budget import UNCOUNTED_BYTES, Budget, ClientMemory, Use
+from mq.doors.budget import UNCOUNTED_BYTES, Budget, Use
 from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage, MQError
 from mq.message import BytesBody, Message, SharedAttributes
@@ -37,17 +39,42 @@ MOST_BYTES_TOGETHER: Final = 256 * 1024
 """Bytes of bodies that are sent before the pump checks that the client reads."""
 
 
+class ClientLink(Protocol):
+    """One client's connection, as its consumers and its commands use it."""
+
+    @property
+    def connection(self) -> Connection:
+        """Its protocol, without a socket."""
+
+    @property
+    def send_answers(self) -> Callable[[], None]:
+        """Sends what was written. It never raises."""
+
+    @property
+    def has_room_to_send(self) -> bool:
+        """Whether the client has read most of what was sent."""
+
+    async def room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
+        """Wait until it has; call `stalled` first if it has not."""
+
+    def complete(self, completion: Callable[..., None], *args: Any) -> None:
+        """Call a completion. If that raises, it ends the connection."""
+
+    async def acknowledge(self, held: Sequence[UnackedMessage]) -> None:
+        """Begin to remove acknowledged messages, and return when the connection may read on."""
+
+    def start_consumer(self, consumer: ConsumerPump) -> None:
+        """Start the task of a consumer."""
+
+
 class ConsumerPump:
     """Moves messages from a queue to one consumer's client.
 
     Args:
         broker: gives the messages.
         consumers: of all queues; knows which one of a queue is active, where only one may be.
-        connection: sends them.
+        link: sends them.
         command: the client's wish: queue, tag, priority, and whether it acknowledges.
-        room: returns once the client has read most of what was sent; calls its argument first if it has not.
-        sent: called after something was sent.
-        memory: what the client may reserve.
 
     Attributes:
         channel, tag, queue: as in the command.
@@ -62,11 +89,8 @@ class ConsumerPump:
         self,
         broker: BrokerAPI,
         consumers: ConsumerRegistry,
-        connection: Connection,
+        link: ClientLink,
         command: Consume,
-        room: Callable[[Callable[[], None]], Awaitable[None]],
-        sent: Callable[[], None],
-        memory: ClientMemory,
     ) -> None:
         self.channel: ChannelKey = command.channel
         self.tag = command.tag
@@ -81,16 +105,19 @@ class ConsumerPump:
         is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
         self._is_single = is_single and not is_quorum
         self._waits_its_turn = is_single and is_quorum  # behind consumers at all nodes
-        self._connection = connection
+        self._link = link
+        self._connection = link.connection
         self._no_ack = command.no_ack
         self._precedence = Precedence(command.priority)
-        self._room = room
-        self._sent = sent
-        self._delivering = memory.reserve(Use.DELIVERY)
+        self._receive = partial(link.complete, self._received)
+        self._context = copy_context()
+        self._delivering = link.connection.session.memory.reserve(Use.DELIVERY)
         self._lacking = 0
         self._scope = trio.CancelScope()
-        self._fed = trio.lowlevel.ParkingLot()  # its task, while it waits for credit
+        self._fed = trio.lowlevel.ParkingLot()  # its task, while it waits for credit or messages
+        self._withdraw: Callable[[], None] | None = None  # ends the wait for messages
         self._held: list[UnackedMessage] = []  # for its task to deliver
+        self._error: Exception | None = None  # for its task to raise
         self._damaged: list[UnackedMessage] = []
         self._stopped = trio.Event()
         self._stopped.set()
@@ -105,43 +132,85 @@ class ConsumerPump:
     def feed(self) -> int:
         """Go on: the consumer has credit again. Returns how many messages were written in this step, for the caller
         to send; its task does what takes longer."""
-        if not self._fed:
-            return 0  # its task is at it
-        taken = self._deliver_now()
-        if taken is None or self._connection.credit(self.channel, self.tag):
-            self._fed.unpark()
-        else:
-            self._precedence.step_aside()
-        return taken or 0
+        if not self._fed or self._withdraw is not None:
+            return 0  # its task is at it, or messages are awaited
+        taken = 0
+        most = min(self._credit, turns.MESSAGES_A_TURN)
+        if most and not self._lacking:
+            with suppress(MQError):  # of which its task hears, too
+                held = self._hold_now(most)
+                if held and self._write(held):
+                    taken = len(held)
+                if held is not None and len(held) == taken and self._wait():
+                    return taken
+        self._fed.unpark()
+        return taken
 
     def go_on(self) -> None:
         """Let its task look again: it may be the active one now."""
         self._fed.unpark()
 
-    def _deliver_now(self) -> int | None:
-        """Write messages that are there, as many as a turn has. None where that takes longer."""
-        if self._no_ack or self._lacking or not self.is_active:
-            return None
-        most = min(self._connection.credit(self.channel, self.tag), turns.MESSAGES_A_TURN)
-        try:
-            held = most and self._broker.hold_now(
-                self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence
-            )
-        except MQError:
-            return None  # of which its task hears, too
-        if not held:
-            return None
+    @property
+    def _credit(self) -> int:
+        return self._connection.credit(self.channel, self.tag) if self.is_active else 0
+
+    def _hold_now(self, most: int) -> list[UnackedMessage] | None:
+        return self._broker.hold_now(self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence)
+
+    def _wait(self) -> bool:
+        """Wait for messages, or for credit, without the task. False where only the task can.
+
+        Raises:
+            MQError: as the task would.
+        """
+        most = self._credit
+        if not most:
+            self._precedence.step_aside()
+            return True
+        self._withdraw = self._broker.hold_when_ready(
+            self.queue.key, most, self._receive, exclusion=self.exclusion, precedence=self._precedence
+        )
+        return self._withdraw is not None
+
+    def _received(self, held: list[UnackedMessage], error: Exception | None) -> None:
+        """Write messages in the step in which they became READY, or leave them to the task."""
+        self._withdraw, self._error = None, error
+        with suppress(MQError):
+            if held and self._write(held):
+                self._broker.progress.after(self._link.send_answers)
+                if self._wait():
+                    return
+        self._fed.unpark()
+
+    def _write(self, held: list[UnackedMessage]) -> bool:
+        """Write messages in this step, as many as a turn has. False where that takes longer: its task delivers them."""
         needed = sum([delivery_bytes(each.message, self._delivering.client.budget) for each in held])
         arrivals = [found for each in held if (found := arrival(each, self.queue)) is not None]
-        if len(arrivals) < len(held) or not self._is_free(needed):
+        is_now = (
+            len(arrivals) == len(held) <= turns.MESSAGES_A_TURN
+            and self._link.has_room_to_send
+            and self._is_free(needed)
+        )
+        if not is_now or self._connection.credit(self.channel, self.tag) < len(held) or not self._settles(held):
             self._held = held
-            return None
+            return False
         taken = self._connection.deliver(self.channel, self.tag, arrivals)
         assert taken == len(held), "no more than the credit"
         if needed > UNCOUNTED_BYTES:
             self._delivering.give_back()
         self._count(taken)
-        return taken
+        return True
+
+    def _settles(self, held: list[UnackedMessage]) -> bool:
+        """Remove messages that need no acknowledgement. False where that takes longer."""
+        with suppress(MQError):
+            return not self._no_ack or self._context.copy().run(self._broker.acknowledge_now, held, self._removed)
+        return False
+
+    def _removed(self, error: Exception | None) -> None:
+        if error is not None:
+            self._error = error
+            self._fed.unpark()
 
     def _is_free(self, size: int) -> bool:
         """Whether there is memory for a delivery now."""
@@ -166,7 +235,7 @@ class ConsumerPump:
         """End it because its queue is gone, and tell the client."""
         self.end()
         self._connection.cancelled(self.channel, self.tag)
-        self._sent()
+        self._link.send_answers()
 
     async def run(self) -> None:
         """Deliver, until it is ended.
@@ -179,23 +248,29 @@ class ConsumerPump:
                 if self._waits_its_turn:
                     self.exclusion = await self._broker.exclude(self.queue.key, in_turn=True)
                 while True:
+                    if self._error is not None:
+                        raise self._error
                     if self._held:
                         held, self._held = self._held, []
                         await self._deliver(held)
                     if self._lacking:
                         self._precedence.step_aside()
                         await self._wait_for_memory()
-                    most = self._connection.credit(self.channel, self.tag) if self.is_active else 0
-                    if most:
-                        name = self.queue.key
-                        held = await self._broker.hold(
-                            name, most, wait=math.inf, exclusion=self.exclusion, precedence=self._precedence
-                        )
-                        await self._deliver(held)
-                    else:
-                        self._precedence.step_aside()
+                    if self._withdraw is None and (most := self._credit):
+                        self._held = self._hold_now(most) or []
+                    if not self._held and (self._withdraw is not None or self._wait()):
                         await self._fed.park()
+                    elif not self._held:
+                        self._held = await self._broker.hold(
+                            self.queue.key,
+                            self._credit,
+                            wait=math.inf,
+                            exclusion=self.exclusion,
+                            precedence=self._precedence,
+                        )
         finally:
+            if self._withdraw is not None:
+                self._withdraw()
             self._precedence.step_aside()
             self._delivering.give_back()
             try:
@@ -214,13 +289,13 @@ class ConsumerPump:
         left = deque(messages)
         try:
             while left:
-                await self._room(self._precedence.step_aside)
+                await self._link.room_to_send(self._precedence.step_aside)
                 ready = await self._read(left)
                 if not ready and self._lacking:
                     break
                 taken = self._connection.deliver(self.channel, self.tag, [found for _, found in ready])
                 self._delivering.give_back()  # what is written now reserves memory as far as the client does not read
-                self._sent()
+                self._link.send_answers()
                 self._count(taken)
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft([held for held, _ in ready[taken:]][::-1])

@@ -35,7 +35,7 @@ from mq.amqp.protocol.commands import (
     UnsettledDelivery,
 )
 from mq.amqp.protocol.connection import Connection
-from mq.amqp.server.consumer_pump import ConsumerPump, arrival, delivery_bytes, read
+from mq.amqp.server.consumer_pump import ClientLink, ConsumerPump, arrival, delivery_bytes, read
 from mq.amqp.server.publish_pump import PublishPump
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
@@ -70,33 +70,17 @@ class Handlers:
 
     Args:
         state: what all connections share.
-        connection: this one.
+        link: this one.
         publish_pump: takes what is published.
-        room: returns once the client has read most of what was sent.
-        sent: called after something was sent.
-        start: starts a consumer.
-        acknowledge: begins to remove acknowledged messages, and returns where the connection may read on.
     """
 
-    def __init__(
-        self,
-        state: AmqpState,
-        connection: Connection,
-        publish_pump: PublishPump,
-        room: Callable[..., Awaitable[None]],
-        sent: Callable[[], None],
-        start: Callable[[ConsumerPump], None],
-        acknowledge: Callable[[Sequence[UnackedMessage]], Awaitable[None]],
-    ) -> None:
+    def __init__(self, state: AmqpState, link: ClientLink, publish_pump: PublishPump) -> None:
         self._state = state
         self._broker = state.broker
-        self._connection = connection
+        self._link = link
+        self._connection = link.connection
         self._publish_pump = publish_pump
-        self._room = room
-        self._sent = sent
-        self._memory = connection.session.memory
-        self._start = start
-        self._acknowledge = acknowledge
+        self._memory = link.connection.session.memory
         self._consumers: dict[tuple[ChannelKey, str], ConsumerPump] = {}
         self._is_disconnected = False
 
@@ -115,7 +99,7 @@ class Handlers:
             MQError: a command that is not answered failed.
         """
         if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
-            await self._acknowledge(_held(command.deliveries))
+            await self._link.acknowledge(_held(command.deliveries))
         elif isinstance(command, Settle):
             await settle(self._state, command.outcome, command.deliveries)
         elif isinstance(command, Credit):
@@ -155,7 +139,7 @@ class Handlers:
             result = refusal_of(error)
         self._connection.answer(command, result)
         if isinstance(command, commands.Consume) and isinstance(result, Done):
-            self._start(self._consumers[command.channel, command.tag])
+            self._link.start_consumer(self._consumers[command.channel, command.tag])
 
     async def _in_order(self, do: Callable[[], Awaitable[Result]]) -> Result:
         """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
@@ -281,9 +265,7 @@ class Handlers:
         queue = self._find_again(command.queue)
         self._check_single(queue, exclusive=command.exclusive)
         command = replace(command, queue=queue)
-        consumer = ConsumerPump(
-            self._broker, consumers, self._connection, command, self._room, self._sent, self._memory
-        )
+        consumer = ConsumerPump(self._broker, consumers, self._link, command)
         consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
         try:
             if command.exclusive:
@@ -352,7 +334,7 @@ class Handlers:
                 Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
             )
 
-        await self._room()
+        await self._link.room_to_send()
         if not self._publish_pump.is_idle:
             await self._publish_pump.wait_for_all()
         self._state.unused.note_use(queue)
@@ -363,7 +345,7 @@ class Handlers:
             found = arrival(held[0], queue, is_asked_for=True) if held and self._is_small(held[0]) else None
             if held and found is not None:
                 if command.no_ack:
-                    await self._acknowledge(held)
+                    await self._link.acknowledge(held)
                 return commands.Got(found, self._broker.declarations.ready(queue.key))
             with self._broker.progress.shielded():
                 return await self._get_slowly(command, held or [])

@@ -83,6 +83,8 @@ class ServedConnection:
 
     Attributes:
         protocol: "amqp".
+        connection: its protocol, without a socket.
+        send_answers: sends what completions have written. It never raises.
     """
 
     protocol = "amqp"
@@ -92,18 +94,19 @@ class ServedConnection:
         self._stream = stream
         self._peer = peer
         self._began = trio.current_time()
-        self._connection = Connection(state.topology, self, trio.current_time, state.limits, version)
-        self._connection.session.address = peer.address
-        self._connection.session.closed_to = state.closed_to
-        self._connection.session.check_connection = state.quotas.check_connection
-        self._connection.session.longest_body = state.broker.longest_body
-        self._connection.session.denied = self._note_denied
+        self.connection = Connection(state.topology, self, trio.current_time, state.limits, version)
+        self.connection.session.address = peer.address
+        self.connection.session.closed_to = state.closed_to
+        self.connection.session.check_connection = state.quotas.check_connection
+        self.connection.session.longest_body = state.broker.longest_body
+        self.connection.session.denied = self._note_denied
         self._memory = state.memory.client(str(peer), self._drop)
-        self._connection.session.use_memory(self._memory)
+        self.connection.session.use_memory(self._memory)
         self._input = self._memory.reserve(Use.INPUT)
         self._sending = self._memory.reserve(Use.DELIVERY)
         if isinstance(stream, trio.SSLStream):
-            self._connection.session.certificate = common_name(stream.getpeercert())
+            self.connection.session.certificate = common_name(stream.getpeercert())
+        self.send_answers = partial(self.complete, self._flush)
         self._publish_pump = PublishPump(
             state.copies,
             state.alarm,
@@ -111,28 +114,20 @@ class ServedConnection:
             state.backlog,
             self._memory.reserve(Use.BACKLOG),
             self._stored,
-            self._complete,
+            self.complete,
         )
-        self._handlers = Handlers(
-            state,
-            self._connection,
-            self._publish_pump,
-            self._room_to_send,
-            self._flush,
-            self._start_consumer,
-            self._acknowledge,
-        )
+        self._handlers = Handlers(state, self, self._publish_pump)
         self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
         self._is_acknowledgement_awaited = False
         self._most_acknowledging = LEAST_ACKNOWLEDGING
         self._publishes = False  # has published something
+        self._is_putting = False  # what is answered now is sent at the end of this step
         self._is_paused = False
         self._working = trio.Lock()
         self._outgoing: deque[bytes] = deque()
         self._unsent: AsyncValue[int] = AsyncValue(0)
         self._writer = trio.lowlevel.ParkingLot()  # the writing task, while there is nothing to send
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
-        self._flush_answers = partial(self._complete, self._flush)
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
         self._sleeps_until = math.inf
@@ -197,15 +192,15 @@ class ServedConnection:
             await self._stream.aclose()
 
     def _log_end(self) -> None:
-        if self._connection.why:
-            _CLOSED.write(self._peer, self._connection.why)
+        if self.connection.why:
+            _CLOSED.write(self._peer, self.connection.why)
         if self._publish_pump.lost:
             why = self._publish_pump.why or "mq stopped before they were stored"
             lost = "%d messages published by AMQP client %s were not stored, or their outcome is unknown: %s"
             logger.error(lost, self._publish_pump.lost, self._peer, why)
 
     def _note_denied(self, right: str, what: str, name: str | None) -> None:
-        session = self._connection.session
+        session = self.connection.session
         if session.user is not None:
             vhost = None if session.vhost == DEFAULT_VHOST else session.vhost
             about = {"right": right, "vhost": vhost, what: name}
@@ -217,22 +212,22 @@ class ServedConnection:
 
     def close(self, why: str) -> None:
         """End it, and tell its client why. One that has closed the connection itself gets its close-ok."""
-        if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
+        if self.connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
             self._fail(Refusal(Code.CONNECTION_FORCED, f"broker forced connection closure: {why}"))
 
     @property
     def user(self) -> str | None:
         """The user who has this connection; None before the login, and for one who has too many without it."""
-        session = self._connection.session
+        session = self.connection.session
         return None if session.user is None or session.over_limit else session.user.name
 
     def status(self) -> ConnectionStatus:
         """The connection as operators see it now."""
-        return status_of(self._connection, self._stream, self._peer, self._began)
+        return status_of(self.connection, self._stream, self._peer, self._began)
 
     def consumers(self) -> Iterator[ConsumerStatus]:
         """Its consumers as operators see them now."""
-        return consumers_of(self._connection, self._handlers.consumers())
+        return consumers_of(self.connection, self._handlers.consumers())
 
     def alarm_changed(self) -> None:
         """Publishers have to wait, or may go on."""
@@ -242,9 +237,9 @@ class ServedConnection:
 
     async def _read(self) -> None:
         has_more = False
-        while not self._connection.is_over:
-            if self._connection.state is not ConnectionState.LEFT:
-                await self._room_to_send()
+        while not self.connection.is_over:
+            if self.connection.state is not ConnectionState.LEFT:
+                await self.room_to_send()
                 await self._room_to_store()
                 if self._publishes:  # one that only consumes is read on: its acknowledgements go through
                     await self._time_to_publish()
@@ -267,7 +262,7 @@ class ServedConnection:
             try:
                 self._renew_rights()
                 if data:
-                    self._connection.receive(bytes(data))
+                    self.connection.receive(bytes(data))
                 has_more = await self._work_in_turn()
                 if not has_more:
                     self._count_input()
@@ -279,7 +274,7 @@ class ServedConnection:
 
     def _count_input(self) -> None:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
-        held = self._connection.held
+        held = self.connection.held
         if held <= UNCOUNTED_BYTES:
             if self._input.size:
                 self._input.shrink(0)
@@ -293,13 +288,13 @@ class ServedConnection:
     async def _receive(self) -> bytes | bytearray:
         """The next bytes of the client; none at its end. Gives up a message that arrives slowly when others want its
         memory."""
-        if not self._connection.session.unfinished:
+        if not self.connection.session.unfinished:
             self._arrivals.close()
             self._arrival = None
-            most = READ_BYTES_BEFORE_LOGIN if self._connection.state in BEFORE_LOGIN else READ_BYTES
+            most = READ_BYTES_BEFORE_LOGIN if self.connection.state in BEFORE_LOGIN else READ_BYTES
             return await (self._stream.receive_some(most) if self._plain is None else self._receive_plain(most))
         if self._arrival is None:
-            arriving = self._connection.session.room.arriving(_Received(self._stream), self._give_up)
+            arriving = self.connection.session.room.arriving(_Received(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
         return await anext(self._arrival, b"")
 
@@ -331,22 +326,22 @@ class ServedConnection:
     async def _end_slowness(self) -> None:
         slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB per second"
         why = f"a message arrived at less than {slowest}, and other clients needed its memory"
-        if self._connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
+        if self.connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
             self._fail(Refusal(Code.RESOURCE_ERROR, why))
 
     def _renew_rights(self) -> None:
         """Take up changes of the users file since the last read. The connection of a removed user is closed."""
-        session = self._connection.session
+        session = self.connection.session
         if session.user is None:
             return
         try:
             session.user = self._state.refresh_user(session.user)
         except Refusal as refusal:
-            self._connection.close(refusal.code, str(refusal))
+            self.connection.close(refusal.code, str(refusal))
 
     async def _work_in_turn(self) -> bool:
         """Carry out commands for one turn. True if the turn ended before the last frame that is here."""
-        connection = self._connection
+        connection = self.connection
         most = connection.frames_left = self._reader.turn // FRAME
         await self._work()
         left, connection.frames_left = connection.frames_left, NO_LIMIT
@@ -356,7 +351,7 @@ class ServedConnection:
     async def _work(self) -> None:
         """Carry out all commands that are there."""
         try:
-            while (command := self._connection.next_command()) is not None:
+            while (command := self.connection.next_command()) is not None:
                 if not is_acknowledgement(command) and not isinstance(command, Credit):
                     await self._acknowledged(0)  # it may count what they remove; and a command that was taken is done
                 if isinstance(command, PublishMessages):
@@ -365,14 +360,16 @@ class ServedConnection:
                             self._publishes = True
                             await self._time_to_publish()
                     finally:
+                        self._is_putting = True
                         self._publish_pump.put(command.messages)
-                    self._state.quotas.count_publishes(self._connection.session.user, len(command.messages))
+                        self._is_putting = False
+                    self._state.quotas.count_publishes(self.connection.session.user, len(command.messages))
                 else:
-                    self._connection.frames_left -= COMMAND_FRAMES
+                    self.connection.frames_left -= COMMAND_FRAMES
                     await self._handlers.carry_out(command)
         except MQError as error:
             self._fail(refusal_of(error))
-        if not self._connection.is_over:  # at the end what it held goes back before the client is told
+        if not self.connection.is_over:  # at the end what it held goes back before the client is told
             self._flush()
 
     async def _room_to_store(self) -> None:
@@ -381,8 +378,8 @@ class ServedConnection:
 
     async def _time_to_publish(self) -> None:
         """Wait while the user of the client has published more than the user may, in all connections."""
-        while self._connection.state is ConnectionState.OPEN:
-            seconds = self._state.quotas.pause_seconds(self._connection.session.user)
+        while self.connection.state is ConnectionState.OPEN:
+            seconds = self._state.quotas.pause_seconds(self.connection.session.user)
             if seconds <= 0:
                 return
             self._is_paused = True
@@ -396,7 +393,7 @@ class ServedConnection:
     def _fail(self, refusal: Refusal) -> None:
         """Close the connection after a command without an answer failed, so that the client knows."""
         code = refusal.code if refusal.closes_connection else Code.INTERNAL_ERROR
-        self._connection.close(code, str(refusal))
+        self.connection.close(code, str(refusal))
         self._start(self._work_again)
 
     def _start(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
@@ -408,7 +405,7 @@ class ServedConnection:
         """Do what a close from this side has left to do."""
         async with self._working:
             await self._work()
-        if self._connection.is_over:
+        if self.connection.is_over:
             self._reading.cancel()
 
     # Writing
@@ -416,12 +413,12 @@ class ServedConnection:
     def _flush(self) -> None:
         """Hand what is to be sent to the writing task."""
         if self._state.alarm.why:
-            self._connection.block(self._state.alarm.why)
+            self.connection.block(self._state.alarm.why)
         elif self._publish_pump.is_ahead:
-            self._connection.block("publishing faster than the store can write")
+            self.connection.block("publishing faster than the store can write")
         else:
-            self._connection.unblock()
-        data = self._connection.outgoing()
+            self.connection.unblock()
+        data = self.connection.outgoing()
         if data and self._plain is not None and not self._unsent.value:
             # Directly, without a task: all of it, nearly always. The writing task sends the rest.
             data = self._send_now(self._plain, data)
@@ -431,13 +428,13 @@ class ServedConnection:
             self._writer.unpark()
             if unsent > MOST_BYTES_UNCOUNTED:
                 self._count_unsent()
-        wake_at = self._connection.wake_at()
+        wake_at = self.connection.wake_at()
         if wake_at < self._sleeps_until:
             self._sleeps_until = self._sleep.deadline = wake_at
 
     def _send_now(self, plain: socket.socket, data: bytes) -> bytes:
         """Send as much as the kernel has room for. Returns the rest, for the writing task."""
-        if self._connection.state is ConnectionState.LEFT:
+        if self.connection.state is ConnectionState.LEFT:
             return data  # behind which the writing task ends the stream
         try:
             return data[plain.send(data) :]
@@ -462,7 +459,7 @@ class ServedConnection:
                 self._unsent.value = 0
                 self._sending.give_back()
                 self._reading.cancel()
-            elif self._connection.state is ConnectionState.LEFT and not self._unsent.value:
+            elif self.connection.state is ConnectionState.LEFT and not self._unsent.value:
                 await self._say_no_more()
 
     async def _say_no_more(self) -> None:
@@ -491,7 +488,12 @@ class ServedConnection:
             return False
         return True
 
-    async def _room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
+    @property
+    def has_room_to_send(self) -> bool:
+        """Whether the client has read most of what was sent."""
+        return bool(self._unsent.value < MOST_BYTES_UNSENT)
+
+    async def room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
         """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
         if stalled is not None and self._unsent.value >= MOST_BYTES_UNSENT:
             stalled()
@@ -501,13 +503,13 @@ class ServedConnection:
     # Time
 
     async def _keep_time(self) -> None:
-        while not self._connection.is_over:
-            self._sleeps_until = self._connection.wake_at()
+        while not self.connection.is_over:
+            self._sleeps_until = self.connection.wake_at()
             with trio.CancelScope(deadline=self._sleeps_until) as self._sleep:
                 await trio.sleep_forever()
             if self._publish_pump.is_awaited or self._is_acknowledgement_awaited or self._is_paused:
-                self._connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
-            self._connection.tick()
+                self.connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
+            self.connection.tick()
             self._flush()
         self._reading.cancel()
 
@@ -521,8 +523,9 @@ class ServedConnection:
 
     def _stored(self, messages: Sequence[PublishedMessage], but: Unstored) -> None:
         """Write the answers to messages that are stored or refused. They are sent with those of other completions."""
-        connection = self._connection
-        self._state.broker.progress.after(self._flush_answers)
+        connection = self.connection
+        if not self._is_putting:
+            self._state.broker.progress.after(self.send_answers)
         if but is ALL_STORED:
             connection.published(messages, is_stored=True)
             return
@@ -545,18 +548,18 @@ class ServedConnection:
             what = "1 message is" if count == 1 else f"{count} messages are"
             refusals[key] = Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}")
         for key, refusal in refusals.items():
-            channel = self._connection.channel(key)
+            channel = self.connection.channel(key)
             if channel is not None:
                 channel.lose(refusal, methods.Basic.Publish())
         self._start(self._work_again)
 
     # Acknowledging
 
-    async def _acknowledge(self, held: Sequence[UnackedMessage]) -> None:
+    async def acknowledge(self, held: Sequence[UnackedMessage]) -> None:
         """Remove messages while the connection reads on, but for a client that is faster than the store."""
         for some in parts(held, MOST_ACKNOWLEDGING):
             self._acknowledging.value += len(some)
-            removed = partial(self._complete, self._removed, len(some), trio.current_time())
+            removed = partial(self.complete, self._removed, len(some), trio.current_time())
             try:
                 if self._state.broker.acknowledge_now(some, removed):
                     continue
@@ -580,7 +583,7 @@ class ServedConnection:
         finally:
             removed(error)
 
-    def _complete(self, completion: Callable[..., None], *args: Any) -> None:
+    def complete(self, completion: Callable[..., None], *args: Any) -> None:
         """Call a completion. One that raises ends this connection, and not the save worker that calls it."""
         try:
             completion(*args)
@@ -592,7 +595,7 @@ class ServedConnection:
         """Note that acknowledged messages are removed, or READY again."""
         self._acknowledging.value -= count
         if isinstance(error, MQError):
-            if self._connection.is_over:  # its client hears of nothing any more
+            if self.connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
         seconds = trio.current_time() - began
@@ -617,7 +620,8 @@ class ServedConnection:
 
     # Consuming
 
-    def _start_consumer(self, consumer: ConsumerPump) -> None:
+    def start_consumer(self, consumer: ConsumerPump) -> None:
+        """Start the task of a consumer."""
         if self._nursery is not None:
             consumer.start()
             self._nursery.start_soon(self._consume, consumer)
