@@ -361,7 +361,7 @@ def without_checksum(block: bytes) -> bytes:
     """
     content = block[:-_CHECKSUM_LENGTH]
     if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
-        raise ValueError("its checksum does not match")
+        raise ValueError("the checksum does not match")
     return content
 
 

@@ -51,7 +51,7 @@ def _run(work: Callable[..., object], args: tuple[Any, ...]) -> None:
 def died(error: BaseException) -> None:
     """Note that this thread ends on an error. Call it in the thread, once no other waits for it any more."""
     name = threading.current_thread().name
-    logger.critical("thread %s failed; mq exits", name, exc_info=error)
+    logger.critical("thread %s failed; mq is exiting", name, exc_info=error)
     end = ThreadDied(f"thread {name} failed: {error!r}")
     end.__cause__ = error
     with _lock:

@@ -230,7 +230,7 @@ class LoopTurns(trio.abc.Instrument):
         self._watches_until = ended + WATCH_SECONDS
         if self._steps is None:
             self._measure_steps(True)
-            text = "a pass of the event loop took %.0f ms; the slowest task will be logged if that happens again soon"
+            text = "an event loop pass took %.0f ms; the slowest task will be logged if this happens again soon"
             logger.warning(text, took * 1000)
             return
         took, name = self._steps.longest(self._began, ended)
@@ -238,7 +238,7 @@ class LoopTurns(trio.abc.Instrument):
             return
         self._unlogged += 1
         if ended >= self._silent_until:
-            text = "task %s blocked the event loop for %.0f ms; %d such steps since the last report"
+            text = "task %s blocked the event loop for %.0f ms (%d slow steps since the last report)"
             logger.warning(text, name, took * 1000, self._unlogged)
             self._unlogged, self._silent_until = 0, ended + _QUIET_SECONDS
 

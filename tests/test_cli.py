@@ -169,7 +169,7 @@ def test_a_daemon_says_whether_it_works_with_mq_native(
     with started("--port=0", "--amqp-port=0", argument, "--root", str(temp_root), **variables) as process:
         line = process.stderr.readline()
     assert line.startswith(f"mq {mq.__version__} ")
-    assert ("with mq-native) serves " in line) is said
+    assert ("with mq-native) is serving " in line) is said
 
 
 def test_a_wrong_setting_is_one_line_and_2(given: list[Settings]) -> None:
@@ -246,7 +246,9 @@ def started(*args: str, program: tuple[str, ...] = ("-m", "mq"), **variables: st
 def address_of(process: subprocess.Popen[str]) -> tuple[str, int]:
     """Waits for the line that says where it listens."""
     line = process.stderr.readline()
-    found = re.fullmatch(r"mq (\S+)(?: \([\w, -]+\))? serves (\S+) \((durable|not durable)\) on (http://\S+)\n", line)
+    found = re.fullmatch(
+        r"mq (\S+)(?: \([\w, -]+\))? is serving (\S+) \((durable|not durable)\) on (http://\S+)\n", line
+    )
     assert found, line + process.stderr.read()
     url = urlsplit(found[4])
     return url.hostname, url.port
@@ -395,5 +397,5 @@ def test_an_unexpected_error_ends_it_with_a_clear_message() -> None:
         out, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""
-    assert "mq exits after an unexpected error" in error
+    assert "mq is exiting after an unexpected error" in error
     assert "LookupError: the bug" in error

@@ -181,7 +181,7 @@ def test_the_seeds_session_to_the_letter(
     """One program does the work of all, and each step is to be seen in its folder, whoever waits or not."""
     start("mq", "--root", temp_root, "--port", free_port, "--strict", "--visibility", 1)
     until(lambda: is_open(free_port))
-    serves = next(line for line in capfd.readouterr().err.splitlines() if " serves " in line)
+    serves = next(line for line in capfd.readouterr().err.splitlines() if " is serving " in line)
     assert "amqp" not in serves
 
     assert ask(free_port, "PUT", "/queue001", b"of no account")[0] == 201

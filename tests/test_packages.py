@@ -140,7 +140,7 @@ def test_the_debian_package_serves_with_nothing_but_python(
         finally:
             daemon.terminate()
     assert daemon.returncode == 0
-    assert (" (with mq-native) serves " in log.read_text()) is (field(package, "Architecture") != "all")
+    assert (" (with mq-native) is serving " in log.read_text()) is (field(package, "Architecture") != "all")
 
 
 @pytest.mark.proof

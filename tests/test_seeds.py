@@ -353,7 +353,7 @@ async def test_to_the_letter_nothing_else_is_there(temp_root: Path) -> None:
 def test_to_the_letter_is_for_folders(store: str) -> None:
     done = CliRunner().invoke(main, ["serve", "--strict", "--port", "0", "--storage", store])
     assert done.exit_code == 2
-    assert done.output == f'mq: --strict needs a storage of folders (posix or tmpfs), not "{store}"\n'
+    assert done.output == f'mq: --strict requires a storage backend that uses folders (posix or tmpfs), not "{store}"\n'
 
 
 def test_to_the_letter_amqp_is_served_where_a_port_is_given() -> None:

@@ -77,7 +77,7 @@ def read_keys(path: str) -> tuple[AwsKey, ...]:
         file_keys = tomllib.loads(data.decode())
     except (ValueError, RecursionError):
         raise InvalidSetting(
-            f"the AWS keys file {shown} is not TOML in UTF-8"
+            f"the AWS keys file {shown} is not a valid TOML file in UTF-8"
         ) from None  # its error may quote a secret
     return parse_keys(file_keys, path)
 
@@ -90,25 +90,26 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
     """
     keys = file.get("keys", {})
     if set(file) - {"keys"} or not isinstance(keys, dict):
-        raise _wrong(path, "keys", 'must be the only table: [keys."ID"] with user and secret')
+        raise _wrong(path, 'keys must be the only table, with entries [keys."ID"] that contain user and secret')
     return tuple(_key(path, id, table) for id, table in keys.items())
 
 
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
     if _KEY_ID.fullmatch(id) is None:
-        raise _wrong(path, where, "must be an access key ID created with the mq user command")
+        raise _wrong(path, f"{where} must be an access key ID created with the mq user command")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
-        raise _wrong(path, where, "must contain exactly user and secret")
+        raise _wrong(path, f"{where} must contain exactly the keys user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
-        raise _wrong(path, f"{where}.user", "must be a user name")
+        raise _wrong(path, f"{where}.user must be a user name")
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
         raise _wrong(
-            path, f"{where}.secret", "must be 16 to 128 visible ASCII characters, as created with the mq user command"
+            path,
+            f"{where}.secret must consist of 16 to 128 visible ASCII characters, as created with the mq user command",
         )
     return AwsKey(id, secret, user)
 
 
-def _wrong(path: str, key: str, problem: str) -> InvalidSetting:
-    return InvalidSetting(f"{key} in the AWS keys file {shorten(path, 200)}: {problem}")
+def _wrong(path: str, problem: str) -> InvalidSetting:
+    return InvalidSetting(f"invalid AWS keys file {shorten(path, 200)}: {problem}")

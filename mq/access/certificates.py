@@ -122,13 +122,15 @@ def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
     except (OSError, ValueError) as error:
         raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: {_reason(error)}") from error
     if not context.cert_store_stats()["crl"]:
-        raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: it has no CRL in PEM format (X509 CRL)")
+        raise InvalidSetting(
+            f"cannot use the revocation list {_shown(crl)}: the file contains no CRL in PEM format (X509 CRL)"
+        )
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 
 
 def _no_passphrase() -> str:
     """No passphrase: without this callback OpenSSL would ask on the terminal, and wait."""
-    raise ValueError("the key is encrypted. Use a key without a passphrase")
+    raise ValueError("the private key is encrypted. Use a key without a passphrase")
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -105,7 +105,9 @@ def check_password(password: str) -> None:
         InvalidSetting: it is too short, too long, or holds what no keyboard should send. The error does not quote it.
     """
     if not SHORTEST_PASSWORD <= len(password) <= LONGEST_PASSWORD or not password.isprintable():
-        raise InvalidSetting(f"a password must have {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} printable characters")
+        raise InvalidSetting(
+            f"a password must consist of {SHORTEST_PASSWORD} to {LONGEST_PASSWORD} printable characters"
+        )
 
 
 def new_token() -> str:
@@ -160,7 +162,7 @@ def _seconds_of(text: str) -> int:
     try:
         return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp())
     except ValueError:
-        raise ValueError("invalid time; write it like 2026-12-24T19:00:00Z") from None
+        raise ValueError("invalid time. Use the form 2026-12-24T19:00:00Z") from None
 
 
 def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:

@@ -91,10 +91,12 @@ class UserDirectory:
             try:
                 accounts.append(shared_account(name, table))
             except InvalidSetting as error:  # a neighbour of another version may know more of it
-                logger.warning("ignoring a user of the cluster: %s", error)
+                logger.warning("ignoring a cluster user: %s", error)
         for name in sorted(self._own.names & {account.user.name for account in accounts}):
             logger.warning(
-                "ignoring user %s of the cluster: the users file %s has a user of the same name", name, self.path
+                "ignoring cluster user %s, because the users file %s contains a user with the same name",
+                name,
+                self.path,
             )
         self._shared = tuple(accounts)
         self._book = self._make()

@@ -115,7 +115,9 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
         key = f"users.{shorten(account.user.name)}.unix"
         uid = uid_of_login(account.unix)
         if uid is None:
-            logger.warning("%s in the users file %s: no such user on this machine", key, shorten(path, 200))
+            logger.warning(
+                "%s in the users file %s names a user who does not exist on this machine", key, shorten(path, 200)
+            )
             continue
         owner = found.setdefault(uid, account.user)
         _hold(owner is account.user, path, key, f"user {owner.name} has the same login name")
@@ -174,7 +176,7 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
         advice = "check its contents, then run chmod go-w on it"
-        raise InvalidSetting(f"{what} {shorten(path, 200)} can be changed by {who}: {advice}")
+        raise InvalidSetting(f"{what} {shorten(path, 200)} can be modified by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
         logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
 

@@ -122,7 +122,7 @@ class BackgroundCheck:
         try:
             await storage.verify(entries)
         except StorageError as error:
-            logger.warning("currently cannot verify messages: %s", error)
+            logger.warning("temporarily unable to verify messages: %s", error)
 
     async def _keep(self, health: Health, *, is_end: bool = False) -> None:
         """Keep the progress now and then, and with each finding."""
@@ -136,7 +136,7 @@ class BackgroundCheck:
         try:
             await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
-            logger.warning("currently cannot save the progress of the background check: %s", error)
+            logger.warning("temporarily unable to save the progress of the background check: %s", error)
 
 
 def _portions(index: QueueIndex, after: int) -> Iterator[tuple[int, Sequence[Entry]]]:

@@ -226,7 +226,7 @@ class BatchConsumers:
                     await self._finish(index, consumer)
             except StorageError as error:  # the consumer's next request tries again
                 logger.warning(
-                    "currently cannot remove messages that %s acknowledged in queue %s: %s",
+                    "temporarily unable to remove messages that %s acknowledged in queue %s: %s",
                     consumer.name,
                     index.name,
                     error,
@@ -394,8 +394,8 @@ class BatchConsumers:
                 claim = _check_places(consumer, batch, of)
                 if not 0 <= start < stop <= of:
                     raise Conflict(
-                        f"batch {batch} of consumer {name} has positions 0 to {of}: the range {start} to "
-                        f"{stop} is outside of it"
+                        f"the range {start} to {stop} is outside batch {batch} of consumer {name}, which has positions "
+                        f"0 to {of}"
                     )
                 state = consumer.state
                 if state.checkpoint and checkpoint not in ("", state.checkpoint):
@@ -456,7 +456,7 @@ class BatchConsumers:
                     self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
                 if not await self._claimed.returned(index, consumer):
                     raise StorageFull(
-                        f"some messages claimed by consumer {name} cannot be released now. Try again later"
+                        f"some messages claimed by consumer {name} could not be released. Try again later"
                     )
                 await self._consumers.drop(index, consumer)
                 consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
@@ -494,15 +494,16 @@ class BatchConsumers:
     def _check_epoch(self, consumer: BatchConsumer, epoch: int) -> None:
         if epoch != consumer.state.epoch:
             raise Conflict(
-                f"consumer {consumer.name} was started again in epoch {consumer.state.epoch}, and "
-                f"this request is of epoch {epoch}. Another program now uses this consumer name"
+                f"consumer {consumer.name} was restarted in epoch {consumer.state.epoch}, but this request belongs to "
+                f"epoch {epoch}. Another program is now using this consumer name"
             )
 
     def _check_turn(self, consumer: BatchConsumer, batch: int) -> None:
         state = consumer.state
         if batch <= state.acknowledged:
             raise Conflict(
-                f"batch {batch} of consumer {consumer.name} was already acknowledged, and its messages are removed"
+                f"batch {batch} of consumer {consumer.name} was already acknowledged, and its messages have been "
+                "removed"
             )
         if batch != state.acknowledged + 1:
             raise Conflict(f"claim batch {state.acknowledged + 1} of consumer {consumer.name} first")
@@ -954,7 +955,9 @@ class LeaseEnds:
                 await self._end(index, consumer)
                 return
             except (StorageFull, StorageUnsure) as error:
-                logger.warning("currently cannot end the lease of %s in queue %s: %s", consumer.name, index.name, error)
+                logger.warning(
+                    "temporarily unable to end the lease of %s in queue %s: %s", consumer.name, index.name, error
+                )
                 await trio.sleep(RETRY_SECONDS)
             except MQError:
                 return
@@ -1203,7 +1206,9 @@ class ConsumerRecords:
         consumer = self.get(index, name)
         if consumer is None:
             if len(self.of(index)) >= MOST_CONSUMERS:
-                raise Conflict(f"queue {index.name} has {MOST_CONSUMERS} consumers, the maximum. Delete unused ones")
+                raise Conflict(
+                    f"queue {index.name} has reached the maximum of {MOST_CONSUMERS} consumers. Delete unused consumers"
+                )
             consumer = self._known.setdefault(index.name, {})[name] = BatchConsumer(name, index.incarnation)
         return consumer
 
@@ -1284,9 +1289,9 @@ class _Keeping:
         if self._done is not None:
             self._done(is_kept)
         if not is_kept:
-            self.future.fail(error_of(outcome, "record the state of the consumer"))
+            self.future.fail(error_of(outcome, "cannot record the state of the consumer"))
         elif self._seconds is not None and barrier.ended - barrier.began > MARGIN_SECONDS:
-            self.future.fail(StorageUnsure("the disk was too slow, so the lease may have ended. Try again"))
+            self.future.fail(StorageUnsure("the disk was too slow, so the lease may have expired. Try again"))
         else:
             self.future.set(None)
 
@@ -1368,8 +1373,8 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
         raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim it first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages instead of "
-            f"{of}. Claim it again to learn where the others are, and read it from position 0"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages instead of {of}. Claim the batch "
+            "again to see where the other messages are, and read the batch from position 0"
         )
     return claim
 
@@ -1379,8 +1384,8 @@ def _check_read(consumer: BatchConsumer) -> None:
     if claim is not None and claim.messages_read < len(claim.ids):
         raise Conflict(
             f"only {claim.messages_read} of the {len(claim.ids)} messages in batch {claim.batch} of "
-            f"consumer {consumer.name} are recorded as read, so nothing was removed. Read the others "
-            "and record them as read"
+            f"consumer {consumer.name} are recorded as read, so nothing was removed. Read the remaining messages and "
+            "record them as read"
         )
 
 

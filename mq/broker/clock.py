@@ -336,7 +336,7 @@ class Clock:
             f"the wall clock is {_span(abs(ahead_ns) / 1e9)} {behind_or_ahead} the last time that this store recorded"
         )
         logger.warning(
-            "%s: no message expires and no schedule fires until the clock is set, has been synchronized for "
+            "%s: no message expires and no schedule fires until the clock has been set, has been synchronized for "
             "%.0f minutes, or has run for %.0f hours without a step. If the clock is correct, run mq clock "
             "--trust",
             self.doubt,
@@ -391,7 +391,7 @@ class Clock:
             if not is_small:
                 self._believed, self._is_settled = now, False
                 logger.warning(
-                    "the wall clock was set %s by %s: delivery times and cron schedules follow it, leases "
+                    "the wall clock was set %s by %s. Delivery times and cron schedules follow the new time; leases "
                     "and delays do not change",
                     "ahead" if step > 0 else "back",
                     _span(abs(step)),

@@ -755,7 +755,7 @@ class Future(Generic[T]):
 
 
 _GONE: Final = BrokerClosed("the client has disconnected")
-CLOSING: Final = "the broker is shutting down. Connect to another one, or try again after its restart"
+CLOSING: Final = "the broker is shutting down. Connect to another broker, or try again after the restart"
 
 
 class StoreProgress:

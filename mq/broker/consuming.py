@@ -188,7 +188,9 @@ class Consumption:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
         with suppress(NoSuchMessage):
             if self._second_names.may_exist:
-                await self._begin(self._second_names.removal(entry), Kind.REMOVE, "remove the message").future.get()
+                await self._begin(
+                    self._second_names.removal(entry), Kind.REMOVE, "cannot remove the message"
+                ).future.get()
             else:
                 await self._remover.remove([entry], durable=True, strict=True).get()
             return True
@@ -312,7 +314,7 @@ class Consumption:
             entry = await self._locate(index, MessageId(id), receipt)
             if entry.state is State.NEW and entry.meta.deadline_ms is not None and self._config.mover:
                 if entry == on_its_way:  # nothing more happens to it until the mover tries again
-                    raise StorageFull(f"message {id} of queue {index.name} cannot be changed now. Try again later")
+                    raise StorageFull(f"message {id} of queue {index.name} could not be changed. Try again later")
                 on_its_way = entry
                 await self._upkeep.caught_up(index)  # it is on its way to DELAYED
                 continue
@@ -509,12 +511,16 @@ class _Removals:
                 logger.error("message %s of queue %s is stored twice; one copy was removed", left.id, left.queue)
             if outcome.result in (Result.GONE, Result.EXISTS):
                 self._catalog.end(left, None, Kind.REMOVE)
-                error = error_of(outcome._replace(result=Result.GONE), "remove it") if batch.strict else error
+                error = (
+                    error_of(outcome._replace(result=Result.GONE), "cannot remove the message")
+                    if batch.strict
+                    else error
+                )
             elif outcome.result is not Result.DONE:
                 if batch.were_held:
                     self._catalog.note_returned(left)
                 self._catalog.end(left, left, Kind.REMOVE)
-                error = error_of(outcome, "remove the message")
+                error = error_of(outcome, "cannot remove the message")
             elif is_reaped and last.result is Result.DONE:
                 self._catalog.end_reaped(left, batch.protocol)
             else:

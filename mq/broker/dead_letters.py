@@ -197,7 +197,7 @@ class DeadLetters:
             expired, self._expired, self._has_expired = self._expired, Counter(), trio.Event()
             for queue, count in expired.items():
                 level = logging.WARNING if count >= _MANY_EXPIRED else logging.INFO
-                logger.log(level, "queue %s: %d messages expired", queue, count)
+                logger.log(level, "messages expired in queue %s: %d", queue, count)
             await trio.sleep(_REPORT_SECONDS - _FIRST_REPORT_SECONDS)
 
     async def _move_some(self, nursery: trio.Nursery) -> None:
@@ -218,7 +218,7 @@ class DeadLetters:
             if not self._end(each, move, outcome, nursery):
                 refused.append(outcome.reason)
         if refused:
-            logger.warning("currently cannot move %d dead letters: %s", len(refused), refused[0])
+            logger.warning("temporarily unable to move %d dead letters: %s", len(refused), refused[0])
             await trio.sleep(RETRY_SECONDS)
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:
@@ -288,7 +288,7 @@ class DeadLetters:
             else:
                 each.future.set(None)  # what expires, or makes room, does so under another name, too
             return True
-        self._put_back(each, error_of(outcome, "move the dead letter"), is_gone=outcome.result is Result.GONE)
+        self._put_back(each, error_of(outcome, "cannot move the dead letter"), is_gone=outcome.result is Result.GONE)
         return outcome.result is Result.GONE
 
     async def _remove_second_names(self, each: _Dead, deaths: Sequence[Mapping[str, Any]]) -> None:

@@ -491,7 +491,7 @@ class Deliverer:
             else:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:
-                    served[each.request].error = error_of(outcome, "lease the message")
+                    served[each.request].error = error_of(outcome, "cannot lease the message")
                     served[each.request].leave_out(each.request, each.entry)
         seconds = barrier.ended - barrier.began
         if seconds > MARGIN_SECONDS + allowance:
@@ -509,7 +509,8 @@ class Deliverer:
             if not request.takes:  # after a barrier this slow, a lease would not outlive a restart
                 self.upkeep.give_back(entry)
                 served[request].error = StorageSlow(
-                    f"the store took {seconds:.1f} s, too long for a lease, so no message was delivered. Try again"
+                    f"the store took {seconds:.1f} s, which is too long for a lease, so no message was delivered. Try "
+                    "again"
                 )
         return [each for each in held if each.request.takes]
 
@@ -644,8 +645,12 @@ def _watched(waiters: Waiters, index: QueueIndex, entry: Entry, body: Body) -> B
 
 
 def _log_damage(entry: Entry, found: Stored | None) -> None:
-    why = found.body.reason if found is not None and isinstance(found.body, DamagedBody) else "its file vanished"
-    stays = "It is removed" if entry.state is State.REMOVED else "It stays where it is"
+    why = (
+        found.body.reason
+        if found is not None and isinstance(found.body, DamagedBody)
+        else "the message file has vanished"
+    )
+    stays = "The message is removed" if entry.state is State.REMOVED else "The message stays where it is"
     logger.error("cannot deliver message %s of queue %s: %s. %s", entry.id, entry.queue, why, stays)
 
 
@@ -987,8 +992,10 @@ class UnackedDeliverer:
                 continue
             if portion.request.index.is_going or portion.request.index.deleted:
                 continue  # it went with its queue
-            why = body.reason if isinstance(body, DamagedBody) else "its file vanished"
-            logger.error("cannot deliver message %s of queue %s: %s. It stays in the queue", entry.id, entry.queue, why)
+            why = body.reason if isinstance(body, DamagedBody) else "the message file has vanished"
+            logger.error(
+                "cannot deliver message %s of queue %s: %s. The message stays in the queue", entry.id, entry.queue, why
+            )
             _pass_over(self._waiters, portion.request.index, entry)
             self._set_aside(entry)
         return messages

@@ -94,7 +94,7 @@ class OrphanJob(MoveJob):
     """
 
     def __init__(self, catalog: Catalog, move: Move, later: Callable[[Entry], None]) -> None:
-        super().__init__(catalog, move, Kind.REMOVE, "remove the remains of a deleted queue")
+        super().__init__(catalog, move, Kind.REMOVE, "cannot remove the remains of a deleted queue")
         self._later = later
 
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:

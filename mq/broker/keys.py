@@ -116,7 +116,7 @@ class Keys:
             self._forget_old(_LOOKS_IF_FULL)
             if len(self.ledger) >= self._most:
                 raise NoMemory(
-                    f"the maximum of {self._most} idempotency keys is already stored (limited by --memory): try again "
+                    f"the maximum of {self._most} idempotency keys has been reached (limited by --memory). Try again "
                     "later, set a shorter key_window, or publish without keys"
                 )
 

@@ -197,7 +197,9 @@ class Mover:
     def _end_move(self, entry: Entry, outcome: Outcome) -> None:
         self._end(entry, outcome)
         if outcome.result in (Result.FULL, Result.UNKNOWN):
-            logger.warning("currently cannot move message %s of queue %s: %s", entry.id, entry.queue, outcome.reason)
+            logger.warning(
+                "temporarily unable to move message %s of queue %s: %s", entry.id, entry.queue, outcome.reason
+            )
             self.add(entry, trio.current_time() + RETRY_SECONDS)
 
 
@@ -242,7 +244,7 @@ class Reaper:
                         "queue %s was deleted, but its folder still contains foreign files", entry.queue
                     )
             if later:
-                reaper_logger.warning("currently cannot unlink %d messages: %s", len(later), outcome.reason)
+                reaper_logger.warning("temporarily unable to unlink %d messages: %s", len(later), outcome.reason)
                 await trio.sleep(RETRY_SECONDS)
                 for entry in later:
                     self.add(entry)

@@ -329,7 +329,7 @@ class Publisher:
         check_size(size, self._longest)
         settings = index.settings
         if settings.publish_paused and not draft.is_dead_letter:
-            raise PublishPaused(f"publishing to queue {index.name} is paused. Resume it with: mq resume {index.name}")
+            raise PublishPaused(f"publishing to queue {index.name} is paused. To resume it, run mq resume {index.name}")
         if draft.group is not None and not (settings.groups or draft.is_group_hint):
             raise Conflict(
                 f"queue {index.name} does not support message groups. Run mq queue set {index.name} "
@@ -341,7 +341,8 @@ class Publisher:
             self._check_fits(index, size)
         if settings.max_messages is not None and index.counted >= settings.max_messages:
             raise QueueFull(
-                f"queue {index.name} is full: it has {settings.max_messages} messages (max_messages). Try again later"
+                f"queue {index.name} is full: the maximum of {settings.max_messages} messages has been reached "
+                "(max_messages). Try again later"
             )
         bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
         if settings.max_bytes is not None and bytes_then > settings.max_bytes:
@@ -552,7 +553,7 @@ def check_size(size: int, longest: int) -> None:
         BodyTooLarge: it is over the limit.
     """
     if size > longest:
-        raise BodyTooLarge(f"the body is longer than {longest} bytes, the maximum")
+        raise BodyTooLarge(f"the body exceeds the maximum of {longest} bytes")
 
 
 class _Prepared(NamedTuple):
@@ -708,7 +709,7 @@ class PublishJob:
             self.future.set(self.id)
             return
         if outcome.result is not Result.DONE or entry is None:
-            self.give_up(error_of(outcome, "store the message"))
+            self.give_up(error_of(outcome, "cannot store the message"))
             return
         if self._is_dispatched:
             # it leaves NEW in the same batch: DirectBatch.done ends this move
@@ -807,7 +808,7 @@ class KeyedJob:
 
     def doubt(self, outcome: Outcome) -> None:
         """Tell the requests that wait that it is not known whether the message is there."""
-        self.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "store the message"))
+        self.job.doubt(error_of(outcome._replace(result=Result.UNKNOWN), "cannot store the message"))
 
 
 class KeyedJobs:
@@ -919,7 +920,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "remove a message whose publish outcome is unknown")
+            raise error_of(moved, "cannot remove a message whose publish outcome is unknown")
 
     @property
     def _most_bytes(self) -> float:

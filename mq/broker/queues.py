@@ -209,9 +209,7 @@ class Queues:
             if (found := await self.look_up(name, surely=True)) is not None:
                 if refuses_other and found.is_transient != is_transient:
                     where = "in memory" if found.is_transient else ("in the store of this daemon")
-                    raise Conflict(
-                        f"queue {name} already exists {where}. Delete it first, or leave out the parameter store"
-                    )
+                    raise Conflict(f"queue {name} already exists {where}. Delete it first, or omit the store parameter")
                 await self._make_sure(name)
                 return False
             owner = OWNER.get()
@@ -242,7 +240,9 @@ class Queues:
         """Refuse one more queue of a user who has as many as the limit allows."""
         most = owner.most_queues
         if most is not None and self._catalog.owned(owner.name) >= most:
-            raise OverLimit(f"user {owner.name} has {most} queues, the maximum (max_queues). Delete some first")
+            raise OverLimit(
+                f"user {owner.name} has reached the maximum of {most} queues (max_queues). Delete some queues first"
+            )
 
     async def settled(self, name: str) -> None:
         """Wait until nothing is under way of a deleted queue of that name. Other queues can be made meanwhile."""
@@ -351,7 +351,7 @@ class Queues:
                 del entries[-LARGEST_SLICE:]
                 done = purged if self._second_names.may_exist else set[MessageId]()
                 count -= len(done)
-                await self._do(index, moves, Kind.REMOVE, "remove the message", done)
+                await self._do(index, moves, Kind.REMOVE, "cannot remove the message", done)
                 count += len(done)
         finally:
             if self._second_names.may_exist:  # also of a purge that failed: no later one finds what is gone from here
@@ -419,7 +419,7 @@ class Queues:
         """
         index = await self.get(queue)
         if to is not None and (await self.get(to)) is index:
-            raise InvalidSetting(f"the source and the target are both queue {queue}. Name another target queue")
+            raise InvalidSetting(f"queue {queue} is both the source and the target. Choose another target queue")
         await self._upkeep.caught_up(index)
         wanted = index.in_order() if ids is None else (index.find(MessageId(id)) for id in ids)
         chosen: list[tuple[Entry, QueueIndex]] = []
@@ -440,7 +440,7 @@ class Queues:
                 Move(entry, State.READY, arriving(target, entry, self._ids, self._upkeep.clock), target.name)
                 async for entry, target in fitting
             ]
-            await self._do(index, moves, Kind.REROUTE, "move the message", moved)
+            await self._do(index, moves, Kind.REROUTE, "cannot move the message", moved)
         finally:
             for room in rooms.values():
                 room.release(self._catalog)
@@ -579,7 +579,7 @@ class Queues:
         while name is not None:
             if name in path:
                 raise InvalidSetting(
-                    f"dead letters would move in a circle: {' -> '.join([*path, name])}. Name another dead-letter queue"
+                    f"dead letters would move in a loop: {' -> '.join([*path, name])}. Choose another dead-letter queue"
                 )
             path.append(name)
             index = await self.look_up(name)
@@ -588,7 +588,7 @@ class Queues:
         if found is None:
             raise Conflict(f"the dead-letter queue {target} does not exist. Create it with PUT /{target} first")
         if found.settings.unique:
-            raise Conflict(f"queue {target} is unique and would refuse some messages. Name another dead-letter queue")
+            raise Conflict(f"queue {target} is unique and would refuse some messages. Choose another dead-letter queue")
 
     async def _reap_deleted(self, queue: str) -> None:
         """Have the messages unlinked that the deletion of a queue has brought to REMOVED."""
@@ -597,7 +597,9 @@ class Queues:
                 async for entry in turns.in_turns(await self._storage.scan(State.REMOVED, queue), turns.LIGHT):
                     self._catalog.place(entry)
         except StorageError as error:
-            logger.warning("messages of deleted queue %s will be unlinked after the next start: %s", queue, error)
+            logger.warning(
+                "cannot unlink the messages of deleted queue %s; retrying after the next restart: %s", queue, error
+            )
 
 
 class _Room:
@@ -807,7 +809,7 @@ class Declarations:
         with self._committer.noting_failure():
             for outcome in await groups.commit(self._storage, [Drop(kind, key) for kind, key in records]):
                 if outcome.result not in (Result.DONE, Result.GONE):
-                    raise error_of(outcome, "delete a record")
+                    raise error_of(outcome, "cannot delete a record")
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""

@@ -83,7 +83,7 @@ class SecondNames:
             if entry is None:
                 return
             self._catalog.begin(entry, is_leaving=True)
-            job = MoveJob(self._catalog, self.removal(entry), Kind.REMOVE, "remove the message")
+            job = MoveJob(self._catalog, self.removal(entry), Kind.REMOVE, "cannot remove the message")
             self._jobs.put([job])
             with suppress(NoSuchMessage):
                 await job.future.get()

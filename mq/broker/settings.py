@@ -198,7 +198,7 @@ class QueueSettings:
             values[SQS] = _merged(self.sqs or {}, values[SQS])
         settings = dataclasses.replace(self, **values)
         if settings.max_receives is not None and settings.dead_letter_queue is None:
-            raise InvalidSetting("max_receives requires a dead_letter_queue. Set that, too")
+            raise InvalidSetting("max_receives requires dead_letter_queue to be set as well")
         if settings.groups and settings.max_priority:
             raise InvalidSetting(
                 "a queue cannot have both groups and max_priority, because groups are delivered in order of publishing"
@@ -320,5 +320,5 @@ def check_time(at_ms: int, now_ms: int) -> int:
         InvalidSetting: it is further away than the longest delay.
     """
     if at_ms - now_ms > LONGEST_DELAY_SECONDS * 1000:
-        raise InvalidSetting("at must be a time in the next ten years")
+        raise InvalidSetting("at must be a time within the next ten years")
     return at_ms

@@ -132,7 +132,7 @@ class StoreWatcher:
         try:
             await self.refresh(index)
         except StorageError as error:
-            logger.debug("currently cannot read the store: %s", error)
+            logger.debug("temporarily unable to read the store: %s", error)
 
     async def _look_again(self) -> None:
         """Compare the whole index with the store."""
@@ -148,7 +148,7 @@ class StoreWatcher:
             if self._sweep:
                 await self._take_over()
         except StorageError as error:
-            logger.warning("currently cannot read the store: %s", error)
+            logger.warning("temporarily unable to read the store: %s", error)
 
     async def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
         ids = {entry.id for entry in there}
@@ -200,7 +200,7 @@ class StoreWatcher:
                 self._catalog.strangers.add(entry.queue)
                 if entry.queue != WRITE_JOBS:
                     logger.warning(
-                        "there are messages of queue %s in %s/, but the queue does not exist",
+                        "found messages of queue %s in %s/, but the queue does not exist",
                         entry.queue,
                         entry.state.value,
                     )

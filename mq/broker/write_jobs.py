@@ -254,14 +254,14 @@ class WriteJobs:
             try:
                 await self._clear()
             except StorageError as error:
-                logger.debug("currently cannot remove rows without a write job: %s", error)
+                logger.debug("temporarily unable to remove rows without a write job: %s", error)
             for job in list(self._jobs.values()):
                 try:
                     await self._care_for(job)
                 except MQError as error:
                     pause = _DAMAGED_SECONDS if isinstance(error, CorruptMessage) else RETRY_SECONDS
                     job.retry_at = trio.current_time() + pause
-                    logger.warning("currently cannot finish write job %s: %s", job.name, error)
+                    logger.warning("temporarily unable to finish write job %s: %s", job.name, error)
 
     def _loaded_since(self, record: Mapping[str, Any]) -> float:
         """When a job had its last sign of life, by Trio's clock; not later than now."""
@@ -448,13 +448,13 @@ class WriteJobs:
         """Refuse a new job of a user if there are too many."""
         if len(self._jobs) >= MOST_JOBS:
             raise Conflict(
-                f"there are {MOST_JOBS} write jobs, the maximum. Commit or abort some, or wait until "
-                "inactive ones time out"
+                f"the maximum of {MOST_JOBS} write jobs has been reached. Commit or abort some, or wait for inactive "
+                "jobs to time out"
             )
         if user is not None and sum(job.owner == user for job in self._jobs.values()) >= JOBS_PER_USER:
             raise Conflict(
-                f"user {user} has {JOBS_PER_USER} write jobs, the maximum. Commit or abort some, or wait "
-                "until inactive ones time out"
+                f"user {user} has reached the maximum of {JOBS_PER_USER} write jobs. Commit or abort some, or wait for "
+                "inactive jobs to time out"
             )
 
     async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
@@ -490,7 +490,7 @@ class WriteJobs:
             refusal = next((outcome for outcome in outcomes if outcome.result is not Result.DONE), None)
             try:
                 if refusal is not None:
-                    raise error_of(refusal, "store the rows of a write job")
+                    raise error_of(refusal, "cannot store the rows of a write job")
                 _check_open(job)
                 if (part, number) in job.parts:  # of a client that has gone, and sent them again
                     job.check_same(part, number, index, drafts)
@@ -525,7 +525,7 @@ class WriteJobs:
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
         if len(parts) > MOST_PARTS:
-            raise BatchTooLarge(f"a commit may name at most {MOST_PARTS} parts. Write with fewer tasks")
+            raise BatchTooLarge(f"a commit can include at most {MOST_PARTS} parts. Write with fewer tasks")
         wanted = list(job.chunks(parts))
         there = sum(chunk.rows for chunk in wanted)
         if there != rows:
@@ -641,7 +641,7 @@ class WriteJobs:
         if job.ending.locked() or self._due(job) > trio.current_time():
             return
         if job.state is JobState.OPEN:
-            logger.warning("write job %s was abandoned: its rows are removed", job.name)
+            logger.warning("write job %s was abandoned, so its rows are being removed", job.name)
             await self._abort(job)
             return
         async with job.ending:
@@ -686,7 +686,7 @@ class WriteJobs:
         operations = removing([chunk.entry for chunk in chunks], in_one_step=in_one_step, durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
-                raise error_of(outcome, "remove the rows of a write job")
+                raise error_of(outcome, "cannot remove the rows of a write job")
 
 
 class _Chunk(NamedTuple):
@@ -844,8 +844,8 @@ class _Job:
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} already has rows of {whose} with number {number}. "
-            "Give each request of a part its own number"
+            f"part {part} of write job {self.name} already has rows of {whose} with number {number}. Give each request "
+            "for a part its own number"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -918,7 +918,7 @@ def _check_names(*names: str) -> None:
     for name in names:
         if _NAME.fullmatch(name) is None:
             raise InvalidSetting(
-                f"not a valid name of a write job or part: {shorten(name)}. Use 1 to 100 letters, "
+                f"invalid name of a write job or part: {shorten(name)}. Use 1 to 100 letters, "
                 "digits and . _ @ -, beginning with a letter, a digit or _"
             )
 
@@ -939,7 +939,7 @@ def _check_room(index: QueueIndex, rows: int, size: int) -> None:
     """Refuse a commit for which a queue has no room: once decided, it is not refused any more."""
     settings = index.settings
     if settings.publish_paused:
-        raise PublishPaused(f"publishing to queue {index.name} is paused. Resume it with: mq resume {index.name}")
+        raise PublishPaused(f"publishing to queue {index.name} is paused. To resume it, run mq resume {index.name}")
     if settings.overflow != REJECT:
         return
     if settings.max_messages is not None and index.counted + rows > settings.max_messages:

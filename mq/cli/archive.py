@@ -119,7 +119,7 @@ def _read_lines(file: IO[bytes]) -> Iterator[Outgoing]:
         try:
             found = json.loads(line)
             if not isinstance(found, dict):
-                raise ValueError("it is not a JSON object")
+                raise ValueError("the line is not a JSON object")
             yield _outgoing(body_of(found), found)
         except ValueError as error:
             raise BadArchive(f"line {number} is not a message: {error}") from error
@@ -286,7 +286,7 @@ def import_command(
     daemon remembers for one day which messages have already been imported.
     """
     if run is not None and no_keys:
-        raise click.UsageError("--run needs idempotency keys: omit --no-keys")
+        raise click.UsageError("--run requires idempotency keys. Omit --no-keys")
     run = run or secrets.token_hex(4)
     importing = _Import(queue, None if no_keys else run, not no_groups)
     try:

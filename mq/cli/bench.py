@@ -126,7 +126,7 @@ async def _delete(client: AsyncClient, queue: str, seconds: float) -> None:
             pass
         else:
             return
-    warn(f"queue {queue} was not deleted; to delete it: mq queue delete {queue} --yes")
+    warn(f"queue {queue} was not deleted. To delete it, run mq queue delete {queue} --yes")
 
 
 class _Load:

@@ -90,11 +90,19 @@ def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
         certificate, key = make_certificate(Path(folder), tuple(dict.fromkeys((*names, *own))), days)
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename else folder
-        _fail(f"{where}: {error.strerror}" + (", not overwritten" if isinstance(error, FileExistsError) else ""))
+        _fail(
+            f"{where} already exists and was not overwritten"
+            if isinstance(error, FileExistsError)
+            else f"cannot create {where}: {error.strerror}"
+        )
     except NoCertificate as error:
         _fail(str(error))
     say(f"{certificate}\n{key}")
-    say(f"To use it: mq serve --tls-cert {certificate} --tls-key {key}. For clients: --ca {certificate}", err=True)
+    say(
+        f"To use the certificate, run mq serve --tls-cert {certificate} --tls-key {key}. Clients need --ca "
+        f"{certificate}",
+        err=True,
+    )
 
 
 def _fail(text: str) -> NoReturn:
@@ -147,7 +155,7 @@ def _run_openssl(request: Path, certificate: Path, key: Path, days: int) -> None
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, umask=0o077)
     except FileNotFoundError:
-        raise NoCertificate("the program openssl was not found: install it (apt install openssl)") from None
+        raise NoCertificate("the program openssl was not found. Install it (apt install openssl)") from None
     if done.returncode:
         raise NoCertificate(f"openssl failed: {' '.join(done.stderr.split())[-300:]}")
     certificate.chmod(0o644)

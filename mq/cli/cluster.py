@@ -76,12 +76,12 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     for reason in reasons:
         say(reason)
     if reasons:
-        fail("not safe now: do not stop a node until these problems are solved")
+        fail("it is not safe to stop a node now. Solve these problems first")
     nodes = seen[0]["nodes"]
     mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
     say(
-        f"safe to stop one node at a time: {mirrors}, and the master {nodes[0]['name']} last. Run this check "
-        "before each of them"
+        f"it is safe to stop one node at a time: {mirrors}, and the master {nodes[0]['name']} last. Run this check "
+        "before you stop each node"
     )
 
 
@@ -113,7 +113,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
     with remote.client() as client:
         if resume:
             seen = client.drain_node(resume=True)
-            say(f"node {seen['node']} accepts clients again")
+            say(f"node {seen['node']} is accepting clients again")
             return
         node = client.drain_node()["node"]
         began = time.monotonic()
@@ -122,7 +122,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
             if passed >= wait:
                 for reason in reasons:
                     say(reason)
-                fail(f"node {node} is not drained after {wait:g} s. If it is stopped now, open connections break")
+                fail(f"node {node} was not drained within {wait:g} s. Stopping it now will break open connections")
             if passed >= close_after:
                 for id in _clients(client):
                     client.close_connection(id)
@@ -130,7 +130,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
         own = client.cluster()["own_queues"]
         say(f"node {node} is drained and can be stopped")
         if own:
-            say(f"{own} queues belong to this node alone and are unavailable while it is stopped")
+            say(f"{own} queues are stored only on this node and are unavailable while the node is stopped")
 
 
 @cluster_command.command("replace")
@@ -155,7 +155,7 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
         places |= {link["node"]: link["address"] for link in seen["links"] if link["node"]}
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
-        fail(f"only {' and '.join(sorted(names))} knows the new address now: give the URLs of both other nodes")
+        fail(f"only {' and '.join(sorted(names))} knows the new address. Give the URLs of both other nodes")
     say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")
     say("# Cluster file for the new machine; copy coordinator, password_file and the other settings from another node.")
     say(f'name = "{node}"')

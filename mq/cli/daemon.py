@@ -167,4 +167,4 @@ def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
         return
     say(f"wall clock {found['wall_time']}{', synchronized' if found['synchronised'] else ''}")
     if found["problem"]:
-        say(f"clock in doubt: {found['problem']}. If the clock is correct, run mq clock --trust")
+        say(f"the system clock is not trusted: {found['problem']}. If the clock is correct, run mq clock --trust")

@@ -134,14 +134,14 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         say_json({"check": progress._asdict(), "damaged": damaged})
         return
     for queue, id, why in damaged:
-        say(f"check    message {id} of queue {queue} is damaged: {why}")
+        say(f"background check: message {id} of queue {queue} is damaged: {why}")
     ended = _utc(progress.ended_ms) if progress.ended_ms else "never"
     now = (
         f"; current pass: {progress.checked} of {progress.total} messages, started {_utc(progress.began_ms)}"
         if progress.queue
         else ""
     )
-    say(f"background check: last complete pass finished {ended}{now}")
+    say(f"background check: the last complete pass finished {ended}{now}")
 
 
 def _utc(ms: int) -> str:

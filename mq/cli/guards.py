@@ -61,7 +61,8 @@ def check_exposure(address: str, protection: Protection, *, insecure: bool) -> N
     if lacking:
         what = " and ".join(lacking)
         raise InvalidSetting(
-            f"{shorten(address)} is reachable from the network, so mq needs {what}. To serve without, use --insecure"
+            f"{shorten(address)} is reachable from the network, so mq requires {what}. To run without this protection, "
+            "use --insecure"
         )
 
 

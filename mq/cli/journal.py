@@ -80,7 +80,7 @@ def _start(settings: Settings, clock: Clock) -> Journal:
         journal_module = importlib.import_module("mq.observers.journal")
         segments_module = importlib.import_module("mq.observers.journal_segments")
     except ModuleNotFoundError as error:
-        raise InvalidSetting(f"--journal needs the package {error.name}: pip install 'mq[journal]'") from error
+        raise InvalidSetting(f"--journal requires the package {error.name}. Run pip install 'mq[journal]'") from error
     journal: Journal = journal_module.open_journal(
         settings.journal,
         segments_module.Limits(*settings.journal_keep),

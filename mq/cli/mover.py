@@ -125,7 +125,7 @@ class _Program:
 
     def _ended(self, entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:
-            raise StorageFailed(f"the disk failed: {self._folder.failure}. Repair it and restart mq-mover")
+            raise StorageFailed(f"the disk failed: {self._folder.failure}. Repair the disk and restart mq-mover")
         if outcome.result is Result.NO_QUEUE:
             self._tell(f"queue {entry.queue} does not exist: its messages are moved once it is created")
             self.mover.add(entry, trio.current_time() + RETRY_SECONDS)

@@ -43,16 +43,16 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                "neighbors must be two or three addresses, separated by commas: the two other nodes, or all "
-                f"three with this node ({settings.node or '--node'}) as one of the host names; got "
-                f"{len(settings.neighbors)}"
+                "neighbors must be two or three comma-separated addresses: those of the other two nodes, or of all "
+                f"three nodes with this node ({settings.node or '--node'}) as one of the host names, not "
+                f"{len(settings.neighbors)} addresses"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}
     if not settings.cluster and not given:
         return None
     if settings.peers or not settings.serves_amqp:
-        raise InvalidSetting("a cluster node cannot have --peers, and needs --amqp-port")
+        raise InvalidSetting("a cluster node cannot be started with --peers, and it requires --amqp-port")
     if settings.strict:
         raise InvalidSetting("--strict cannot be combined with --cluster: the queues of a cluster are not folders")
 

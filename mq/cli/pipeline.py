@@ -184,7 +184,7 @@ def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise click.BadParameter(f"write NAME=VALUE, not {text!r}", param_hint="--option")
+            raise click.BadParameter(f"use the form NAME=VALUE, not {text!r}", param_hint="--option")
         if name.lower() in _SECRETS:
             raise click.BadParameter(
                 f"{name} is not allowed on the command line, where other users can read it: set MQ_TOKEN",
@@ -225,7 +225,7 @@ def _load(module: str) -> Any:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        say(f"mq-pipeline: the package {error.name} is missing: pip install 'mq[spark]'", err=True)
+        say(f"mq-pipeline: the package {error.name} is missing. Run pip install 'mq[spark]'", err=True)
         sys.exit(CANNOT_START)
 
 

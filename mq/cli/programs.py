@@ -53,7 +53,9 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
     except* refusals as group:
         refusal = _first(group)
     except* Exception:
-        logger.critical("%s exits after an unexpected error. All acknowledged messages are stored; restart it", name)
+        logger.critical(
+            "%s is exiting after an unexpected error. All acknowledged messages are stored. Restart the program", name
+        )
         raise
     if refusal is not None:
         say(f"{name}: {refusal}", err=True)
@@ -76,7 +78,9 @@ async def _heed(signals: AsyncIterator[int], stop: trio.Event) -> None:
     async for number in signals:
         if stop.is_set():
             _leave(number)
-        logger.info("received %s, stopping; a second signal stops immediately", signal.Signals(number).name)
+        logger.info(
+            "received %s, shutting down; a second signal stops the process immediately", signal.Signals(number).name
+        )
         stop.set()
 
 
@@ -99,7 +103,7 @@ def leave_in_time(name: str) -> None:
 
     def leave() -> None:
         logger.critical(
-            "%s could not close its store within %g s and exits: the disk does not respond", name, LAST_SECONDS
+            "%s could not close its store within %g s and is exiting: the disk is not responding", name, LAST_SECONDS
         )
         os._exit(1)
 

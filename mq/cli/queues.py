@@ -148,7 +148,7 @@ def parse_settings(given: tuple[str, ...]) -> Any:
     for text in given:
         name, equals, value = text.partition("=")
         if not name or not equals:
-            raise click.UsageError(f"write NAME=VALUE, not {text!a:.60}")
+            raise click.UsageError(f"use the form NAME=VALUE, not {text!a:.60}")
         found[name.replace("-", "_")] = _value(value)
     return found
 

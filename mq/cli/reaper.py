@@ -44,7 +44,7 @@ async def _serve(source: str, options: StorageOptions, stop: trio.Event) -> None
 
     def ended(entry: Entry, outcome: Outcome) -> None:
         if outcome.result is Result.FAILED:
-            raise StorageFailed(f"the disk failed: {folder.failure}. Repair it and restart mq-reaper")
+            raise StorageFailed(f"the disk failed: {folder.failure}. Repair the disk and restart mq-reaper")
 
     reaper = Reaper(folder.commit, ended)
     try:

@@ -41,7 +41,7 @@ def _fields(**types: type | tuple[type, ...]) -> Check:
     def check(value: Value) -> None:
         for name, type in types.items():
             if not isinstance(value.get(name), type):
-                raise ValueError(f"{name} is {value.get(name)!r}")
+                raise ValueError(f"the field {name} has the invalid value {value.get(name)!r}")
 
     return check
 
@@ -50,7 +50,7 @@ def _entries(fits: Callable[[Any], bool]) -> Check:
     def check(value: Value) -> None:
         for key, kept in value.get("entries", {}).items():
             if not fits(kept):
-                raise ValueError(f"the entry {key} is {kept!r}")
+                raise ValueError(f"the entry {key} has the invalid value {kept!r}")
 
     return check
 
@@ -72,7 +72,7 @@ def _check_queue(value: Value) -> None:
 
 def _check_clock(value: Value) -> None:
     if clock.ClockRecord.stored(value) is None:
-        raise ValueError("it has no timestamps")
+        raise ValueError("the clock record has no timestamps")
 
 
 def _check_firings(value: Value) -> None:

@@ -186,6 +186,6 @@ def _credentials(path: str | None) -> dict[str, Any]:
         raise click.UsageError(f"cannot read the credentials file {path}: {error}") from error
     text = text.strip()
     if not text.isprintable():
-        raise click.UsageError("credentials must be one line: a token, or NAME:PASSWORD")
+        raise click.UsageError("credentials must be a single line: a token or NAME:PASSWORD")
     name, colon, password = text.partition(":")
     return {"user": (name, password)} if colon else {"token": text}

@@ -97,7 +97,7 @@ def put_command(
     if (cron is None) == (every is None):
         raise click.UsageError('use either --cron "0 3 * * *" or --every DURATION')
     if zone is not None and every is not None:
-        raise click.UsageError("--zone needs --cron")
+        raise click.UsageError("--zone requires --cron")
     if message is not None and file is not None:
         raise click.UsageError("use either --message or a file")
     outgoing = Outgoing(_body(file) if message is None else message.encode(), **fields)

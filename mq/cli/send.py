@@ -59,7 +59,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
     try:
         return None if given is None else datetime.fromisoformat(given).astimezone()  # of this machine, without a zone
     except (ValueError, OverflowError):
-        raise click.BadParameter("write 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
+        raise click.BadParameter("use the form 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
 
 
 class _BodyFile(click.Path):
@@ -151,7 +151,7 @@ def send_command(
     if message is not None and (files or lines):
         raise click.UsageError("--message cannot be combined with files or --lines")
     if key is not None and (lines or len(files) > 1):
-        raise click.UsageError("--key is for a single message")
+        raise click.UsageError("--key can be used only with a single message")
     show = _Shown(quiet, as_json)
     with remote.client(keys=not no_keys) as client:
         if fields["priority"]:
@@ -168,8 +168,8 @@ def _warn_without_priorities(client: Client, queue: str) -> None:
     with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
         if client.queue(queue).settings.get("max_priority") == 0:
             warn(
-                f"queue {shorten(queue)} has no priorities, so --priority has no effect. To enable ten "
-                f"priorities: mq queue set {queue} max_priority=9"
+                f"queue {shorten(queue)} has no priorities, so --priority has no effect. To enable ten priorities, run "
+                f"mq queue set {queue} max_priority=9"
             )
 
 

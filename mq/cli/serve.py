@@ -144,7 +144,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         def stands_by(urls: list[str]) -> None:
             _say(
                 settings,
-                f"mq {__version__} is on standby on {' '.join(urls)}: another daemon serves "
+                f"mq {__version__} is on standby on {' '.join(urls)}: another daemon is serving "
                 f"{shown_store(settings.store)}",
             )
             tell_manager(READY)
@@ -257,7 +257,7 @@ async def _serve_root(
         what = store.description
         durable = "durable" if what.durable else "not durable"
         which = f"{__version__}{build.told(native=getattr(store, 'is_native', False))}"
-        _say(settings, f"mq {which} serves {shown_store(what.name)} ({durable}) on {' '.join(urls)}")
+        _say(settings, f"mq {which} is serving {shown_store(what.name)} ({durable}) on {' '.join(urls)}")
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")
@@ -334,7 +334,8 @@ def _check_strict(settings: Settings) -> None:
         raise InvalidSetting("--strict cannot be combined with --sqs-port")
     if settings.strict and settings.store.partition(":")[0] not in _FOLDERS:
         raise InvalidSetting(
-            f"--strict needs a storage of folders ({' or '.join(_FOLDERS)}), not {shorten(settings.store)}"
+            f"--strict requires a storage backend that uses folders ({' or '.join(_FOLDERS)}), not "
+            f"{shorten(settings.store)}"
         )
 
 

@@ -47,16 +47,18 @@ def check_turns(settings: Settings, *, is_node: bool) -> None:
     """
     if settings.standby and (settings.peers or is_node):
         raise InvalidSetting(
-            "--standby cannot be combined with --peers or --cluster: it lets one daemon at a time serve the root"
+            "--standby cannot be combined with --peers or --cluster, because it lets only one daemon at a time serve "
+            "the root"
         )
     if settings.standby and not settings.folder:
         raise InvalidSetting(
-            "--standby needs a root on this machine (storage posix or tmpfs): the daemons share its lock"
+            "--standby requires a root on this machine (storage posix or tmpfs), because the daemons share a lock in "
+            "the root"
         )
     if settings.reuse_port and not settings.peers and not settings.standby:
         raise InvalidSetting(
             "--reuse-port is for several daemons on one root: add --standby (one serves, the others wait), or --peers "
-            "with the number of the other daemons"
+            "with the number of other daemons"
         )
 
 

@@ -44,7 +44,7 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
         word, _, pattern = text.partition("=")
         if word not in list(Right) or not is_pattern(pattern):
             known = ", ".join(Right)
-            raise click.BadParameter(f"write RIGHT=PATTERN, such as publish=orders.*; RIGHT is one of {known}")
+            raise click.BadParameter(f"use the form RIGHT=PATTERN, such as publish=orders.*. RIGHT is one of {known}")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
 
@@ -297,7 +297,9 @@ def _with_keys(editor: UsersFile | ClusterUsers) -> UsersFile:
     """
     if isinstance(editor, UsersFile):
         return editor
-    raise click.UsageError("AWS access keys and login names belong to one machine's users file: omit --cluster")
+    raise click.UsageError(
+        "AWS access keys and login names are stored in the users file of a single machine: omit --cluster"
+    )
 
 
 def _takes_effect(editor: UsersFile | ClusterUsers) -> str:

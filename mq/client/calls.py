@@ -81,14 +81,16 @@ class Answer(NamedTuple):
     def _object(self, text: bytes) -> Mapping[str, Any]:
         found = self._parsed(text)
         if not isinstance(found, dict):
-            raise UnexpectedResponse(f"the daemon answered {self.status} with JSON that is not an object")
+            raise UnexpectedResponse(f"the daemon returned status {self.status} with JSON that is not an object")
         return found
 
     def _parsed(self, text: bytes) -> Any:
         try:
             return json.loads(text)
         except ValueError as error:
-            raise UnexpectedResponse(f"the daemon answered {self.status} with something that is not JSON") from error
+            raise UnexpectedResponse(
+                f"the daemon returned status {self.status} with a body that is not JSON"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +138,7 @@ class Call(Generic[T]):
                 return self.gone(error)
             raise error
         if answer.status >= 300:
-            raise UnexpectedResponse(f"{self.method} was redirected with {answer.status}: check the URL")
+            raise UnexpectedResponse(f"{self.method} was redirected with status {answer.status}. Check the URL")
         try:
             return self.read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -161,12 +163,12 @@ def changed_nothing(answer: Answer) -> bool:
 def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
     """The error of a refusal, with mq's own line where it has one, else with the status."""
     detail = _said(answer).get("detail")
-    text = detail if isinstance(detail, str) and detail else f"the response was {answer.status}"
+    text = detail if isinstance(detail, str) and detail else f"the daemon returned status {answer.status}"
     is_unsure = answer.status >= 500 and not changed_nothing(answer)
     if is_unsure and text != detail:
-        text += ": the request may have been executed"
+        text = f"{text}: the request may have been executed"
     elif was_unsure and not is_unsure:
-        text += ". An earlier attempt may have been executed"
+        text = f"{text}. An earlier attempt may have been executed"
     return refusal(answer.status, text, is_unsure=is_unsure or was_unsure)
 
 

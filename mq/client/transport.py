@@ -113,7 +113,7 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
     """
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, _NOT_SENT) and perhaps_served:
-        return Interrupted(f"cannot connect to {url} now, but an earlier attempt may have been executed: {reason}")
+        return Interrupted(f"cannot connect to {url}, but an earlier attempt may have been executed: {reason}")
     if isinstance(error, _NOT_SENT):
         return Unreachable(f"cannot connect to {url}: {reason}")
     return Interrupted(f"the connection to {url} broke; the request may have been executed: {reason}")

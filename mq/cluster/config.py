@@ -87,7 +87,7 @@ def parse_neighbor(text: str) -> Neighbor:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
-        raise _NotAnAddress(f"must be the ADDRESS:PORT of that node's AMQP server, not {shorten(text)}")
+        raise _NotAnAddress(f"{shorten(text)} is not the ADDRESS:PORT of a node's AMQP server")
     return Neighbor(host, int(port))
 
 
@@ -142,14 +142,19 @@ def load_cluster(
     for key in values:
         if key not in _KEYS:
             near = difflib.get_close_matches(key, _KEYS, n=1)
-            raise source.wrong(key, f"is unknown. Did you mean {near[0]}?" if near else f"is unknown. {_KNOWN}")
+            hint = f"Did you mean {near[0]}?" if near else _KNOWN
+            raise source.wrong(key, f"unknown key {key}. {hint}")
     values |= given
     name = source.text(values, "name")
     if _NAME.fullmatch(name) is None:
-        raise source.wrong("name", "must be 1 to 50 letters, digits and . _ -, beginning with a letter, a digit or _")
+        raise source.wrong(
+            "name", "name must be 1 to 50 letters, digits and . _ -, beginning with a letter, a digit or _"
+        )
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
     if first == second:
-        raise source.wrong("neighbor_2", "is the same as neighbor_1, but a cluster has three different nodes")
+        raise source.wrong(
+            "neighbor_2", "neighbor_2 is the same as neighbor_1, but a cluster has three different nodes"
+        )
     needs_password = not (trusts(first.host) and trusts(second.host))
     return ClusterConfig(
         name,
@@ -181,19 +186,19 @@ class _ConfigSource:
         """
         value = values.get(key, default)
         if value is None:
-            raise self.wrong(key, "is missing")
+            raise self.wrong(key, f"{key} is missing")
         if not isinstance(value, str) or not value.isprintable():
-            raise self.wrong(key, f"must be a non-empty string, not {value!a:.60}")
+            raise self.wrong(key, f"{key} must be a non-empty string, not {value!a:.60}")
         return value
 
-    def wrong(self, key: str, what: str) -> InvalidSetting:
+    def wrong(self, key: str, problem: str) -> InvalidSetting:
         """The error for a wrong value."""
         if key in self._given or not self._path:
-            return InvalidSetting(f"cluster: {key} {what}")
+            return InvalidSetting(f"cluster: {problem}")
         pattern = re.compile(rf"\s*[\"']?{re.escape(key)}[\"']?\s*=")
         found = [number for number, line in enumerate(self._lines, 1) if pattern.match(line)]
         place = f"{self._path}, line {found[0]}" if found else self._path
-        return InvalidSetting(f"{place}: {key} {what}")
+        return InvalidSetting(f"{place}: {problem}")
 
 
 def _read(path: str) -> str:
@@ -226,7 +231,7 @@ def _neighbor(source: _ConfigSource, values: Mapping[str, Any], key: str) -> Nei
     try:
         return parse_neighbor(source.text(values, key))
     except _NotAnAddress as error:
-        raise source.wrong(key, str(error)) from error
+        raise source.wrong(key, f"{key}: {error}") from error
 
 
 def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bool) -> str:
@@ -235,28 +240,31 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if "password_file" not in values:
         if is_needed:
             why = "any client of this node's AMQP port could pose as one of its neighbors"
-            raise source.wrong("password_file", f"is missing: {why}. Add it, or start mq with --insecure")
+            raise source.wrong(
+                "password_file", f"password_file is missing: {why}. Add the file, or start mq with --insecure"
+            )
         return ""
     path = source.text(values, "password_file")
     try:
         mode, password = Path(path).stat().st_mode, Path(path).read_text("utf-8").strip()
     except (OSError, ValueError) as error:
-        raise source.wrong("password_file", f"cannot be read: {shorten(path)}") from error
+        raise source.wrong("password_file", f"cannot read the password file {shorten(path)}") from error
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise source.wrong(
-            "password_file", f"is writable by users other than its owner. Run chmod go-w {shorten(path)}"
+            "password_file",
+            f"the password file is writable by users other than its owner. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
         logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
     if not password:
-        raise source.wrong("password_file", f"the file is empty: {shorten(path)}")
+        raise source.wrong("password_file", f"the password file {shorten(path)} is empty")
     return password
 
 
 def _default_store(source: _ConfigSource, values: Mapping[str, Any]) -> str:
     place = source.text(values, "default_store", NODE)
     if place not in (NODE, CLUSTER):
-        raise source.wrong("default_store", f"must be {NODE} or {CLUSTER}, not {place!a:.60}")
+        raise source.wrong("default_store", f"default_store must be {NODE} or {CLUSTER}, not {place!a:.60}")
     return place
 
 
@@ -268,5 +276,5 @@ def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:
             raise ValueError
     except (ValueError, TypeError):
         needs = f"a whole number of seconds from {SHORTEST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
-        raise source.wrong("lease_seconds", f"must be {needs}, not {value!a:.60}") from None
+        raise source.wrong("lease_seconds", f"lease_seconds must be {needs}, not {value!a:.60}") from None
     return seconds

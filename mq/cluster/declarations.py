@@ -262,10 +262,10 @@ class ClusterDeclarations:
                 await self.share([record], [])
                 await self._local.drop(record.kind, record.key)
             except CallerError as error:
-                logger.warning("node %s keeps a declaration local: %s", self._node, error)
+                logger.warning("node %s does not share a declaration with the cluster: %s", self._node, error)
                 return
             except StorageError as error:
-                logger.debug("currently cannot pass a declaration to the cluster: %s", error)
+                logger.debug("temporarily unable to pass a declaration to the cluster: %s", error)
                 await trio.sleep(RETRY_SECONDS)
             else:
                 return

@@ -91,8 +91,8 @@ class Directory:
                 await self._changed.wait()
             if patience.cancelled_caught:
                 raise NotServed(
-                    "no node serves the highly available queues now. Check that the nodes are up and reach each other, "
-                    "and that a majority of the members of etcd does (GET /-/cluster)"
+                    "no node is serving the highly available queues. Check that the nodes are running and can reach "
+                    "each other, and that a majority of the etcd members is available (GET /-/cluster)"
                 )
         return self.leader
 

@@ -132,7 +132,7 @@ class GraceStorage:
                 # As many more as this master has removed itself: or else the list might name those alone.
                 listed = await self._below.scan(State.REMOVED, limit=len(self._removed) + _LISTED_AT_ONCE)
             except StorageError as error:
-                logger.info("currently cannot list removed messages: %s", error)
+                logger.info("temporarily unable to list removed messages: %s", error)
                 await trio.sleep(self._kept_seconds)
                 continue
             # A removal that is on its way may be listed already.
@@ -230,7 +230,7 @@ class GraceStorage:
             try:
                 outcomes = await self._commit_unlinks(some)
             except StorageFull as error:
-                logger.info("currently cannot delete removed messages: %s", error)
+                logger.info("temporarily unable to delete removed messages: %s", error)
                 return False
             for entry, outcome in zip(some, outcomes, strict=True):
                 if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):

@@ -166,7 +166,7 @@ class Leadership:
                 raise ServiceLost(LOST) from error
         if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
-        logger.debug("term %d answers %s at %d", self.number, method, time.monotonic_ns())
+        logger.debug("the master of term %d answered %s at %d ns", self.number, method, time.monotonic_ns())
         return value
 
     async def release(self, holder: Holder) -> None:
@@ -180,7 +180,7 @@ class Leadership:
                 try:
                     await self.broker.put_back(held)
                 except MQError as error:
-                    logger.warning("currently cannot requeue the messages of a lost link: %s", error)
+                    logger.warning("temporarily unable to requeue the messages of a lost link: %s", error)
 
     # How it is done
 

@@ -133,10 +133,10 @@ def decode(data: bytes, body_of: BodyOf | None = None) -> Any:
             blobs.append(data[at : at + size])
             at += size
         if at != len(data):
-            raise Malformed("the bytes are not as long as they say")
+            raise Malformed("the data does not have the declared length")
         return _Reader(blobs, body_of).value(plain)
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, MQError) as error:
-        raise Malformed(f"not a value of a link: {error!r}") from error
+        raise Malformed(f"invalid data on the cluster link: {error!r}") from error
 
 
 def _plain(value: Any, blobs: _Blobs) -> Any:
@@ -162,7 +162,7 @@ def _plain(value: Any, blobs: _Blobs) -> Any:
         return {_KIND: "map", "v": {str(name): _plain(each, blobs) for name, each in value.items()}}
     if isinstance(value, Sequence):
         return [_plain(each, blobs) for each in value]
-    raise TypeError(f"a {type(value).__name__} cannot go over a link")
+    raise TypeError(f"a value of type {type(value).__name__} cannot be sent over a cluster link")
 
 
 class _Reader:

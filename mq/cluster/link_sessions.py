@@ -41,7 +41,7 @@ VERSION: Final = 5
 """Of the links' protocol. Nodes with different versions of it do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""
-NO_MASTER: Final = "this node does not serve the cluster queues now. Try again"
+NO_MASTER: Final = "this node is not serving the cluster queues at the moment. Try again"
 
 _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
 """The id of every reply: replies are not messages of a queue, but look like some."""
@@ -159,7 +159,7 @@ class LinkSessions:
             NoSuchQueue: it cannot.
         """
         if not replies.startswith(REPLIES) or replies in self._sessions or self._nursery is None:
-            raise NoSuchQueue(f"no link can consume from {replies}")
+            raise NoSuchQueue(f"a cluster link cannot consume from {replies}")
         session = self._sessions[replies] = LinkSession(replies, self._end)
         return session
 
@@ -206,14 +206,14 @@ class LinkSessions:
             replies, correlation = properties.text("reply_to"), properties.text("correlation_id")
             method, args, named = decode(draft.body)
         except (Malformed, Refusal, KeyError, ValueError, TypeError) as error:
-            return CallerError(f"not a request of a link: {error}")
+            return CallerError(f"invalid request on the cluster link: {error}")
         session = self._sessions.get(replies)
         if session is None or self._nursery is None:
             return NoSuchQueue(f"no cluster link is consuming from reply queue {replies}")
         if method == "hello":
             return self._greet(session, correlation, args)
         if not session.node:
-            return CallerError("a link says hello first")
+            return CallerError("the first request on a cluster link must be hello")
         if method == "ping":
             session.send(correlation, None)
         elif method == "cancel":
@@ -228,11 +228,12 @@ class LinkSessions:
     def _greet(self, session: LinkSession, correlation: str, args: Sequence[Any]) -> Published | MQError:
         secret, node, version = (*args, None, None, None)[:3]
         if version != VERSION:
-            session.send(correlation, CallerError(f"node {self._node} speaks version {VERSION} of links"))
+            session.send(correlation, CallerError(f"node {self._node} uses version {VERSION} of the link protocol"))
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
-            logger.warning("refused node %s: its cluster password differs", node)
+            logger.warning("refused node %s because its cluster password is different", node)
             session.send(
-                correlation, CallerError(f"node {self._node} has another password. Use the same password on all nodes")
+                correlation,
+                CallerError(f"node {self._node} has a different password. Use the same password on all nodes"),
             )
         else:
             session.node = str(node)

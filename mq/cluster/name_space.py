@@ -137,7 +137,7 @@ class Names:
         if is_server_named(queue):
             return False  # the cluster makes none of these names
         deadline = trio.current_time() + PATIENCE_SECONDS
-        why = "the coordinator does not respond"
+        why = "the coordinator is not responding"
         while True:
             round_ = self._next
             round_.queues.add(queue)
@@ -148,7 +148,7 @@ class Names:
                 return queue in self.queues
             why = round_.why or why
             if trio.current_time() >= deadline:
-                raise NotServed(f"cannot check now whether the cluster has a queue {queue}: {why}")
+                raise NotServed(f"temporarily unable to check whether the cluster has a queue {queue}: {why}")
 
     # What this node has for itself
 
@@ -177,8 +177,8 @@ class Names:
                     if not self._local.knows(queue):
                         self.let_go(queue)
         raise NotServed(
-            f"queue {queue} cannot be created now, because the coordinator does not respond and the "
-            "cluster may have a queue of that name. Try again"
+            f"queue {queue} cannot be created, because the coordinator is not responding and the cluster may already "
+            "have a queue with that name. Try again"
         )
 
     def let_go(self, queue: str) -> None:
@@ -243,7 +243,7 @@ class Names:
             except (CoordinatorError, StorageError) as error:
                 if isinstance(error, StorageUnusable):
                     raise
-                self._warn(f"the names of the cluster's queues are not heard of: {error}")
+                self._warn(f"cannot receive the names of the cluster's queues: {error}")
             await trio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> None:
@@ -265,7 +265,7 @@ class Names:
                 round_.is_known = True
             except (CoordinatorError, StorageError) as error:
                 round_.why = str(error)
-                self._warn(f"names are looked for in vain: {error}")
+                self._warn(f"cannot look up queue names in the cluster: {error}")
                 await trio.sleep(RETRY_SECONDS)
             round_.done.set()
 
@@ -303,7 +303,7 @@ class Names:
                         self._is_silent = False
                 except CoordinatorError as error:
                     self._is_silent = True
-                    logger.debug("currently cannot release the queue name %s: %s", queue, error)
+                    logger.debug("temporarily unable to release the queue name %s: %s", queue, error)
                     self._has_left.set()
                     await trio.sleep(RETRY_SECONDS)
 

@@ -60,7 +60,7 @@ ALONE_SECONDS: Final = 10.0
 APART_SECONDS: Final = 10.0
 """Between two looks of a master at which machine leads the coordinator. Doubled with each change."""
 
-_NOBODY_ELSE: Final = "nobody serves its queues when this node is lost. Start the two others"
+_NOBODY_ELSE: Final = "no other node can serve the cluster queues if this node is lost. Start the other two nodes"
 
 
 CheckUser = Callable[[str, Mapping[str, Any]], None]
@@ -255,7 +255,7 @@ class ClusterNode:
                 await self._note(self._tenure)
             except (CandidacyEnded, CoordinatorError) as error:  # it is noted with the next candidacy
                 raise NotServed(f"the other nodes have not been notified yet: {error}") from error
-        logger.info("node %s %s", self._config.node, "is draining" if to else "accepts clients again")
+        logger.info("node %s is draining" if to else "node %s is accepting clients again", self._config.node)
 
     def _others_to_lead(self) -> Iterator[Member]:
         """The other members that are not about to be stopped."""
@@ -304,7 +304,7 @@ class ClusterNode:
                 try:
                     await self._be_member()
                 except (CoordinatorError, CandidacyEnded) as error:
-                    self._warn(f"node {self._config.node} is not a member of the cluster now: {error}")
+                    self._warn(f"node {self._config.node} is not a member of the cluster at the moment: {error}")
                 await trio.sleep(RETRY_SECONDS)
 
     async def _move_links(self) -> None:
@@ -322,10 +322,10 @@ class ClusterNode:
         if self.names.are_known.is_set():
             return
         if self.names.was_member:
-            logger.warning("accepting clients without the cluster, because the membership service does not respond")
+            logger.warning("accepting clients without the cluster, because the membership service is not responding")
             return
         logger.warning(
-            "the cluster does not respond, and this root has never been part of it: waiting for the cluster "
+            "the cluster is not responding, and this root has never been part of it: waiting for the cluster "
             "before accepting clients"
         )
         await self.names.are_known.wait()
@@ -348,7 +348,7 @@ class ClusterNode:
         with trio.move_on_after(self._config.lease_seconds) as patience:
             candidacy = await self._coordinator.join(self._config.node)
         if patience.cancelled_caught:
-            raise CoordinatorError("the membership service does not respond")
+            raise CoordinatorError("the membership service is not responding")
         tenure = self._tenure = Tenure(candidacy, self._end_of(asked), self._clock)
         self._was_warned = ""
         logger.info("node %s joined the cluster as member %d", self._config.node, candidacy.number)
@@ -402,7 +402,9 @@ class ClusterNode:
         """Stop being master in time. A mirror has nothing to stop: it tries on for as long as it is a member."""
         while self._leadership is None or tenure.lasts:  # noqa: ASYNC110 - the clock need not be Trio's
             await trio.sleep(max(tenure.left, SHORTEST_PAUSE_SECONDS))
-        stop(CandidacyEnded("it could not be renewed in time, so another node may be master soon"))
+        stop(
+            CandidacyEnded("the membership lease could not be renewed in time, so another node may soon become master")
+        )
 
     def _end_of(self, asked: float) -> float:
         return asked + self._config.lease_seconds * (1 - MARGIN)
@@ -469,11 +471,15 @@ class ClusterNode:
             if len(self._members) > 1:
                 alone_since = self._clock()
             elif self._clock() - alone_since >= ALONE_SECONDS:
-                self._warn(f"node {self._config.node} is the only one of its cluster: {_NOBODY_ELSE}")
+                self._warn(f"node {self._config.node} is the only member of its cluster: {_NOBODY_ELSE}")
             self._give_way_if_silent(stop)
             is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
             if is_oldest and self.is_draining and any(self._others_to_lead()):
-                stop(CandidacyEnded("it is drained, and hands over what it leads. It comes back as the youngest"))
+                stop(
+                    CandidacyEnded(
+                        "the node is drained, so it hands over the master role and rejoins as the youngest member"
+                    )
+                )
             elif is_oldest and not is_master and tenure.lasts:
                 is_master = True
                 nursery.start_soon(self._be_master, tenure, stop)
@@ -487,9 +493,9 @@ class ClusterNode:
         if self._silence.is_too_long(hears=hears, leads=leads, has_others=bool(others)):
             stop(
                 CandidacyEnded(
-                    f"it leads, and no neighbor has reached it for {self._silence.most_seconds:g} seconds, though "
-                    f"{' and '.join(others)} are members: look at the links between the nodes, and at the password. "
-                    "It comes back as the youngest"
+                    f"this node is the master, but no neighbor has reached it for {self._silence.most_seconds:g} "
+                    f"seconds, although {' and '.join(others)} are members. Check the links between the nodes and the "
+                    "cluster password. This node rejoins as the youngest member"
                 )
             )
 
@@ -525,7 +531,7 @@ class ClusterNode:
             async with self.guest(broker) as leadership.guest:
                 self.directory.begin(leader)
                 self.sessions.begin(leadership)
-                logger.info("node %s serves %d queues, term %d", self._config.node, queues, leadership.number)
+                logger.info("node %s is serving %d queues in term %d", self._config.node, queues, leadership.number)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._lead_apart)
                     if self._config.store:  # else the coordinator has the messages, and the candidacy ends without it
@@ -536,7 +542,7 @@ class ClusterNode:
             self._leadership = None
             self.sessions.finish()
             self.directory.end(leader)
-            logger.info("node %s stopped serving, term %d", self._config.node, leadership.number)
+            logger.info("node %s stopped serving queues in term %d", self._config.node, leadership.number)
 
     async def _lead_apart(self) -> None:
         """See to it, for ever, that what keeps the members is led from another machine. When its leader is lost it

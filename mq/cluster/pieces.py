@@ -46,7 +46,7 @@ class PiecewiseBody:
                 break
             yield data
         if left:
-            raise CallerError(f"the pieces of a body do not add up to the announced {size} bytes")
+            raise CallerError(f"the body chunks do not add up to the declared size of {size} bytes")
 
 
 class Arrivals:

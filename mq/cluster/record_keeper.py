@@ -119,10 +119,10 @@ class RecordKeeper:
         for name in exchanges:
             if name not in PREDECLARED and encode(binding.vhost, name) not in self._exchanges:
                 raise Conflict(
-                    f"exchange '{name}' in vhost '{binding.vhost}' was deleted at the same time. Declare it again"
+                    f"exchange '{name}' in vhost '{binding.vhost}' was deleted during the request. Declare it again"
                 )
         if binding.queue is not None and not self._store.knows(binding.queue):
-            raise NoSuchQueue(f"queue {binding.queue} was deleted at the same time")
+            raise NoSuchQueue(f"queue {binding.queue} was deleted during the request")
 
     def _with_bindings(self, record: DurableRecord) -> Iterator[DurableRecord]:
         """What goes with a record, and the record, as far as they are there."""

@@ -101,7 +101,7 @@ class SharedRecords:
                 await trio.sleep(LOOK_SECONDS)
             return
         raise NotServed(
-            "this node is not a member of its cluster now and may not know all bindings of the "
+            "this node is not a member of its cluster at the moment and may not know all bindings of the "
             "exchange. Try again when the membership service responds"
         )
 

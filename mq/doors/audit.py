@@ -178,6 +178,8 @@ class AuditFile(logging.Handler):
         kind = os.fstat(opened).st_mode
         if not stat.S_ISREG(kind) and not stat.S_ISCHR(kind):
             os.close(opened)
-            raise InvalidSetting(f"cannot write the audit log {shorten(self._path, 200)}: it is not a file")
+            raise InvalidSetting(
+                f"cannot write the audit log {shorten(self._path, 200)}: the path is not a regular file"
+            )
         os.set_blocking(opened, True)
         return opened

@@ -191,13 +191,14 @@ class Budget:
         self._much_is_freed = trio.Event()
         self._refusals = {
             use: Refusals(
-                f"refused %d times to reserve %s for {use}, most recently %d bytes for %s: %s use %d of %d bytes (%s)"
+                f"refused %d reservations of %s for {use}, most recently %d bytes for %s: %s use %d of %d bytes (%s)"
             )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"closed %d slow clients that held %s for {use}, most recently %s with %d bytes: %s use %d of "
+                f"disconnected %d slow clients that were using %s for {use}, most recently %s with %d bytes: %s use %d "
+                "of "
                 "%d bytes (%s)"
             )
             for use in Use
@@ -345,7 +346,7 @@ class Budget:
         self.make_room(share, size - room.size)
         return resource.refusal(
             f"not enough {resource.name} for {size} bytes: the limit of {share.name} is {share.most} bytes. "
-            + ("Commit or abort other write jobs" if room.use is Use.ROWS else "Try again, or send less at once")
+            + ("Commit or abort other write jobs" if room.use is Use.ROWS else "Try again, or send less data at once")
         )
 
     def shares(self, share: Share | None, use: Use) -> tuple[Share, ...]:
@@ -582,9 +583,8 @@ class Room:
         for share in self.shares:
             if size > share.most:
                 raise BodyTooLarge(
-                    f"{self.client.name} needs {size} bytes of {share.resource.name}, more than the "
-                    f"limit of {share.name}, {share.most} bytes ({share.resource.setting}). Write "
-                    "less at once"
+                    f"{self.client.name} needs {size} bytes of {share.resource.name}, but the limit of {share.name} is "
+                    f"{share.most} bytes ({share.resource.setting}). Write less data at once"
                 )
         share = next(share for share in self.shares if share.used + size - self.size > share.most)
         raise self.client.budget.refuse(self, size, share)
@@ -770,5 +770,5 @@ def _bytes_per_second(paced: Paced) -> float:
 def _too_large(size: int, resource: Resource) -> BodyTooLarge:
     return BodyTooLarge(
         f"the request needs {size} bytes of {resource.name}, more than the limit of {resource.most} "
-        f"bytes ({resource.setting}). Send less at once"
+        f"bytes ({resource.setting}). Send less data at once"
     )

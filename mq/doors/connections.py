@@ -134,7 +134,7 @@ class FewLines:
         count, end = self._minute.get()
         if now >= end:
             if count > MOST_LINES:
-                self._logger.log(self._level, "%d more messages of this kind: %s", count - MOST_LINES, self._text)
+                self._logger.log(self._level, "%d more log messages of this kind: %s", count - MOST_LINES, self._text)
             count, end = 0, now + QUIET_SECONDS
         if count < MOST_LINES:
             self._logger.log(self._level, self._text, *values)
@@ -154,7 +154,8 @@ class Crowd:
         self._is_proxy = is_proxy
         self._counts: Counter[str] = Counter()
         self._too_many = Refusals(
-            "refused %d connections, most recently from %s, which already has %d (--connections-per-address)"
+            "refused %d connections, most recently from %s, which already has %d connections "
+            "(--connections-per-address)"
         )
         self._no_handles = Refusals(
             "refused %d connections, most recently from %s: mq may open %d files (LimitNOFILE in systemd, "

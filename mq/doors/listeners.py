@@ -142,7 +142,9 @@ async def listen(
         refusal = PortTaken if error.errno == errno.EADDRINUSE else CannotListen
         raise refusal(f"cannot listen on {address} port {port}: {error.strerror}{hint}") from error
     except UnicodeError as error:
-        raise CannotListen(f"cannot listen on {shorten(address)}: not an address or a host name") from error
+        raise CannotListen(
+            f"cannot listen on {shorten(address)}, because it is not an address or a host name"
+        ) from error
 
 
 async def _open_shared(address: str, port: int) -> list[trio.SocketListener]:
@@ -235,7 +237,7 @@ async def listen_unix(path: str, mode: int) -> AsyncGenerator[trio.SocketListene
     """
     if len(os.fsencode(path)) > LONGEST_PATH:
         raise CannotListen(
-            f"cannot listen on {shorten(path)}: the path of a socket may have at most {LONGEST_PATH} bytes"
+            f"cannot listen on {shorten(path)}: the path of a socket must not exceed {LONGEST_PATH} bytes"
         )
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)

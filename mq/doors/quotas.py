@@ -41,7 +41,7 @@ class Quotas:
         self._rates: dict[str, _Bucket] = {}
         self._lines = {
             CONNECTIONS: Refusals(
-                "refused %d connections, most recently from user %s, who already has %d (max_connections)"
+                "refused %d connections, most recently from user %s, who already has %d connections (max_connections)"
             ),
             PUBLISH_RATE: Refusals(
                 "throttled publishing %d times, most recently for user %s, who may publish %g messages per "
@@ -60,7 +60,10 @@ class Quotas:
             return
         self.refused[CONNECTIONS] += 1
         self._lines[CONNECTIONS].add(user.name, most)
-        raise OverLimit(f"user {user.name} has {most} connections, the maximum (max_connections). Close or share some")
+        raise OverLimit(
+            f"user {user.name} has reached the maximum of {most} connections (max_connections). Close or share "
+            "connections"
+        )
 
     def check_publish(self, user: User | None, count: int = 1) -> None:
         """Count messages that a user publishes. What is refused does not count.

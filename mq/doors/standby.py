@@ -201,7 +201,8 @@ class Standby:
             self._warn(_pid_of(link))
         if said == _STRANGE:
             raise StrangeOwner(
-                "the active daemon of this root has other users or TLS files. Start all daemons of a "
+                "the active daemon of this root uses a different users file or different TLS files. Start all daemons "
+                "of a "
                 "root with the same --users and --tls-* settings"
             )
         return said
@@ -211,7 +212,7 @@ class Standby:
             self._warned_of = pid
             logger.error(
                 "the active daemon, process %d, has not responded for %g s but still holds the lock of the "
-                "root. Kill it (kill -9 %d) so that this standby takes over",
+                "root. Kill it (kill -9 %d) so that this standby can take over",
                 pid,
                 SILENT_SECONDS,
                 pid,
@@ -314,7 +315,7 @@ class Owner:
     async def _listen(self) -> trio.socket.SocketType:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
-                raise CannotListen("cannot listen for standby daemons: state/turn is not a socket. Move it away")
+                raise CannotListen("cannot listen for standby daemons: state/turn is not a socket. Move this file away")
             os.unlink(self._path)  # of an owner that has ended, for this one has the lock
         opened = _new_socket()
         try:

@@ -50,7 +50,7 @@ class LeaderSchedules:
         if method == PUT:
             return await self._scheduler.put(Schedule.stored(args[0]))
         if method != DROP:
-            raise CallerError(f"schedules have no method {shorten(method)}")  # known by these words
+            raise CallerError(f"unknown schedule method {shorten(method)}")  # known by these words
         try:
             return await self._scheduler.drop(args[0])
         except NoSuchSchedule as error:

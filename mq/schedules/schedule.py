@@ -254,8 +254,7 @@ def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
     body = schedule.draft.body
     if isinstance(body, bytes) and len(body) > LARGEST_BODY:
         raise BodyTooLarge(
-            f"the message body of a schedule may have at most {LARGEST_BODY} bytes. Publish a reference "
-            "to the data instead"
+            f"a schedule's message body must not exceed {LARGEST_BODY} bytes. Publish a reference to the data instead"
         )
     instants = schedule.instants()
     if instants.following(now_ms) is None:

@@ -114,7 +114,7 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has {len(others)} schedules, the maximum per user. Delete one first, "
+                f"user {owner} has reached the maximum of {len(others)} schedules per user. Delete one first, "
                 "or start mq with a larger --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
@@ -237,11 +237,12 @@ class Scheduler:
         async with self._changing:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
-                raise Conflict(f"there are {MOST_SCHEDULES} schedules, the maximum. Delete one first")
+                raise Conflict(f"the maximum of {MOST_SCHEDULES} schedules has been reached. Delete one first")
             more = schedule.bytes - (0 if old is None else old.bytes)
             if more > 0 and self._bytes + more > MOST_BYTES:
                 raise Conflict(
-                    f"the messages of all schedules may have at most {MOST_BYTES} bytes in total. Delete one first"
+                    f"the messages of all schedules must not exceed {MOST_BYTES} bytes in total. Delete a schedule "
+                    "first"
                 )
             self._check_limits(schedule, None if old is None else old.schedule)
             now_ms = self._now_ms(is_steady=schedule.every is not None)
@@ -497,7 +498,7 @@ class Scheduler:
         try:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
-            logger.warning("cannot save the last runs of %d schedules: %s", len(done), error)
+            logger.warning("cannot save the times of the last runs of %d schedules: %s", len(done), error)
         async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 

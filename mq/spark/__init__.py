@@ -62,13 +62,14 @@ def _check(python: str) -> None:
     found = shutil.which(python)
     if found == sys.executable:
         return
-    why = "is not there"
+    why = "does not exist"
     if found is not None:
         done = subprocess.run([found, "-c", "import mq.spark"], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode == 0:
             return
         why = f"cannot use mq ({done.stderr.strip().rpartition(chr(10))[2]})"
     raise SparkSourceError(
-        f"Spark uses the Python {found or python}, which {why}: set PYSPARK_PYTHON to {sys.executable} before "
+        f"Spark uses the Python interpreter {found or python}, which {why}: set PYSPARK_PYTHON to {sys.executable} "
+        "before "
         'creating the session, or install "mq[spark]" there'
     )

@@ -249,9 +249,9 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
     options = Options(**values)
     _check_queues(options, way)
     if way == READ_STREAM and not options.consumer:
-        raise InvalidOption('option "consumer" is missing: give this query a name, under which it can resume')
+        raise InvalidOption('option "consumer" is missing. Give this query a name so that it can resume')
     if bool(options.user) != bool(options.password):
-        raise InvalidOption('options "user" and "password" go together')
+        raise InvalidOption('options "user" and "password" must be set together')
     begin, end = options.starting_time, options.ending_time
     if begin is not None and end is not None and begin >= end:
         raise InvalidOption('option "endingTime" must be later than "startingTime"')

@@ -531,7 +531,7 @@ class QueueClaims:
         options = self._options
         call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
         while left := self._run(call):
-            logger.warning("%d messages of batch %d are still to be removed %s", left, batch, self._where())
+            logger.warning("%d messages of batch %d still have to be removed %s", left, batch, self._where())
 
     @property
     def _within(self) -> float:

@@ -203,7 +203,7 @@ def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job
         with DaemonConnection(options) as connection:
             connection.run(calls.end_write(queue, job))
     except SparkSourceError as error:
-        logger.warning("currently cannot discard the staged rows; the daemon will discard them later: %s", error)
+        logger.warning("temporarily unable to discard the staged rows; the daemon will discard them later: %s", error)
 
 
 def _check_keys(stored: Sequence[StoredRows]) -> None:

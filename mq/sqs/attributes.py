@@ -192,9 +192,9 @@ def _redrive(name: str, text: str) -> dict[str, Any]:
     if policy:
         raise _wrong(name, f"Unknown key {shorten(next(iter(policy)))}.")
     if not isinstance(arn, str):
-        raise _wrong(name, "Redrive policy does not contain mandatory attribute: deadLetterTargetArn.")
+        raise _wrong(name, "The redrive policy does not contain the mandatory attribute deadLetterTargetArn.")
     if isinstance(most, bool) or not isinstance(most, int | str):
-        raise _wrong(name, "Redrive policy does not contain mandatory attribute: maxReceiveCount.")
+        raise _wrong(name, "The redrive policy does not contain the mandatory attribute maxReceiveCount.")
     receives = _number(1, _MOST_RECEIVES)(f"{name}.maxReceiveCount", str(most))
     return {"max_receives": receives, "dead_letter_queue": str(queue_of_arn(arn, "deadLetterTargetArn"))}
 

@@ -464,7 +464,7 @@ def _entries(call: ActionCall) -> list[Mapping[str, Any]]:
     if len(entries) > LARGEST_BATCH:
         raise SqsError(
             "TooManyEntriesInBatchRequest",
-            f"Maximum number of entries per request are {LARGEST_BATCH}. You have sent {len(entries)}.",
+            f"The maximum number of entries per request is {LARGEST_BATCH}. You have sent {len(entries)}.",
         )
     ids = [entry.get("Id", "") for entry in entries]
     if not all(map(_ENTRY_ID.fullmatch, ids)):
@@ -475,7 +475,7 @@ def _entries(call: ActionCall) -> list[Mapping[str, Any]]:
         )
     twice = next((id for id in ids if ids.count(id) > 1), None)
     if twice is not None:
-        raise SqsError("BatchEntryIdsNotDistinct", f"Id {twice} repeated.")
+        raise SqsError("BatchEntryIdsNotDistinct", f"The id {twice} is repeated.")
     return entries
 
 

@@ -74,7 +74,9 @@ def read_body(wanted: Mapping[str, Any]) -> bytes:
     if not text:
         raise SqsError("InvalidParameterValue", "Value for parameter MessageBody is invalid. Reason: Must be non-empty")
     if _TEXT.fullmatch(text) is None:
-        raise SqsError("InvalidMessageContents", "the body has characters that SQS does not allow. Send it as base64")
+        raise SqsError(
+            "InvalidMessageContents", "the body contains characters that SQS does not allow. Send the body as base64"
+        )
     return text.encode()
 
 
@@ -98,7 +100,8 @@ def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, 
     for name in given:
         if name != TRACE:
             raise SqsError(
-                "InvalidParameterValue", f"{shorten(name)} is not a system attribute that can be sent. Known: {TRACE}"
+                "InvalidParameterValue",
+                f"{shorten(name)} is not a system attribute that can be sent. Known attribute: {TRACE}",
             )
     found = {name: _attribute(name, value) for name, value in given.items()}
     if any(each.type != "String" for each in found.values()):
@@ -126,11 +129,13 @@ def _attribute(name: str, value: Mapping[str, Any]) -> Attribute:
     if given is None or ("StringValue" in value and "BinaryValue" in value):
         raise _wrong(name, f"the type {matched[1]} must have a {kind} and no other value")
     if not given:
-        raise _wrong(name, "its value must not be empty")
+        raise _wrong(name, "the value must not be empty")
     if isinstance(given, str) and _TEXT.fullmatch(given) is None:
-        raise SqsError("InvalidMessageContents", f"the message attribute {name} has characters that SQS does not allow")
+        raise SqsError(
+            "InvalidMessageContents", f"the message attribute {name} contains characters that SQS does not allow"
+        )
     if matched[1] == "Number" and (len(str(given)) > _LONGEST_NUMBER or _NUMBER.fullmatch(str(given).strip()) is None):
-        raise _wrong(name, "it is not a number")
+        raise _wrong(name, "the value is not a number")
     return Attribute(type, given)
 
 

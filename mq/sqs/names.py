@@ -58,7 +58,7 @@ def queue_of_url(url: str) -> QueueName:
     path = _BELOW.search(matched[1])  # a proxy may have put the daemon under a path
     queue = None if path is None else queue_of_path(path[0])
     if queue is None:
-        raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Use GetQueueUrl")
+        raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Get the URL with GetQueueUrl")
     return known_name(queue)
 
 
@@ -107,7 +107,8 @@ def new_name(name: str) -> QueueName:
     if _NEW_NAME.fullmatch(name) is None:
         raise SqsError(
             "InvalidParameterValue",
-            "Can only include alphanumeric characters, hyphens, or underscores. 1 to 80 in length",
+            "A queue name can only include alphanumeric characters, hyphens, or underscores, and must be 1 to 80 "
+            "characters long",
         )
     try:
         return QueueName(name)

@@ -160,7 +160,9 @@ def _check_sparse(body: bytes) -> None:
     plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # a quote begins a text or ends one now
     is_sparse = plain.count(b'"') <= MOST_PARTS
     if not is_sparse or sum(outside.count(b",") for outside in plain.split(b'"')[::2]) > MOST_PARTS:
-        raise SqsError("SerializationException", f"the request has more than {MOST_PARTS} fields. Send less at once")
+        raise SqsError(
+            "SerializationException", f"the request has more than {MOST_PARTS} fields. Send less data at once"
+        )
 
 
 _encode: Final = json.JSONEncoder(

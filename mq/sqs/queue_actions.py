@@ -105,11 +105,11 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
     name: str | None = target
     while name is not None:
         if name in path:
-            raise _wrong_policy(f"Dead letters would move in a circle: {' -> '.join([*path, name])}.")
+            raise _wrong_policy(f"Dead letters would move in a loop: {' -> '.join([*path, name])}.")
         path.append(name)
         name = (await broker.status(name)).settings.dead_letter_queue if await broker.has_queue(name) else None
     if not await broker.has_queue(target):
-        raise _wrong_policy("Dead letter target does not exist. Create it first.")
+        raise _wrong_policy("The dead-letter queue does not exist. Create it first.")
     if is_fifo(target) != is_fifo(queue):
         raise _wrong_policy(
             "The dead-letter queue of a FIFO queue must be a FIFO queue, and that of a standard "
@@ -118,7 +118,7 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
     if (await broker.status(target)).settings.unique:
         raise _wrong_policy(f"{target} is unique and would refuse some messages.")
     if not allows_source(await call.desk.notes.read(target), queue):
-        raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow it.")
+        raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow this source queue.")
 
 
 def _wrong_policy(reason: str) -> SqsError:
@@ -264,7 +264,8 @@ async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
     call.queue(Right.CONFIGURE)
     raise SqsError(
         "UnsupportedOperation",
-        "Permissions cannot be changed over SQS. Set the rights of users in mq's users file (docs/access.md)",
+        "Permissions cannot be changed through the SQS API. Set the rights of users in mq's users file "
+        "(docs/access.md)",
     )
 
 
@@ -296,7 +297,7 @@ async def _check_move(call: ActionCall, source: QueueName, target: QueueName | N
     if source == target:
         raise SqsError("InvalidParameterValue", "DestinationArn must not be the same queue as SourceArn.")
     if not any(status.settings.dead_letter_queue == source for status in await broker.queues()):
-        raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
+        raise SqsError("InvalidParameterValue", "The source queue must be configured as a dead-letter queue.")
 
 
 async def list_moves(call: ActionCall) -> Mapping[str, Any]:

@@ -68,7 +68,7 @@ def signature_of(request: Request) -> Signature:
     signature = _said(request)
     for name in ("host", _TARGET):  # else others could send what was signed elsewhere, or as another action
         if name not in signature.headers and (name == "host" or name in request.headers):
-            raise _incomplete(f"SignedHeaders must have {name}")
+            raise _incomplete(f"SignedHeaders must include {name}")
     return signature
 
 
@@ -80,7 +80,9 @@ def _said(request: Request) -> Signature:
         credential, headers, digest = matched.groups()
         return _signature(credential, headers, digest, request.headers.get("x-amz-date", ""), None)
     if SIGNED not in request.query:
-        raise SqsError("MissingAuthenticationToken", "Request is missing Authentication Token. Sign it with a key")
+        raise SqsError(
+            "MissingAuthenticationToken", "Request is missing Authentication Token. Sign the request with an access key"
+        )
     query = dict(parse_qsl(request.query.decode("latin-1"), keep_blank_values=True))
     expires = query.get("X-Amz-Expires", "")
     if query.get("X-Amz-Algorithm") != ALGORITHM or _DIGITS.fullmatch(expires) is None:
@@ -129,8 +131,8 @@ def check_time(signature: Signature, now: float) -> None:
         here = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
         raise SqsError(
             "SignatureDoesNotMatch",
-            f"Signature expired or not yet valid: it was created at {signature.time}, and the time "
-            f"here is {here}. Set the clock",
+            f"The signature has expired or is not yet valid: it was created at {signature.time}, and the time on the "
+            f"server is {here}. Correct the clock",
         )
 
 

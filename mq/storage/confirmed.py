@@ -61,7 +61,9 @@ class ConfirmedFile:
         except FileNotFoundError:
             return 0
         except (OSError, ValueError) as error:
-            logger.error("damaged: %s: %s. This start cannot detect a server that lacks confirmed changes", path, error)
+            logger.error(
+                "%s is damaged: %s. This start cannot detect a server that is missing confirmed changes", path, error
+            )
             return 0
 
     def note(self, store: str, number: int) -> None:
@@ -77,8 +79,8 @@ class ConfirmedFile:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "cannot record in %s what %s has confirmed (%s). The next start cannot detect a server "
-                    "that lacks confirmed changes",
+                    "cannot record in %s what %s has confirmed (%s). The next start cannot detect a server that is "
+                    "missing confirmed changes",
                     self._folder,
                     store,
                     error.strerror,

@@ -182,11 +182,12 @@ async def _all_done(storage: Storage, operations: Sequence[AnyOperation]) -> Non
     for outcome in await commit(storage, operations):
         if outcome.result is Result.FULL:
             raise StorageFull(
-                f"cannot complete a batch that a crash interrupted now: {outcome.reason}. Try again later"
+                f"temporarily unable to complete a batch that was interrupted by a crash: {outcome.reason}. Try again "
+                "later"
             )
         if outcome.result in (Result.FAILED, Result.UNKNOWN, Result.FENCED):
             raise StorageFailed(
-                f"cannot complete a batch that a crash interrupted: {outcome.reason or outcome.result.value}"
+                f"cannot complete a batch that was interrupted by a crash: {outcome.reason or outcome.result.value}"
             )
 
 

@@ -58,7 +58,7 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         StorageUnusable: something follows the colon, or another process is to take part.
     """
     if rest:
-        raise StorageUnusable("memory: has no address: write memory: only")
+        raise StorageUnusable("memory: takes no address. Write only memory:")
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable("memory: supports only a single process. Omit --peers, --no-mover and --no-reaper")
     return MemoryStorage()

@@ -54,14 +54,14 @@ async def drop_record(storage: Storage, kind: str, key: str) -> bool:
 
 def _error_of_record(outcome: Outcome) -> MQError:
     if outcome.result is Result.UNKNOWN:  # twice does no harm
-        return StorageUnsure(f"cannot store now: it may have been done, or not ({outcome.reason}). Try again")
-    return error_of(outcome, "store")
+        return StorageUnsure(f"it is unknown whether the record was stored ({outcome.reason}). Try again")
+    return error_of(outcome, "cannot store the record")
 
 
-def error_of(outcome: Outcome, what: str) -> MQError:
+def error_of(outcome: Outcome, failure: str) -> MQError:
     """The error for the caller that an outcome other than DONE means."""
     if outcome.result is Result.FULL:
-        return StorageFull(f"cannot {what} now: {outcome.reason}. Try again later")
+        return StorageFull(f"{failure}: {outcome.reason}. Try again later")
     if outcome.result is Result.NO_QUEUE:
         return NoSuchQueue("the queue no longer exists")
     if outcome.result is Result.GONE:
@@ -73,12 +73,12 @@ def error_of(outcome: Outcome, what: str) -> MQError:
         )
     if outcome.result is Result.UNKNOWN:
         return StorageUnsure(
-            f"cannot {what}: the outcome is unknown "
+            f"{failure}: the outcome is unknown "
             f"({outcome.reason or 'the store did not respond in time'}). Retry with the same "
-            "idempotency key, or if doing it twice does no harm"
+            "idempotency key, or retry if a duplicate does no harm"
         )
     if outcome.result is Result.FENCED:
         return StorageFenced(
-            outcome.reason or "another broker is in charge of the store: this one changes nothing more"
+            outcome.reason or "another broker has taken over the store, so this broker no longer changes it"
         )
-    return StorageError(f"cannot {what}: {outcome.result.value}. Try again")
+    return StorageError(f"{failure}: {outcome.result.value}. Try again")

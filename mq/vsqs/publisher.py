@@ -130,7 +130,7 @@ class FolderPublisher:
         self._orphans.sweep()
         self._view.refresh()
         if self._taken() > self._capacity:
-            raise QueueFull(f"the queue is full ({self._capacity} messages): delete some, then publish again")
+            raise QueueFull(f"the queue is full ({self._capacity} messages). Delete some messages, then publish again")
 
     def _taken(self) -> int:
         return len(self._view.index) + len(self._view.index.new)
@@ -158,7 +158,7 @@ class FolderPublisher:
             if not self._calls.is_at(fd, self._names.path(number, READY)):  # a network may ask for a rename twice
                 path = self._names.path(number, NEW)
                 raise StorageUnusable(
-                    f"{path} was removed while mq wrote it: do not change files of the queue"
+                    f"{path} was removed while mq was writing it: do not change files of the queue"
                 ) from None
 
 

@@ -178,7 +178,8 @@ class BatchParser(Generic[T]):
         self._beside += characters
         if self._beside > MOST_BESIDE:
             raise BatchTooLarge(
-                f"the batch has more than {MOST_BESIDE} bytes apart from its bodies. Send several smaller batches"
+                f"the batch has more than {MOST_BESIDE} bytes in addition to the message bodies. Send several smaller "
+                "batches"
             )
         self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters
 

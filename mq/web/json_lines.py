@@ -141,7 +141,7 @@ class _LongLine:
         while at < len(data):
             at = self._find_string(data, at) if self._mode is _Mode.OUTSIDE else self._find_end(data, at)
             if len(self._rest) > LARGEST_REST:
-                raise BatchTooLarge(f"a line may have at most {LARGEST_REST} bytes apart from its body")
+                raise BatchTooLarge(f"a line must not exceed {LARGEST_REST} bytes, not counting the message body")
 
     def end(self) -> dict[str, Any]:
         """The whole line: its members, the body as bytes.

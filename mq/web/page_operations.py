@@ -187,7 +187,7 @@ def _queue_feed(context: RequestContext) -> EventFeed:
     if context.query["queue"] is None:
         raise InvalidRequest("the parameter queue is missing: queue=NAME")
     queue, user = QueueName(context.query["queue"]), context.request.user
-    unseen = NoSuchQueue(f"queue {queue} does not exist, or you may not see it")
+    unseen = NoSuchQueue(f"queue {queue} does not exist, or you do not have permission to see it")
     if user is not None and not user.may(Right.MONITOR, None) and not user.may_something(queue):
         raise unseen
 

@@ -265,7 +265,7 @@ def refuse_message_headers(headers: Mapping[str, str]) -> None:
     """
     for name in headers:
         if name.startswith(_OF_MESSAGES):
-            raise _unknown_header(name, "in a batch, each message has its own")
+            raise _unknown_header(name, "In a batch, set the attributes of each message in its own entry")
     if content_codings(headers.get("content-encoding", "")) is not None:
         raise InvalidRequest(
             "Content-Encoding is not supported for a batch. Send the batch uncompressed, and set "
@@ -295,7 +295,7 @@ def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None)
     if not isinstance(texts, Mapping):
         raise InvalidRequest('attributes must be an object with text values: {"name": "text"}')
     if len(texts) > MOST_ATTRIBUTES:
-        raise InvalidRequest(f"a message may have at most {MOST_ATTRIBUTES} attributes")
+        raise InvalidRequest(f"a message can have at most {MOST_ATTRIBUTES} attributes")
     kept = {name.lower(): text for name, text in texts.items()}
     size = len(content_type or "")
     for name, text in kept.items():
@@ -306,7 +306,7 @@ def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None)
             raise InvalidRequest(f"attribute {name} must be one line of text without leading or trailing spaces")
         size += len(name) + len(value)
     if size > LARGEST_ATTRIBUTES_BYTES:
-        raise InvalidRequest(f"the attributes of a message may have at most {LARGEST_ATTRIBUTES_BYTES} bytes in total")
+        raise InvalidRequest(f"the attributes of a message must not exceed {LARGEST_ATTRIBUTES_BYTES} bytes in total")
     attributes: dict[str, Any] = {"content_type": content_type} if content_type else {}
     if codings is not None:
         attributes["content_encoding"] = codings

@@ -135,7 +135,7 @@ def refusal_of_head(status: int) -> Reply:
 
 def refusal_of_amqp() -> Reply:
     """The reply to a client of AMQP, which ends the connection."""
-    return problem(400, "this is an HTTP port: AMQP uses another one, usually 5672", ("connection", "close"))
+    return problem(400, "this is an HTTP port. AMQP uses another port, usually 5672", ("connection", "close"))
 
 
 def refusal_of_body() -> Reply:

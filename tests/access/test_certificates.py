@@ -98,9 +98,9 @@ def test_files_that_others_may_change_are_refused(files: TLSFiles, name: str) ->
     files = files._replace(client_ca=files.certificate)
     path = Path(getattr(files, name))
     path.chmod(0o666)
-    assert "can be changed by every user" in refusal(files)
+    assert "can be modified by every user" in refusal(files)
     path.chmod(0o664)
-    assert "can be changed by its group" in refusal(files)
+    assert "can be modified by its group" in refusal(files)
 
 
 def test_wrong_new_files_change_nothing(files: TLSFiles) -> None:
@@ -182,7 +182,7 @@ def test_a_list_past_its_time_lets_nobody_in(files: TLSFiles, tmp_path: Path) ->
 def test_a_file_without_a_list_is_refused(files: TLSFiles, tmp_path: Path) -> None:
     clients = Clients(tmp_path)
     ca = str(tmp_path / "clients.pem")
-    assert "it has no CRL" in refusal(files._replace(client_ca=ca, crl=ca))
+    assert "the file contains no CRL" in refusal(files._replace(client_ca=ca, crl=ca))
     assert "No such file" in refusal(files._replace(client_ca=ca, crl=str(tmp_path / "missing.pem")))
     assert clients.ca
 

@@ -120,5 +120,5 @@ def test_users_file_that_others_may_change_is_refused(path: Path, mode: int) -> 
     write_users(path, "")
     path.chmod(mode)
     told = refusal(path)
-    assert "can be changed by" in told
+    assert "can be modified by" in told
     assert "chmod go-w" in told

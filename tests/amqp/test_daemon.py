@@ -168,7 +168,7 @@ def test_where_amqps_own_port_is_busy_http_is_served_all_the_same(tmp_path: Path
         assert process.stderr is not None
         try:
             said = []
-            while not said or " serves " not in said[-1]:
+            while not said or " is serving " not in said[-1]:
                 said.append(process.stderr.readline())
                 assert said[-1], said
             (url,) = re.findall(r"\S+://\S+", said[-1])

@@ -98,7 +98,7 @@ async def test_what_is_too_long_for_its_queue_is_refused_on_its_channel(
         assert {method.name for method in told[:-1]} == ({"Basic.Ack", "Basic.Nack"} if has_confirms else set())
         closed = told[-1]
         assert (closed.name, closed.reply_code) == ("Channel.Close", 406)
-        assert "1 message is not stored: the body is longer than 10 bytes" in closed.reply_text
+        assert "1 message is not stored: the body exceeds the maximum of 10 bytes" in closed.reply_text
         await client.open_channel(2)
         assert (await client.call(Queue.Declare(queue="q", passive=True), 2)).message_count == 1
 
@@ -180,7 +180,7 @@ async def test_a_message_that_comes_slowly_is_given_up_when_others_want_its_memo
         assert (await fast.hear()).reply_code == 506
         closed = await slow.hear()
         assert (closed.name, closed.reply_code) == ("Connection.Close", 506)
-        assert "arrived at less than 128 KiB per second" in closed.reply_text
+        assert "arrived more slowly than 128 KiB per second" in closed.reply_text
         assert house.door.memory.free == 100_000
         again = await house.connect()
         await again.stream.send_all(begun(60_000, 60_000))
@@ -1042,7 +1042,7 @@ async def test_a_message_of_which_nonsense_is_noted_is_not_delivered_and_ends_no
     await house.broker.publish("q", b"good")
     await client.consume(no_ack=True)
     assert (await client.delivery())[2] == b"good"
-    assert "its stored properties are damaged" in caplog.text
+    assert "the stored properties of the message are damaged" in caplog.text
 
 
 async def test_a_message_of_which_nonsense_is_noted_is_passed_over_by_a_get(

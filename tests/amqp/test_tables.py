@@ -90,7 +90,7 @@ def test_a_whole_number_is_written_as_64_bits(number: int) -> None:
 
 @pytest.mark.parametrize("value", [1.5, None, b"x"])
 def test_a_value_that_mq_has_no_type_for_is_an_error(value: Any) -> None:
-    with pytest.raises(TypeError, match="a table cannot contain a"):
+    with pytest.raises(TypeError, match="an AMQP table cannot contain a"):
         tables.encoded({"x": value})
 
 

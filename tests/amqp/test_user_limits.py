@@ -57,7 +57,7 @@ async def test_connection_too_many_is_closed_with_530(tmp_path: Path, autojump_c
         for _ in range(2):
             found = await refusal_of_open(house)
             assert found is not None
-            assert (found[0], "user shop has 2 connections" in found[1]) == (530, True)
+            assert (found[0], "user shop has reached the maximum of 2 connections" in found[1]) == (530, True)
         await first.close()
         await trio.sleep(1)
         assert await refusal_of_open(house) is None
@@ -74,7 +74,7 @@ async def test_queue_too_many_is_refused_with_406(tmp_path: Path, autojump_clock
         await shop.declare("", exclusive=True)
         answer = await shop.call(commands.Queue.Declare(queue="r"))
         assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
-        assert "user shop has 2 queues, the maximum (max_queues)" in answer.reply_text
+        assert "user shop has reached the maximum of 2 queues (max_queues)" in answer.reply_text
         await shop.say(commands.Channel.CloseOk())
         await shop.open_channel(1)
         await shop.declare("q", durable=True)  # it is there

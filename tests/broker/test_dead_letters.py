@@ -180,7 +180,7 @@ async def test_some_dead_letters_go_back_and_others_elsewhere(broker: Broker) ->
     assert await broker.redrive("dead", "other") == (2, 0)
     assert [message.id for message in await broker.fetch_many("other", 10)] == ids[1:3]
     assert [message.id for message in await broker.fetch_many("q", 10)] == [ids[3], ids[4], ids[0]]
-    with pytest.raises(InvalidSetting, match="are both queue dead"):
+    with pytest.raises(InvalidSetting, match="queue dead is both"):
         await broker.redrive("dead", "dead")
     with pytest.raises(NoSuchQueue):
         await broker.redrive("dead", "nowhere")

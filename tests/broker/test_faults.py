@@ -86,7 +86,7 @@ async def test_what_the_disk_does_not_let_become_delayed_gets_no_other_time(wall
     async with open_disk(MOUNTS["rename"]) as disk, open_broker(disk.storage) as broker:
         disk.calls.fail("rename", errno.EDQUOT, path="new/*", times=None)
         id = await broker.publish("q", b"x", delay=60)
-        with pytest.raises(StorageFull, match="cannot be changed now"):
+        with pytest.raises(StorageFull, match="could not be changed"):
             await broker.reschedule("q", id, delay=0)
         disk.heal()
         await trio.sleep(RETRY_SECONDS + 1)
@@ -138,7 +138,7 @@ async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
 SAID: Final = {
     Result.UNKNOWN: (StorageUnsure, "cannot store the message: the outcome is unknown (away)"),
     Result.FAILED: (StorageFailed, "its outcome is unknown (away)"),
-    Result.FULL: (StorageFull, "cannot store the message now: away"),
+    Result.FULL: (StorageFull, "cannot store the message: away"),
 }
 
 

@@ -13,7 +13,7 @@ from mq.errors import StorageFenced
 from mq.storage.interface import Operation, Outcome, Result
 from mq.storage.memory import MemoryStorage
 
-REASON = "another broker is in charge of the store: it is at node b"
+REASON = "another broker has taken over the store: it is at node b"
 
 
 class Fenced(MemoryStorage):

@@ -116,7 +116,7 @@ async def test_key_is_refused_when_as_many_are_remembered_as_may_be(disk_address
         first = await broker.publish("q", b"x", key="0")
         for number in range(1, 10):
             await broker.publish("q", b"x", key=str(number))
-        with pytest.raises(NoMemory, match="the maximum of 10 idempotency keys is already stored"):
+        with pytest.raises(NoMemory, match="the maximum of 10 idempotency keys has been reached"):
             await broker.publish("q", b"x", key="10")
         assert await broker.publish("q", b"x", key="0") == first
         await broker.publish("q", b"x")

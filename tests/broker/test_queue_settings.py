@@ -111,7 +111,7 @@ async def test_a_dead_letter_queue_has_to_be_there_and_lead_nowhere_back(broker:
     await broker.change_settings("q", {"dead_letter_queue": "a"})
     await broker.change_settings("a", {"dead_letter_queue": "b"})
     for last in ("q", "a", "b"):
-        with pytest.raises(InvalidSetting, match="in a circle"):
+        with pytest.raises(InvalidSetting, match="in a loop"):
             await broker.change_settings("b", {"dead_letter_queue": last})
 
 

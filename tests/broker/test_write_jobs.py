@@ -344,7 +344,7 @@ async def test_no_queue_has_the_name_under_which_rows_wait(broker: Broker) -> No
     with pytest.raises(InvalidName, match="write jobs"):
         await broker.create_queue(QueueName(WRITE_JOBS))
     for name in ("", "a/b", "x" * 101):
-        with pytest.raises(InvalidSetting, match="not a valid name of a write job"):
+        with pytest.raises(InvalidSetting, match="invalid name of a write job"):
             await broker.writes.add("q", name, "0", 0, [Draft(b"x")])
 
 
@@ -642,7 +642,7 @@ async def test_job_that_holds_its_share_of_disk_takes_no_more_rows(broker: Broke
     await fill(broker, "job")
     used = budget.staged
     with pytest.raises(
-        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, more than the limit of this write job, 163840"
+        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, but the limit of this write job is 163840 bytes"
     ):
         await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
     assert budget.staged == used

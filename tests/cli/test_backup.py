@@ -62,7 +62,7 @@ def test_damaged_backup_is_named_and_the_one_before_it_restored(
     path.write_bytes(content)
     done = mq("restore", backups, tmp_path / "restored")
     assert done.out.startswith("backup 1 of 20")
-    assert f'damaged: "{path}"' in caplog.text
+    assert f'ignoring damaged backup "{path}"' in caplog.text
 
 
 def test_schedules_come_back_with_what_has_fired(mq: Mq, temp_root: Path, backups: Path, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_no_room_is_said_and_may_pass(mq: Mq, root: Path, backups: Path, monkeyp
     monkeypatch.setattr(LinuxCalls, "write", full)
     done = mq("backup", root, backups)
     assert done.status == 4
-    assert "free some, or keep fewer backups (--keep). Earlier backups are complete" in done.error
+    assert "free some space, or keep fewer backups (--keep). Earlier backups are complete" in done.error
 
 
 def test_a_root_of_several_machines_has_to_be_at_rest(

@@ -55,7 +55,7 @@ def test_it_overwrites_nothing(mq: Mq, tmp_path: Path, there: str) -> None:
     (tmp_path / there).write_text("mine")
     done = mq("certificate", tmp_path)
     assert (done.status, done.out) == (1, "")
-    assert done.error == f"mq: {tmp_path / there}: file exists, not overwritten\n"
+    assert done.error == f"mq: {tmp_path / there} already exists and was not overwritten\n"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "mine")]
 
 
@@ -76,7 +76,7 @@ def test_a_long_name_fits(mq: Mq, tmp_path: Path) -> None:
 def test_without_openssl_it_says_what_to_do(mq: Mq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     done = mq("certificate", tmp_path / "tls")
-    assert (done.status, done.error) == (1, "mq: the program openssl was not found: install it (apt install openssl)\n")
+    assert (done.status, done.error) == (1, "mq: the program openssl was not found. Install it (apt install openssl)\n")
     assert list((tmp_path / "tls").iterdir()) == []
 
 

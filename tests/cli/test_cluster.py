@@ -70,7 +70,10 @@ def test_a_check_asks_all_and_tells_the_order(answers: list[dict[str, object]], 
     done = mq("cluster", "check", *URLS)
     assert (done.status, answers) == (0, [])
     assert done.lines == [
-        "safe to stop one node at a time: a, then c, and the master b last. Run this check before each of them"
+        (
+            "it is safe to stop one node at a time: a, then c, and the master b last. Run this check before you "
+            "stop each node"
+        )
     ]
 
 
@@ -165,7 +168,7 @@ def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
     assert (done.status, node.asked, node.closed) == (0, [False], [])
     assert done.lines == [
         "node b is drained and can be stopped",
-        "2 queues belong to this node alone and are unavailable while it is stopped",
+        "2 queues are stored only on this node and are unavailable while the node is stopped",
     ]
 
 
@@ -179,12 +182,12 @@ def test_a_node_that_is_not_empty_in_time_says_why(daemon: object, mq: Mq, monke
     Drained(monkeypatch, (True, ["one"]))
     done = mq("cluster", "drain", "--wait", "0")
     assert (done.status, done.lines) == (1, ["node b still serves the queues", "1 clients are connected over AMQP"])
-    assert "node b is not drained after 0 s" in done.error
+    assert "node b was not drained within 0 s" in done.error
 
 
 def test_a_node_takes_clients_again(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     node = Drained(monkeypatch)
-    assert (mq("cluster", "drain", "--resume").lines, node.asked) == (["node b accepts clients again"], [True])
+    assert (mq("cluster", "drain", "--resume").lines, node.asked) == (["node b is accepting clients again"], [True])
 
 
 def test_a_daemon_in_no_cluster_is_neither_drained_nor_gets_another_neighbour(client: Client, mq: Mq) -> None:
@@ -210,4 +213,4 @@ def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
     assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
     waiting.append(seen("a"))
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
-    assert (done.status, "give the URLs of both other nodes" in done.error) == (1, True)
+    assert (done.status, "Give the URLs of both other nodes" in done.error) == (1, True)

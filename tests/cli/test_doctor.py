@@ -103,7 +103,7 @@ def test_unreadable_record_is_moved_aside_and_not_deleted(root: Path, mq: Mq, tm
     content = record.read_bytes().replace(b"created", b"createD")
     record.write_bytes(content)
     done = mq("doctor", root)
-    assert f"record   {record}: its checksum does not match" in done.lines
+    assert f"record   {record}: the checksum does not match" in done.lines
     mq("doctor", root, "--quarantine", tmp_path / "q")
     assert not record.exists()
     assert (tmp_path / "q" / record.relative_to(root)).read_bytes() == content

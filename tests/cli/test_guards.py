@@ -52,7 +52,7 @@ class Running:
         self.process = process
         self.log = log
         self.context = context
-        self.port = int(self.wait_for(r"serves memory: .* on https?://127\.0\.0\.1:(\d+)")[1])
+        self.port = int(self.wait_for(r"is serving memory: .* on https?://127\.0\.0\.1:(\d+)")[1])
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Real time: another process speaks."""
@@ -176,7 +176,7 @@ def test_the_network_is_let_in_only_past_guards(users: str, issuer: Issuer) -> N
     [
         (
             ["--address=0.0.0.0"],
-            "needs TLS (--tls-cert, --tls-key) and users (--users). To serve without, use --insecure",
+            "requires TLS (--tls-cert, --tls-key) and users (--users). To run without this protection, use --insecure",
         ),
         (["--users={folder}/missing.toml"], "cannot read the users file"),
         (["--users={folder}/wrong.toml"], 'users."alice"."fly" in the users file'),

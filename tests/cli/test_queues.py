@@ -147,7 +147,7 @@ def test_bench_prints_what_it_has_when_a_step_fails(daemon: Inside, client: Clie
     assert done.json[1]["count"] == 1
     (left,) = [queue.name for queue in client.queues() if queue.name != "q"]
     kept, failed = done.error.splitlines()
-    assert kept == f"mq: queue {left} was not deleted; to delete it: mq queue delete {left} --yes"
+    assert kept == f"mq: queue {left} was not deleted. To delete it, run mq queue delete {left} --yes"
     assert "too slow" in failed
     assert done.status == 4
 

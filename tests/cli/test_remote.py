@@ -110,7 +110,11 @@ def test_credentials_that_are_no_line(given: list[tuple[Access, Retry]], mq: Mq,
             4,
             "mq: the connection to http://127.0.0.1:8080 broke; the request may have been executed: reset\n",
         ),
-        (lambda: httpx.Response(200, text="hi"), 1, "mq: the daemon answered 200 with something that is not JSON\n"),
+        (
+            lambda: httpx.Response(200, text="hi"),
+            1,
+            "mq: the daemon returned status 200 with a body that is not JSON\n",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_its_status(

@@ -265,11 +265,15 @@ UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
     "full": (lambda: [refused(503)], False, "no"),
     "full twice": (lambda: [refused(503), refused(503)], False, "no"),
     "said so": (lambda: [unsure()], True, "it may have been done"),
-    "a proxy": (lambda: [httpx.Response(502)], True, "the response was 502: the request may have been executed"),
+    "a proxy": (
+        lambda: [httpx.Response(502)],
+        True,
+        "the daemon returned status 502: the request may have been executed",
+    ),
     "nobody knows whose 503": (
         lambda: [httpx.Response(503)],
         True,
-        "the response was 503: the request may have been executed",
+        "the daemon returned status 503: the request may have been executed",
     ),
     "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier attempt may have been executed"),
     "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier attempt may have been executed"),

@@ -445,7 +445,7 @@ async def test_what_no_mq_answers_is_not_understood(
 async def test_a_refusal_by_somebody_else_says_its_status() -> None:
     for _, error in await both(lambda: [httpx.Response(404, content=b"<html>")], lambda c: c.queue("q")):
         assert isinstance(error, NotFound)
-        assert str(error) == "the response was 404"
+        assert str(error) == "the daemon returned status 404"
 
 
 @pytest.mark.parametrize("wait", [-1, float("nan"), float("inf")])

@@ -12,8 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ANSWER = re.compile(r"term (\d+) answers (\S+) at (\d+)")
-MASTER = re.compile(r"node (\S+) serves \d+ queues, term (\d+)")
+ANSWER = re.compile(r"term (\d+) answered (\S+) at (\d+) ns")
+MASTER = re.compile(r"node (\S+) is serving \d+ queues in term (\d+)")
 WRITES = ("publish", "remove", "acknowledge", "declare", "delete_queue", "take", "put_back", "requeue", "extend")
 
 

@@ -502,7 +502,7 @@ async def test_pieces_have_to_be_as_long_as_was_announced() -> None:
     for pieces in ((b"1234", b"5", b""), (b"123", b"")):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(put, *pieces)
-            with arrivals.of(1) as arrival, pytest.raises(CallerError, match="the announced 4 bytes"):
+            with arrivals.of(1) as arrival, pytest.raises(CallerError, match="the declared size of 4 bytes"):
                 async with aclosing(arrival.pieces(4)) as found:
                     assert [piece async for piece in found] == []
             nursery.cancel_scope.cancel()

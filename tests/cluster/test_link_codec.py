@@ -78,5 +78,5 @@ def test_nothing_is_called_that_the_bytes_name() -> None:
 
 
 def test_what_cannot_go_is_refused_here() -> None:
-    with pytest.raises(TypeError, match="cannot go over a link"):
+    with pytest.raises(TypeError, match="cannot be sent over a cluster link"):
         encode(object())

@@ -246,7 +246,9 @@ async def test_an_exchange_that_two_had_otherwise_stays_each_ones_own(
             passive = methods.Exchange.Declare(exchange="x", exchange_type="fanout", passive=True)
             assert await refusal(client, passive) == 404, "b's own is gone"
         assert await is_routed(a), "the cluster's is not"
-        assert "keeps a declaration local: exchange x already exists with another type" in caplog.text
+        assert (
+            "does not share a declaration with the cluster: exchange x already exists with another type" in caplog.text
+        )
 
 
 async def test_what_dies_goes_through_the_clusters_exchange(autojump_clock: MockClock) -> None:

@@ -189,7 +189,7 @@ async def test_the_file_of_a_node_goes_first(
         )
         assert await put(a, "shop", table()) == 200
         assert (may(a), may(b), may(b, queue="own")) == (True, False, True)
-        assert "ignoring user shop of the cluster" in caplog.text
+        assert "ignoring cluster user shop" in caplog.text
         write_users(tmp_path / "b.toml", ROOT)
         assert b.users is not None
         b.users.reload()

@@ -108,7 +108,7 @@ except Exception as error:
 def test_a_pipe_with_a_reader_is_no_file(path: Path) -> None:
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    with pytest.raises(InvalidSetting, match="not a file"):
+    with pytest.raises(InvalidSetting, match="not a regular file"):
         AuditFile(str(path))
     os.close(reader)
 

@@ -169,7 +169,7 @@ async def test_a_socket_of_another_kind_is_refused_and_stays(path: str) -> None:
 
 
 async def test_a_path_that_cannot_be_is_told(tmp_path: Path) -> None:
-    assert f"at most {LONGEST_PATH} bytes" in await refusal("x" * (LONGEST_PATH + 1))
+    assert f"must not exceed {LONGEST_PATH} bytes" in await refusal("x" * (LONGEST_PATH + 1))
     assert "No such file or directory" in await refusal("nowhere/s")
 
 

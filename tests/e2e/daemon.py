@@ -20,7 +20,7 @@ TREE: Final = Path(__file__).resolve().parents[2]
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02
-_LISTENS: Final = re.compile(r"(?:serves .*|is on standby) on http://127\.0\.0\.1:(\d+)")
+_LISTENS: Final = re.compile(r"(?:is serving .*|is on standby) on http://127\.0\.0\.1:(\d+)")
 
 
 class DaemonFailed(Exception):

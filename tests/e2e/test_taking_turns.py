@@ -56,7 +56,7 @@ def daemons_on(
 
 def is_served_by(daemon: Daemon) -> bool:
     """Whether this daemon has had its turn."""
-    return re.search(r"^mq \S+( \([\w, -]+\))? serves ", daemon.log.read_text(), re.MULTILINE) is not None
+    return re.search(r"^mq \S+( \([\w, -]+\))? is serving ", daemon.log.read_text(), re.MULTILINE) is not None
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -201,7 +201,7 @@ def test_one_with_other_users_is_refused(temp_root: Path, tmp_path: Path) -> Non
     users.chmod(0o600)
     with (
         Daemon(temp_root, temp_root.parent / "1.log", "--standby"),
-        pytest.raises(DaemonFailed, match="has other users or TLS files"),
+        pytest.raises(DaemonFailed, match="uses a different users file or different TLS files"),
     ):
         Daemon(temp_root, temp_root.parent / "2.log", "--standby", "--users", str(users)).start()
 
@@ -210,7 +210,7 @@ def test_one_with_other_users_is_refused(temp_root: Path, tmp_path: Path) -> Non
     ("flags", "says"),
     [
         (("--peers", "1"), "--standby cannot be combined with --peers or --cluster"),
-        (("--storage", "memory:"), "--standby needs a root on this machine"),
+        (("--storage", "memory:"), "--standby requires a root on this machine"),
     ],
 )
 def test_what_does_not_go_together_is_refused(temp_root: Path, flags: tuple[str, ...], says: str) -> None:

@@ -271,7 +271,7 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     hand.press("Settings")
     hand.write("Maximum receives", "2")
     hand.click("button", "Save")
-    hand.sees("max_receives requires a dead_letter_queue")
+    hand.sees("max_receives requires dead_letter_queue to be set")
     hand.write("Dead-letter queue", "elsewhere")
     hand.click("button", "Save")
     hand.sees("settings saved")
@@ -456,7 +456,7 @@ def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any,
         assert hand.tab.get_by_text("Publish a message").count() == 0
         assert hand.tab.get_by_text("Settings").count() == 0
         hand.open("#/queue/secret")
-        hand.sees("does not exist, or you may not see it")
+        hand.sees("does not exist, or you do not have permission to see it")
         other = hand.tab.context.new_page()
         other.goto(hand.url)
         hand.open("#/queue/shop")

@@ -447,16 +447,16 @@ async def test_messages_of_all_schedules_are_limited_in_bytes(served: Served, mo
     async with served() as (_, scheduler):
         await scheduler.put(every(60, "a", body=bytes(600)))
         await scheduler.put(every(60, "b", body=bytes(300)))
-        with pytest.raises(Conflict, match="at most 1000 bytes in total"):
+        with pytest.raises(Conflict, match="must not exceed 1000 bytes in total"):
             await scheduler.put(every(60, "c", body=bytes(300)))
-        with pytest.raises(Conflict, match="at most 1000 bytes in total"):
+        with pytest.raises(Conflict, match="must not exceed 1000 bytes in total"):
             await scheduler.put(every(60, "b", body=bytes(500)))
         await scheduler.put(every(60, "a", body=bytes(10)))
         await scheduler.put(every(60, "c", body=bytes(300)))
         await scheduler.drop("b")
     async with served() as (_, scheduler):  # those of the store count
         await scheduler.put(every(60, "d", body=bytes(600)))
-        with pytest.raises(Conflict, match="at most 1000 bytes in total"):
+        with pytest.raises(Conflict, match="must not exceed 1000 bytes in total"):
             await scheduler.put(every(60, "e", body=bytes(300)))
 
 

@@ -70,7 +70,7 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
         ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
         ({"queue": "q"}, READ_STREAM, 'option "consumer" is missing'),
-        ({"queue": "q", "user": "u"}, READ, 'options "user" and "password" go together'),
+        ({"queue": "q", "user": "u"}, READ, 'options "user" and "password" must be set together'),
         ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, 'use either the option "token" or'),
     ],
 )
@@ -114,10 +114,11 @@ def test_a_session_whose_python_has_no_mq_is_told_which_to_set(tmp_path: Path) -
     other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for each in (bare, other):
         each.chmod(0o755)
-    for python, why in ((str(bare), "cannot use mq .ModuleNotFoundError"), ("/nowhere/python", "is not there")):
+    for python, why in ((str(bare), "cannot use mq .ModuleNotFoundError"), ("/nowhere/python", "does not exist")):
         session = Session(python)
         with pytest.raises(
-            SparkSourceError, match=f"Spark uses the Python {python}, .*{why}.* PYSPARK_PYTHON to {sys.executable}"
+            SparkSourceError,
+            match=f"Spark uses the Python interpreter {python}, .*{why}.* PYSPARK_PYTHON to {sys.executable}",
         ):
             register(session)
         assert not session.known

@@ -158,7 +158,7 @@ def test_a_restarted_query_reads_the_planned_batch_again(client: Client, options
     after = stream(options)
     start = after.initialOffset()  # Spark does not keep the first one, and asks again
     assert rows(after, after.partitions(start, end)) == bodies
-    with pytest.raises(SparkSourceError, match="started again"):  # the older one fails, and says why
+    with pytest.raises(SparkSourceError, match="was restarted in epoch"):  # the older one fails, and says why
         rows(before, before.partitions(start, end))
     assert after.latestOffset(end, LIMIT) == {**end, "batch": 2}
 
@@ -561,7 +561,7 @@ def test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts(
     fill(client, options, 1)
     monkeypatch.setattr(QueueClaims, "_within", 0.0)
     last = again.latestOffset(end, ReadMaxRows(20_000))
-    told = [each.getMessage() for each in caplog.records if "are still to be removed" in each.getMessage()]
+    told = [each.getMessage() for each in caplog.records if "still have to be removed" in each.getMessage()]
     assert len(told) >= 2
     assert last["rows"] == 1
     assert client.queue(options.queue).leased == 1
@@ -886,7 +886,9 @@ def test_a_queue_that_stays_full_is_named(client: Client, options: Options, capl
     with pytest.raises(SparkSourceError, match="was full for longer than"):
         MqWriter(with_options(options, retry_seconds=1.0), VALUE).write(iter([batch]))
     [told] = [each.getMessage() for each in caplog.records if each.name == "mq.spark"]  # once, however often it tried
-    assert told.startswith(f"1 rows are waiting: queue {options.queue} is full: it has 1 messages (max_messages)")
+    assert told.startswith(
+        f"1 rows are waiting: queue {options.queue} is full: the maximum of 1 messages has been reached (max_messages)"
+    )
 
 
 @pytest.mark.slow

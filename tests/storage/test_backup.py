@@ -338,7 +338,7 @@ async def test_a_group_that_stays_half_done_is_refused(disk: Disk) -> None:
     disk.inner.mkdir(f"{disk.root}/state/log")
     disk.put("state/log/half", b"")
     target, pauses = make_calls(), []
-    with pytest.raises(StorageUnusable, match="Restart it, then back up"):
+    with pytest.raises(StorageUnusable, match="Restart the daemon, then back up"):
         backed_up(disk, target, pause=pauses.append)
     assert sum(pauses) == pytest.approx(30)
     disk.inner.unlink(f"{disk.root}/state/log/half")
@@ -513,7 +513,7 @@ async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch
         pass  # the log has nothing to say, and mq doctor --repair nothing to do
     monkeypatch.setattr(backup, "read_log", lambda calls, folder: [Record(1, b"", 0)])
     with (
-        pytest.raises(StorageUnusable, match="its log may contain changes that the files lack"),
+        pytest.raises(StorageUnusable, match="its log may contain changes that are missing from the files"),
         servable(disk.calls, disk.root, is_remote=False),
     ):
         pass

@@ -420,7 +420,7 @@ def test_salvage_returns_what_is_left_and_says_what_is_missing(machine: Machine,
     assert [record.payload for record in found] == [b"newer"]
     assert [flaw.rpartition("/")[2] for flaw in flaws] == [
         "0 is missing",
-        f"1 has only {3 * PAGE} of the {SEGMENT} bytes that its header states",
+        f"1 has only {3 * PAGE} of the {SEGMENT} bytes that its header specifies",
     ]
 
 

@@ -153,7 +153,7 @@ async def test_no_stranger_can_put_another_root_in_its_place(
 ) -> None:
     os.chmod(tmp_path, 0o777)
     text = await refusal(root, TRUSTING)
-    assert "every user of this machine could replace it, because the parent folder" in text
+    assert "every user of this machine could replace the root, because the parent folder" in text
     os.chmod(tmp_path, 0o1777)
     await serve(root)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
@@ -179,7 +179,7 @@ async def test_a_stranger_s_folder_above_the_root_is_worth_a_warning(
 ) -> None:
     os.chown(tmp_path, STRANGER, STRANGER)
     await serve(root)
-    assert "belongs to 4711, who can replace the root by another folder" in caplog.text
+    assert "belongs to 4711, who can replace the root with another folder" in caplog.text
 
 
 @as_root

@@ -176,7 +176,7 @@ async def test_a_large_body_that_shrinks_while_it_is_read_raises(disk: Disk) -> 
 async def test_a_large_body_that_cannot_be_read_raises(disk: Disk) -> None:
     found = await stored(disk, await disk.bring(State.READY, BIG))
     disk.calls.fail("read", errno.EIO)
-    with pytest.raises(CorruptMessage, match="cannot be read: Input/output error") as caught:
+    with pytest.raises(CorruptMessage, match="cannot read the body: Input/output error") as caught:
         await found.body.read()
     assert isinstance(caught.value.__cause__, OSError)
     await found.body.aclose()
@@ -529,9 +529,9 @@ async def test_thousands_of_foreign_names_are_not_remembered(disk: Disk, caplog:
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EACCES])
 async def test_a_folder_that_cannot_be_listed_now_is_told_so(disk: Disk, number: int) -> None:
     disk.calls.fail("names", number, times=None)
-    with pytest.raises(StorageFull, match="cannot read now"):
+    with pytest.raises(StorageFull, match="temporarily unable to read from the store"):
         await disk.storage.scan(State.NEW)
-    with pytest.raises(StorageFull, match="cannot read now"):
+    with pytest.raises(StorageFull, match="temporarily unable to read from the store"):
         await disk.storage.records(QUEUE)
     disk.heal()
     await disk.bring(State.READY)
@@ -539,7 +539,7 @@ async def test_a_folder_that_cannot_be_listed_now_is_told_so(disk: Disk, number:
 
 async def test_a_folder_that_cannot_be_listed_is_told_so_and_fails_nothing(disk: Disk) -> None:
     disk.calls.fail("names", errno.EIO)
-    with pytest.raises(StorageFailed, match="cannot read: Input/output error"):
+    with pytest.raises(StorageFailed, match="cannot read from the store: Input/output error"):
         await disk.storage.scan(State.NEW)
     assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
 

@@ -73,7 +73,7 @@ async def test_a_queue_shows_all_that_is_set(endpoints: Endpoints) -> None:
         ({"dead_letter_queue": "nowhere"}, 409, "does not exist"),
         ({"dead_letter_queue": "../x"}, 400, "dead_letter_queue"),
         ({"dead_letter_queue": 7}, 400, "dead_letter_queue"),
-        ({"dead_letter_queue": "q"}, 400, "in a circle: q -> q"),
+        ({"dead_letter_queue": "q"}, 400, "in a loop: q -> q"),
         (b"[]", 400, "expected a JSON object"),
         (b"{", 400, "invalid JSON"),
         (b'{"delay": NaN}', 400, "delay"),
@@ -182,7 +182,7 @@ async def test_an_unknown_header_of_messages_is_refused_as_an_unknown_parameter_
     assert f'unknown header "{name.replace("_", "-")}". Known headers: X-Message-Delay, X-Message-At' in said
     status, said = await call(endpoints, "POST /q/messages/batch", b'{"body": "x"}', **{name: "5"})
     assert status == 400
-    assert "in a batch, each message has its own" in said
+    assert "In a batch, set the attributes of each message in its own entry" in said
     assert (await call(endpoints, "GET /q"))[1]["ready"] == 0
 
 
@@ -294,7 +294,7 @@ async def test_what_is_delayed_is_cancelled_and_its_time_changed(endpoints: Endp
     assert (await call(endpoints, f"DELETE /q/messages/{ids[0]}"))[0] == 202
     assert (await call(endpoints, f"DELETE /q/messages/{ids[0]}"))[0] == 404
     status, why = await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"at": "2999-01-01T00:00:00Z"})
-    assert (status, why) == (400, "at must be a time in the next ten years")
+    assert (status, why) == (400, "at must be a time within the next ten years")
     assert await call(endpoints, f"PATCH /q/messages/{ids[1]}", {"delay": 7}) == (200, {"id": ids[1], "delay": 7})
     for refused in ({"visibility": 0}, {"delay": None}, {"delay": 5, "reason": "a worker's"}):
         assert (await call(endpoints, f"PATCH /q/messages/{ids[1]}", refused))[0] == 409

@@ -148,7 +148,7 @@ class TopologyPublisher:
                     "other exchanges"
                 )
         except Refusal as refusal:
-            raise NoSuchExchange(f"{refusal}. Declare it over AMQP") from refusal
+            raise NoSuchExchange(f"{refusal}. Declare the exchange over AMQP") from refusal
 
 
 def _of_queue(draft: Draft, queue: Queue, exchange: str, routing_key: str) -> Draft:
@@ -167,5 +167,6 @@ def _outcome(errors: Sequence[MQError | None]) -> bool | MQError:
     if len(failed) == len(errors):
         return failed[0]
     return StorageUnsure(
-        f"{len(errors) - len(failed)} of {len(errors)} queues stored the message, and another refused it: {failed[0]}"
+        f"{len(errors) - len(failed)} of {len(errors)} queues stored the message, but another queue refused it: "
+        f"{failed[0]}"
     )

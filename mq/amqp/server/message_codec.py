@@ -130,7 +130,7 @@ def arrival_of(
         written = ours["properties"]
         raw, exchange, routing_key = remembered(_raw, written)(written), str(ours["exchange"]), str(ours["routing_key"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptMessage("its stored properties are damaged") from error
+        raise CorruptMessage("the stored properties of the message are damaged") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)
 
 

@@ -39,7 +39,7 @@ from mq.turns import FRAME, parts
 logger = logging.getLogger("mq.amqp")
 
 _CLOSED: Final = FewLines(logger, logging.INFO, "closed the connection of AMQP client %s: %s")
-_DROPPED: Final = FewLines(logger, logging.INFO, "dropped AMQP client %s: %s")
+_DROPPED: Final = FewLines(logger, logging.INFO, "disconnected AMQP client %s: %s")
 
 READ_BYTES: Final = 128 * 1024
 """What is read at once, at the most."""
@@ -196,7 +196,9 @@ class ServedConnection:
             _CLOSED.write(self._peer, self.connection.why)
         if self._publish_pump.lost:
             why = self._publish_pump.why or "mq stopped before they were stored"
-            lost = "%d messages published by AMQP client %s were not stored, or their outcome is unknown: %s"
+            lost = (
+                "%d messages published by AMQP client %s were not stored, or it is unknown whether they were stored: %s"
+            )
             logger.error(lost, self._publish_pump.lost, self._peer, why)
 
     def _note_denied(self, right: str, what: str, name: str | None) -> None:
@@ -325,7 +327,7 @@ class ServedConnection:
 
     async def _end_slowness(self) -> None:
         slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB per second"
-        why = f"a message arrived at less than {slowest}, and other clients needed its memory"
+        why = f"a message arrived more slowly than {slowest}, and other clients needed the memory reserved for it"
         if self.connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
             self._fail(Refusal(Code.RESOURCE_ERROR, why))
 
@@ -446,7 +448,7 @@ class ServedConnection:
         try:
             self._sending.cover(self._unsent.value)
         except MQError as error:
-            logger.info("closed AMQP client %s, which does not read: %s", self._peer, error)
+            logger.info("disconnected AMQP client %s because it does not read its messages: %s", self._peer, error)
             self._reading.cancel()
         self._sending.begin_sending()
 
@@ -588,7 +590,7 @@ class ServedConnection:
         try:
             completion(*args)
         except Exception:
-            logger.exception("AMQP client %s is disconnected: a completion failed", self._peer)
+            logger.exception("disconnecting AMQP client %s after an internal error", self._peer)
             self._fail(Refusal(Code.INTERNAL_ERROR, "mq failed to answer; its log says why"))
 
     def _removed(self, count: int, began: float, error: Exception | None) -> None:

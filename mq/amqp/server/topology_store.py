@@ -72,8 +72,8 @@ class TopologyStore:
             lost = self._topology.load(records)
             for binding in self._topology.stranded:
                 logger.error(
-                    "the binding of exchange %r to %r has no effect because one of its exchanges has no "
-                    "record. Declare the exchange again and restart mq, or delete the binding (%s)",
+                    "the binding of exchange %r to %r has no effect because one of the exchanges has no record. "
+                    "Declare this exchange again and restart mq, or delete the binding (%s)",
                     binding.source,
                     binding.to.name,
                     binding.record().key,
@@ -84,7 +84,9 @@ class TopologyStore:
                 ):  # the root of a node, on its own for once
                     await store.drop(record.kind, record.key)
         except (StorageError, ValueError, KeyError, TypeError) as error:
-            raise StorageUnusable(f"cannot take up what was declared over AMQP: {error!r}") from error
+            raise StorageUnusable(
+                f"cannot restore the queues, exchanges and bindings declared over AMQP: {error!r}"
+            ) from error
         self._by_key = {queue.key: queue for queue in self._topology.queues()}
         self._memory.take(self._topology.everything())
         self._is_loaded.set()
@@ -146,7 +148,7 @@ class TopologyStore:
             try:
                 change = self._topology.unshared(known) if is_gone else self._topology.shared(known)
             except (ValueError, KeyError, TypeError) as error:
-                logger.error("cannot apply a declaration of another node: %r", error)
+                logger.error("cannot apply a declaration from another node: %r", error)
                 return
             await self._apply(change)
             await self._forget(change)  # what was bound to it on this node alone
@@ -157,7 +159,7 @@ class TopologyStore:
         try:
             queue = Queue.stored(record)
         except (ValueError, KeyError, TypeError) as error:
-            logger.error("queue %s of the cluster is not available over AMQP: %r", name, error)
+            logger.error("cluster queue %s is not available over AMQP: %r", name, error)
             return
         if any(queue.key == closed for closed, _ in self._heard):
             self._heard.append((queue.key, queue))
@@ -185,7 +187,7 @@ class TopologyStore:
         try:
             await self.change(lambda: NOTHING)
         except Refusal as refusal:
-            logger.warning("bindings of a deleted queue will be removed at the next start: %s", refusal)
+            logger.warning("cannot remove the bindings of a deleted queue; retrying at the next start: %s", refusal)
 
     async def _follow(self) -> None:
         """Apply the broker's news of queues. Called before a change is planned, so that no plan sees a deleted

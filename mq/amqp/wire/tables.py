@@ -138,7 +138,7 @@ def _encoded_value(value: Any) -> bytes:
         return _sized(b"A", b"".join(map(_encoded_value, value)))
     if isinstance(value, Mapping):
         return _sized(b"F", encoded(value))
-    raise TypeError(f"a table cannot contain a {type(value).__name__}")
+    raise TypeError(f"an AMQP table cannot contain a value of type {type(value).__name__}")
 
 
 def _sized(kind: bytes, data: bytes) -> bytes:

@@ -159,7 +159,7 @@ class AmqpClient:
         """
         self._may(Role.CONSUMER)
         if not 1 <= prefetch <= 65_535:
-            raise ValueError(f"prefetch must be from 1 to 65,535, got {prefetch}")
+            raise ValueError(f"prefetch must be between 1 and 65,535, not {prefetch}")
         return Consumer(partial(self._begin, queue, exclusive, prefetch), self._stop)
 
     async def ack(self, tag: int) -> None:
@@ -211,7 +211,7 @@ class AmqpClient:
     def _may(self, role: Role) -> None:
         if self._role not in (role, Role.BOTH):
             raise WrongRole(
-                f"this connection has the role {self._role.value}: open one with role={role.value!r} or 'both'"
+                f"this connection has the role {self._role.value}. Open a connection with role={role.value!r} or 'both'"
             )
 
     async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:

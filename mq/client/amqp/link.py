@@ -215,7 +215,7 @@ class Link:
             Unreachable: it has ended.
         """
         if self._ended is not None:
-            raise Unreachable(f"not sent because the connection is closed: {self._ended}")
+            raise Unreachable(f"the request was not sent because the connection is closed: {self._ended}")
 
     async def run(self) -> None:
         """Serve the connection until it ends."""

@@ -210,7 +210,7 @@ class Protocol:
             UnexpectedResponse: this is not AMQP 0-9-1. :meth:`take` has what tells the server so; send it, and close.
         """
         if self.phase is Phase.GREETING and data.startswith(b"HTTP/"):
-            raise UnexpectedResponse("this is an HTTP port: AMQP uses another one, usually 5672")
+            raise UnexpectedResponse("this is an HTTP port. AMQP uses another port, usually 5672")
         self.heartbeats.received()
         self._reader.feed(data)
         try:

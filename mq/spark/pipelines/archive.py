@@ -170,7 +170,7 @@ def _check(folder: Path, checkpoint: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not _is_drained(folder):
-        raise Conflict(f"{folder} was written with --browse: use another archive without it")
+        raise Conflict(f"{folder} was written with --browse. Use --browse again, or choose another archive")
     latest, query = _latest_batch(folder), (folder / _DRAINED).read_text()
     if latest >= 0 and (latest > _latest(checkpoint / _OFFSETS) or query != _query_of(checkpoint)):
         raise Conflict(
@@ -271,7 +271,7 @@ def _hidden(day: Path, name: str) -> Path:
 
 def _browse(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
     if folder.exists() and _is_drained(folder):
-        raise Conflict(f"{folder} was written without --browse: use another archive with it")
+        raise Conflict(f"{folder} was written without --browse. Omit --browse, or choose another archive")
     if (folder / _DONE).exists():
         return
     messages = spark.read.format(SOURCE).options(**options).load()

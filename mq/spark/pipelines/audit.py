@@ -91,7 +91,7 @@ def read_damaged(path: str) -> dict[str, str]:
     try:
         found = [json.loads(line) for line in Path(path).read_text("utf-8").splitlines()]
         if not found or "messages" not in found[-1]:
-            raise ValueError("its last line does not contain the number of messages")
+            raise ValueError("the last line does not contain the number of messages")
         return {each["id"]: each["detail"] for each in found if each.get("finding") == DAMAGED and each["id"]}
     except OSError as error:
         raise InvalidSetting(f"cannot read --doctor {path}: {error.strerror}") from error

@@ -106,7 +106,9 @@ def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
     """
     paths = [str(path) for folder in folders for path in _paths(folder)]
     if not paths:
-        raise InvalidSetting(f"no journal segments in {', '.join(folders)}: give the folder of --journal")
+        raise InvalidSetting(
+            f"{', '.join(folders)} contains no journal segments. Give the folder that mq serve --journal writes to"
+        )
     slices = min(len(paths), 4 * spark.sparkContext.defaultParallelism)
     looked = spark.sparkContext.parallelize(paths, slices).map(look).collect()
     found = [each for each in looked if each is not None]

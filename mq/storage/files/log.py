@@ -197,7 +197,7 @@ def open_segment(calls: Calls, path: str) -> Segment:
     segment = Segment(calls, path, header)
     try:
         if (size := calls.file_size(segment.fd) or 0) < header.size:
-            raise LogDamaged(f"{path} has only {size} of the {header.size} bytes that its header states")
+            raise LogDamaged(f"{path} has only {size} of the {header.size} bytes that its header specifies")
     except BaseException:
         close_all(calls, [segment.fd])
         raise

@@ -204,7 +204,7 @@ def _open(
                 handles += (moves := [_lock_moves(calls, layout, root)])
         elif use is RootUse.LOG:
             raise StorageUnusable(
-                f"root {shorten(root)} has a log of a daemon without --peers. Start one daemon without "
+                f"root {shorten(root)} contains the log of a daemon that ran without --peers. Start one daemon without "
                 "--peers, stop it, then start all daemons"
             )
         elif folders.sync_every_move and folders.alarm.is_set():
@@ -270,7 +270,7 @@ def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool)
     if lost and not accept_loss:
         raise StorageUnusable(
             f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} "
-            f"missing with all contents. {_cure(root)}"
+            f"missing with all their contents. {_cure(root)}"
         )
     return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
 
@@ -314,8 +314,8 @@ def _use_before(
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}, so it is unknown whether the log contains "
-                f"messages that the files lack. {_cure(root)}"
+                f"cannot serve root {shorten(root, 200)}: {error}, so it is unknown whether the log contains messages "
+                f"that are missing from the files. {_cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:
@@ -323,7 +323,8 @@ def _use_before(
         return RootUse.FILES if calls.kind(layout.log) is None else RootUse.LOG
     if use is RootUse.RESTORING:
         raise StorageUnusable(
-            f"root {shorten(root)} is only partly restored: run mq restore again with the same backup and the same root"
+            f"root {shorten(root)} is only partially restored: run mq restore again with the same backup and the same "
+            "root"
         )
     if use is None and alone:
         note_use(calls, layout, RootUse.FILES)  # before the first record and the log
@@ -475,7 +476,7 @@ class _Start:
             why = f"{LOST_STATE}. Queues without settings: {', '.join(sorted(queues)) or 'none'}"
             folders.note_damage(Damage("", None, self._layout.state, why))
         elif queues:
-            logger.info("found queue folders without settings, using defaults: %s", ", ".join(sorted(queues)))
+            logger.info("found queue folders without settings; using default settings: %s", ", ".join(sorted(queues)))
 
 
 def _remove_log(calls: Calls, layout: Layout) -> None:
@@ -646,8 +647,8 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
         if error.errno not in _NO_LINKS:
             raise
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, which has no hard links and no atomic renames that mq "
-            "knows of. Choose a --root on a local disk"
+            f"root {shorten(root)} is on {mount.kind}, which is not known to have hard links and atomic renames. "
+            "Choose a --root on a local disk"
         ) from error
     finally:
         for name in names:

@@ -70,13 +70,13 @@ class Guard:
             found = self._calls.ownership(path)
             if found.mode & stat.S_IWOTH and not found.mode & stat.S_ISVTX:
                 raise self._refusal(
-                    f"every user of this machine could replace it, because the parent folder {_shown(path)} "
+                    f"every user of this machine could replace the root, because the parent folder {_shown(path)} "
                     f"is writable (mode {_octal(found)}). Restrict that folder (chmod o-w), or choose another "
                     "--root"
                 )
             if self._is_strange(found):
                 logger.warning(
-                    "%s belongs to %s, who can replace the root by another folder. Choose another --root "
+                    "%s belongs to %s, who can replace the root with another folder. Choose another --root "
                     "unless you trust this user",
                     _shown(path),
                     _user(found.user),

@@ -128,7 +128,7 @@ class FolderStorage:
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
-            raise StorageUnusable(f"{shorten(name)} has no folder: write NAME:/path/to/folder")
+            raise StorageUnusable(f"{shorten(name)} has no folder. Write NAME:/path/to/folder")
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
@@ -213,7 +213,7 @@ class FolderStorage:
             )
         if self._options.sharing is Sharing.PEERS and not self._mount.remote:
             logger.info(
-                "--peers on a local file system: --standby instead of --peers is faster, and keeps message order and "
+                "--peers is used on a local file system: --standby is faster there, and it keeps message order and "
                 "idempotency keys"
             )
         if self._mount.remote and not isinstance(self._calls, RetryingCalls):
@@ -424,7 +424,9 @@ class FolderStorage:
             return result
         except OSError as error:
             if is_transient(error):
-                raise StorageFull(f"cannot store now: {error.strerror}. Try again later") from error
+                raise StorageFull(
+                    f"temporarily unable to write to the store: {error.strerror}. Try again later"
+                ) from error
             folders.fail(error)
             raise StorageFailed(
                 "the store failed during the request, which may or may not have been executed "
@@ -492,5 +494,5 @@ def _is_record(operation: AnyOperation) -> bool:
 
 def _unreadable(error: OSError) -> StorageError:
     if is_transient(error):
-        return StorageFull(f"cannot read now: {error.strerror}. Try again later")
-    return StorageStopped(f"cannot read: {error.strerror}. Repair and remount the disk, then restart mq")
+        return StorageFull(f"temporarily unable to read from the store: {error.strerror}. Try again later")
+    return StorageStopped(f"cannot read from the store: {error.strerror}. Repair and remount the disk, then restart mq")

@@ -173,7 +173,7 @@ class Records:
             try:
                 record = decode_record(content)
                 if file != file_of(record["key"]):
-                    raise ValueError("it is the record of a different key")
+                    raise ValueError("the file contains the record of a different key")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
                 self._note_damaged(kind, file, version)
@@ -400,7 +400,7 @@ class Records:
             return decode_record(content)
         except ValueError as error:
             self.passed_over += 1
-            logger.warning("ignoring an unreadable record: %s: %s", ascii(path), error)
+            logger.warning("ignoring unreadable record %s: %s", ascii(path), error)
             return None
 
 
@@ -419,9 +419,9 @@ def decode_record(content: bytes) -> Mapping[str, Any]:
     try:
         record = json.loads(without_checksum(content))
     except RecursionError as error:
-        raise ValueError("its checksum matches, but it is nested too deeply") from error
+        raise ValueError("the checksum matches, but the record is nested too deeply") from error
     if not _is_record(record):
-        raise ValueError("its checksum matches, but its key or value is missing")
+        raise ValueError("the checksum matches, but the key or the value is missing")
     return record
 
 

@@ -102,7 +102,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     try:
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
-        raise LogDamaged(f"a record of the log is not valid: {error}") from error
+        raise LogDamaged(f"a log record is not valid: {error}") from error
     _drop_refused(folders, told, _refused(told))
     done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]

@@ -117,7 +117,7 @@ def restore(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"no space left for root {shorten(root, 200)}: free some, then run the same command again"
+                f"no space left for root {shorten(root, 200)}: free some space, then run the same command again"
             ) from error
         raise StorageUnusable(f"cannot restore {shorten(root, 200)}: {explain(error)}") from error
 
@@ -211,7 +211,7 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
         make_folder(calls, root)
         sync_folder(calls, os.path.dirname(root))
     elif kind is not FileKind.FOLDER:
-        raise StorageUnusable(f"{shorten(root, 200)} is not a folder: choose an empty or a new one")
+        raise StorageUnusable(f"{shorten(root, 200)} is not a folder: choose an empty folder or a new one")
     elif not (is_vacant(calls, root) or is_half_restored(calls, layout) or _has_just_begun(calls, layout, root)):
         raise StorageUnusable(
             f"{shorten(root, 200)} is not empty: move it away, or choose an empty or a new folder, so that "

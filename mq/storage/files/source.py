@@ -132,4 +132,4 @@ def _check(path: str) -> None:
     except OSError as error:
         raise StorageUnusable(f"cannot use {shorten(path)}: {explain(error)}") from error
     if not os.access(path, os.W_OK):
-        raise StorageUnusable(f"cannot use {shorten(path)}: it is not writable for this user")
+        raise StorageUnusable(f"cannot use {shorten(path)}: this user cannot write to the folder")

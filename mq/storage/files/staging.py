@@ -159,7 +159,7 @@ class FileBody:
             try:
                 chunk: bytes = await self._hop(self._folders.read_chunk, self._fd)
             except OSError as error:
-                raise CorruptMessage(f"cannot be read: {error.strerror}") from error
+                raise CorruptMessage(f"cannot read the body: {error.strerror}") from error
             found, left = checksum(chunk, found), left - len(chunk)
             wrong = left == 0 and self._expected.checksum not in (None, found)
             if not chunk or left < 0 or wrong:

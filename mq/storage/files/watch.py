@@ -195,7 +195,7 @@ class _Watch:
                 except OSError as error:
                     if error.errno not in (errno.EMFILE, errno.ENFILE):
                         raise
-                    logger.warning("currently cannot scan for new queues: %s", error.strerror)
+                    logger.warning("temporarily unable to scan for new queues: %s", error.strerror)
                     await trio.sleep(_PAUSE_SECONDS)
 
     def _add_queues(self) -> None:

@@ -88,7 +88,7 @@ def parse_address(rest: str) -> Address:
     except ValueError as error:
         raise StorageUnusable(str(error)) from error
     if not endpoints:
-        raise StorageUnusable("etcd: has no address. Write etcd:http://127.0.0.1:2379")
+        raise StorageUnusable("etcd: requires an address. Write etcd:http://127.0.0.1:2379")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
@@ -108,7 +108,7 @@ def parse_address(rest: str) -> Address:
 
 def _prefix(text: str) -> str:
     if not text or len(text) > 200 or not text.isascii() or not text.isprintable():
-        raise StorageUnusable(f"not a key prefix: {shorten(text)}. Write prefix=/mq/orders, in ASCII")
+        raise StorageUnusable(f"invalid key prefix: {shorten(text)}. Write prefix=/mq/orders, in ASCII characters")
     return text.rstrip("/") + "/"
 
 
@@ -144,7 +144,9 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
 def _bytes(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|)", text)
     if match is None or int(match[1]) == 0:
-        raise StorageUnusable(f"not a quota: {shorten(text)}. Write etcd's --quota-backend-bytes, such as quota=4GiB")
+        raise StorageUnusable(
+            f"invalid quota: {shorten(text)}. Write the value of etcd's --quota-backend-bytes, such as quota=4GiB"
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -154,7 +156,7 @@ def _seconds(options: dict[str, str], name: str, default: float) -> float:
         return default
     match = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text)
     if match is None or not float(text):
-        raise StorageUnusable(f"{name} is not a number of seconds: {shorten(text)}. Write {name}={default:g}")
+        raise StorageUnusable(f"{name} must be a number of seconds, not {shorten(text)}. Write {name}={default:g}")
     return float(text)
 
 
@@ -162,6 +164,6 @@ def _fence(text: str) -> Fence:
     key, at, revision = text.rpartition("@")
     if not at or not key or not revision.isascii() or not revision.isdecimal():
         raise StorageUnusable(
-            f"not a fence: {shorten(text)}. Write KEY@REVISION, with the revision at which the key was created"
+            f"invalid fence: {shorten(text)}. Write KEY@REVISION, with the revision at which the key was created"
         )
     return Fence(key, int(revision))

@@ -112,8 +112,8 @@ class Batches:
                 found = (await self._client.range(key, revision=revision - 1)).found
             except Compacted as error:
                 raise StorageFailed(
-                    f"etcd has compacted record {key} as it was before a change with an unknown outcome: "
-                    "restart mq, which accepts the record as it is now"
+                    f"etcd has compacted record {key} as it was before a change whose outcome is unknown. Restart mq "
+                    "to accept the current record"
                 ) from error
             before[key] = found[0].value if found else None
         return [nested for each in steps for nested in each.undoing(revision, before)]

@@ -119,7 +119,7 @@ class ReplyParser:
             self._check_length()
             return None
         if self._buffer[:start] != b"\r\n"[:start]:
-            raise Malformed("a chunk of the response is longer than announced")
+            raise Malformed("a chunk of the response is longer than declared")
         size = _number(bytes(self._buffer[start:end]).partition(b";")[0], 16)
         if size:
             del self._buffer[: end + 2]
@@ -148,7 +148,7 @@ class ReplyParser:
 
     def _check_length(self) -> None:
         if len(self._buffer) > LONGEST_HEAD:
-            raise Malformed(f"the head of the response exceeds {LONGEST_HEAD} bytes")
+            raise Malformed(f"the response head exceeds {LONGEST_HEAD} bytes")
 
 
 def _number(digits: bytes, base: int) -> int:

@@ -113,7 +113,9 @@ class EtcdCoordinator:
         with translated():
             others = [member.node for member in await self.members() if member.node != node]
             if len(others) >= SIZE:
-                raise CoordinatorError(f"the cluster has its {SIZE} nodes: {', '.join(others)}. Stop one of them first")
+                raise CoordinatorError(
+                    f"the cluster already has {SIZE} nodes: {', '.join(others)}. Stop one of them first"
+                )
             await self._count_voters()
             lease = await self._client.grant(self._lease_seconds)
             key = self._members + node

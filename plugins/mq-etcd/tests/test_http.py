@@ -66,7 +66,7 @@ BROKEN = {
     "a length in letters": (HEAD + b"Content-Length: ff\r\n\r\n", "invalid length"),
     "another encoding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", "transfer encoding"),
     "a chunk in words": (CHUNKED + b"five\r\nhello\r\n0\r\n\r\n", "invalid length"),
-    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than announced"),
+    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than declared"),
     "an endless head": (HEAD + b"X: " + b"x" * LONGEST_HEAD, "exceeds"),
     "an endless chunk line": (CHUNKED + b"1" * (LONGEST_HEAD + 1), "exceeds"),
     "endless trailers": (CHUNKED + b"0\r\n" + b"x" * LONGEST_HEAD, "exceeds"),

@@ -66,7 +66,7 @@ async def test_a_member_tells_how_far_it_is_and_stays_as_old(coordinator: Coordi
 async def test_three_and_no_more_each_with_a_name_of_its_own(coordinator: Coordinator) -> None:
     for node in "abc":
         await coordinator.join(node)
-    with pytest.raises(CoordinatorError, match="has its 3 nodes: a, b, c"):
+    with pytest.raises(CoordinatorError, match="already has 3 nodes: a, b, c"):
         await coordinator.join("d")
     with pytest.raises(CoordinatorError, match="node b is already a member"):
         await coordinator.join("b")

@@ -78,7 +78,7 @@ def parse_address(rest: str) -> Address:
     try:
         parts = urlsplit(f"postgres:{rest}")
     except ValueError:
-        raise StorageUnusable(f"not a PostgreSQL address. Write {_EXAMPLE}") from None
+        raise StorageUnusable(f"invalid PostgreSQL address. Write {_EXAMPLE}") from None
     user, _, hosts = parts.netloc.rpartition("@")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if ":" in user or "password" in options:
@@ -87,7 +87,7 @@ def parse_address(rest: str) -> Address:
             "password-file= or set PGPASSFILE"
         )
     if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
-        raise StorageUnusable(f"postgres: needs a host and a database. Write {_EXAMPLE}")
+        raise StorageUnusable(f"postgres: requires a host and a database. Write {_EXAMPLE}")
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise StorageUnusable(f"postgres: unknown option {shorten(unknown[0])}. Known: {', '.join(_KNOWN)}")
@@ -121,7 +121,7 @@ def _hosts(text: str, folder: str | None) -> dict[str, str]:
         return {}
     found = [_HOST.fullmatch(each) for each in text.split(",")]
     if not all(match is not None and match["host"] for match in found):
-        raise StorageUnusable(f"not PostgreSQL hosts: {shorten(text)}. Write {_EXAMPLE}")
+        raise StorageUnusable(f"invalid PostgreSQL hosts: {shorten(text)}. Write {_EXAMPLE}")
     # of several hosts one takes changes at a time; which, only asking tells
     hosts = {"host": ",".join(match["host"].strip("[]") for match in found if match)}
     ports = {"port": ",".join(match["port"] or "" for match in found if match)}
@@ -132,7 +132,7 @@ def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
     is_local = hosts.startswith("/") or all(_LOCAL.fullmatch(host) for host in hosts.split(","))
     mode = options.get("sslmode", "prefer" if is_local else "verify-full")
     if mode not in _SSL_MODES:
-        raise StorageUnusable(f"not an sslmode: {shorten(mode)}. Known: {', '.join(_SSL_MODES)}")
+        raise StorageUnusable(f"unknown sslmode: {shorten(mode)}. Known: {', '.join(_SSL_MODES)}")
     given: dict[str, str] = {name: options[name] for name in _TLS if name in options}
     # libpq itself looks for a file in the home of the user, which a service hardly has
     authorities = {"sslrootcert": "system"} if mode == "verify-full" and pq.version() >= _SYSTEM_AUTHORITIES else {}
@@ -141,7 +141,7 @@ def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
 
 def _schema(text: str) -> str:
     if _SCHEMA.fullmatch(text) is None or text.startswith("pg_"):
-        raise StorageUnusable(f"not a valid schema name: {shorten(text)}. Use a-z, 0-9 and _, starting with a letter")
+        raise StorageUnusable(f"invalid schema name: {shorten(text)}. Use a-z, 0-9 and _, starting with a letter")
     return text
 
 
@@ -150,12 +150,12 @@ def _seconds(options: dict[str, str]) -> float:
     if text is None:
         return DEADLINE_SECONDS
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
-        raise StorageUnusable(f"deadline is not a number of seconds: {shorten(text)}. Write deadline=10")
+        raise StorageUnusable(f"deadline must be a number of seconds, not {shorten(text)}. Write deadline=10")
     return float(text)
 
 
 def _term(options: dict[str, str]) -> int:
     text = options.get("term", "0")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise StorageUnusable(f"term is not a number: {shorten(text)}. Omit it: the master of a cluster sets it")
+        raise StorageUnusable(f"term must be a number, not {shorten(text)}. Omit it: the master of a cluster sets it")
     return int(text)

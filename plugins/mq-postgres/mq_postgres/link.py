@@ -229,7 +229,7 @@ class Link:
             raise self._translated(connection, error) from error
         if self._is_behind:
             self.close()
-            raise Lost("changes have been written to another server meanwhile")
+            raise Lost("changes have been written to another server in the meantime")
         if self._warnings:
             warning = self._warnings[0]
             self.close()

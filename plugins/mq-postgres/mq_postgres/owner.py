@@ -111,7 +111,9 @@ def take_for_term(link: Link, session: str, confirmed: int, term: int) -> Taken:
         _, before, _, _ = _row(connection, _HOLDER)
         [epoch] = _row(connection, "SELECT epoch FROM fence")
         if epoch >= term:
-            raise StorageFenced(f"the store was taken over in a later term than {term}: this node is no longer master")
+            raise StorageFenced(
+                f"the store was taken over in a later term than {term}: this node is no longer the master"
+            )
         connection.execute(_END_SESSIONS, (application_name(before),))
         connection.execute("UPDATE fence SET epoch = %s", (term,))
         connection.execute(_TAKE, (f"{socket.gethostname()}, process {os.getpid()}", session, LEASE_SECONDS))

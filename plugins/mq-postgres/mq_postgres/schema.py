@@ -114,8 +114,8 @@ def check_server(connection: psycopg.Connection[Any]) -> None:
     for setting, value in (("fsync", fsync), ("full_page_writes", full_page_writes)):
         if value != "on":
             raise StorageUnusable(
-                f"PostgreSQL runs with {setting} = {value}, so confirmed changes can be lost in a power "
-                f"failure: set {setting} = on in postgresql.conf and restart it"
+                f"PostgreSQL is running with {setting} = {value}, so confirmed changes can be lost in a power "
+                f"failure: set {setting} = on in postgresql.conf and restart PostgreSQL"
             )
     if synchronous_commit != "on":
         raise StorageUnusable(
@@ -155,7 +155,7 @@ def _check_tables(connection: psycopg.Connection[Any], schema: str) -> None:
     )
     if _exists(connection, unlogged, schema):
         raise StorageUnusable(
-            f"a table in schema {schema} is UNLOGGED, so a crash of PostgreSQL would empty it: run ALTER "
+            f"a table in schema {schema} is UNLOGGED, so a PostgreSQL crash would empty it: run ALTER "
             "TABLE ... SET LOGGED"
         )
 

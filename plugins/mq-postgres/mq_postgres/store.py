@@ -73,7 +73,7 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "postgres: is for one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker "
+            "postgres: supports only one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker "
             "can take over after the first has stopped"
         )
     return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)
@@ -410,7 +410,7 @@ class PostgresStorage:
                 except psycopg.Error as error:
                     raise StorageFailed(f"PostgreSQL: {in_one_line(error)}") from error
                 await trio.sleep(owner.TRY_AGAIN_SECONDS)
-        raise StorageFull("PostgreSQL does not respond. Try again later")
+        raise StorageFull("PostgreSQL is not responding. Try again later")
 
     async def _hop(
         self, by: tuple[Link, trio.CapacityLimiter], deadline: float, verb: Callable[..., _T], *arguments: object

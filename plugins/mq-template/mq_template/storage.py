@@ -30,7 +30,7 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
         StorageUnusable: the address or the options ask for what this store cannot do.
     """
     if not rest:
-        raise StorageUnusable("template: needs a file path. Write template:/var/lib/mq/queue.db")
+        raise StorageUnusable("template: requires a file path. Write template:/var/lib/mq/queue.db")
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable("template: supports only a single process. Omit --peers, --no-mover and --no-reaper")
     return TemplateStorage(rest)
@@ -97,7 +97,9 @@ class TemplateStorage:
         try:
             await self._hop(self._database.open)
         except sqlite3.Error as error:
-            raise StorageUnusable(f"cannot serve {self._path}: {error}. It may be in use, or not a store") from error
+            raise StorageUnusable(
+                f"cannot serve {self._path}: {error}. The file may be in use, or it may not be a store"
+            ) from error
 
     async def aclose(self) -> None:
         """Let go of the file.

@@ -147,7 +147,7 @@ async def test_after_a_failed_sync_nothing_more_is_changed(storage: TemplateStor
 
 
 async def test_a_second_process_is_refused(storage: TemplateStorage, place: Place) -> None:
-    with pytest.raises(StorageUnusable, match=r"database is locked.*It may be in use"):
+    with pytest.raises(StorageUnusable, match=r"database is locked.*The file may be in use"):
         async with place.reopen():
             pytest.fail("it opened")
     await publish(storage)
@@ -193,7 +193,7 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
 @pytest.mark.parametrize(
     ("address", "options", "text"),
     [
-        ("template:", {}, "needs a file path"),
+        ("template:", {}, "requires a file path"),
         ("template:x.db", {"sharing": Sharing.PEERS}, "supports only a single process"),
         ("template:x.db", {"sharing": Sharing.WATCHED}, "supports only a single process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),

@@ -182,7 +182,7 @@ async def test_a_disk_that_hangs_does_not_keep_a_daemon_from_stopping(tmp_path: 
         (tmp_path / "hang").touch()
         await client.stream.send_all(publishes("q", range(10)))
         await trio.sleep(0.5)  # the real daemon reads meanwhile
-        with pytest.raises(DaemonFailed, match="the disk does not respond"):
+        with pytest.raises(DaemonFailed, match="the disk is not responding"):
             await trio.to_thread.run_sync(server.stop)
         assert "10 messages published by AMQP client" in server.daemon.log.read_text()
         await client.stream.aclose()
