@@ -46,6 +46,8 @@ from mq.storage.outcomes import Outcomes
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
+LARGEST_STEP: Final = 192
+"""The same where a batch shares no barrier: it is done in one step of the event loop, and keys cost as much again."""
 LARGEST_TURN: Final = 64
 """Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
 TURNS_OF_A_BATCH: Final = 8
@@ -110,7 +112,8 @@ class Committer:
         description = storage.description
         self._gathers = description.durable  # without a barrier there is nothing to share
         # A store with a log flushes once a batch; others may sync each file.
-        self.pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
+        largest = LARGEST_BATCH if description.durable else LARGEST_STEP
+        self.pace = Pace(largest, is_cheap=description.places or not description.durable)
         self._waiting: deque[Submission] = deque()  # for the next batch
         self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for later batches, and since when
         self._size = 0  # messages that wait for the next batch

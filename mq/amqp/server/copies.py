@@ -25,6 +25,8 @@ from mq.message import QueueName
 SHORTEST_SECONDS: Final = 0.001
 AT_ONCE_SECONDS: Final = 1.0
 """How long the delivery of a message with a time to live of 0 may take, where its queue has a consumer."""
+MOST_SUBMITTED: Final = 128
+"""Copies that are submitted in one step of the event loop: one message may go to thousands of queues."""
 
 
 class Copy(NamedTuple):
@@ -124,7 +126,9 @@ class Copies:
         self, messages: Sequence[PublishedMessage], done: Callable[[list[tuple[Copy, MQError | None]]], None]
     ) -> bool:
         """As :meth:`store`, in the caller's step: `done` is called with what it would return. False where something has
-        to be waited for first; then nothing has begun."""
+        to be waited for first, or these are more copies than fit in a step; then nothing has begun."""
+        if sum(len(message.queues) for message in messages) > MOST_SUBMITTED:
+            return False
         by_queue: dict[QueueName, list[Copy]] = {}
         for message in messages:
             for queue in message.queues:

@@ -6,10 +6,11 @@ client that declared it, until it is deleted. Queues that last are limited by nu
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Final
 
+from mq import turns
 from mq.amqp.model.declared import Binding, Exchange, ExchangeType, Queue
 from mq.amqp.model.routing import words
 from mq.amqp.model.topology import Topology
@@ -72,22 +73,24 @@ class DeclaredMemory:
 
     def cancel(self, change: TopologyChange) -> None:
         """Give back what was reserved for what is not added after all."""
-        self._give_back(change.exchanges, change.bindings, change.queues)
+        self._give_back([*change.exchanges, *change.bindings, *change.queues])
 
-    def give_back(self, change: TopologyChange) -> None:
+    async def give_back(self, change: TopologyChange) -> None:
         """Give back the memory of what is deleted."""
-        self._give_back(change.lost_exchanges, change.lost_bindings, change.lost_queues)
+        lost = [*change.lost_exchanges, *change.lost_bindings, *change.lost_queues]
+        async for some in turns.slices(lost, turns.LIGHT):
+            self._give_back(some)
 
-    def _give_back(self, *things: Iterable[Exchange] | Iterable[Binding] | Iterable[Queue]) -> None:
-        for thing in itertools.chain(*things):
-            self._forget(thing)
-
-    def _forget(self, thing: Hashable) -> None:
-        name, size = self._counted.pop(thing, (_ELSEWHERE, 0))
-        if size:
-            room = self._rooms[name]
-            room.shrink(room.size - size)
-            self._forget_if_empty(name)
+    def _give_back(self, things: Iterable[Hashable]) -> None:
+        freed = Counter[str]()
+        for thing in things:
+            name, size = self._counted.pop(thing, (_ELSEWHERE, 0))
+            freed[name] += size
+        for name, size in freed.items():
+            if size:
+                room = self._rooms[name]
+                room.shrink(room.size - size)
+                self._forget_if_empty(name)
 
     def _room(self, name: str) -> Room:
         room = self._rooms.get(name)

@@ -210,7 +210,7 @@ class TopologyStore:
 
     async def _apply(self, change: TopologyChange) -> None:
         self._memory.take(change)
-        self._memory.give_back(change)
+        await self._memory.give_back(change)
         async for _ in turns.in_turns(self._topology.applying(change), turns.LIGHT):
             pass
         for queue in change.queues:
