@@ -374,16 +374,24 @@ class Broker:
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
-    def fetch_now(self, queue: str, most: int, *, visibility: float | None = None) -> Future[list[Message]] | None:
-        """As :meth:`fetch_many` without a wait, begun in the caller's step. None where that takes longer: nothing has
-        begun, and :meth:`fetch_many` does it. If the client goes before the answer, abandon the future: the messages
-        are READY again then."""
+    def fetch_now(
+        self, queue: str, most: int, *, visibility: float | None = None
+    ) -> Future[list[Message]] | list[Message] | None:
+        """As :meth:`fetch_many` without a wait, begun in the caller's step. If the client goes before the answer,
+        abandon the future: the messages are READY again then.
+
+        Returns:
+            An empty list if none is READY; None where it takes longer: then nothing has begun, and :meth:`fetch_many`
+            does it.
+        """
         index = self._known.get(queue)
         if index is None:
             return None
         if visibility is not None:
             visibility = check_value("visibility", visibility, VISIBILITY)
         self._in_flight.check()
+        if self._consuming.is_empty(index):
+            return []
         request = FetchRequest(index, most, visibility)
         if not self._consuming.fetch_now(request):
             return None

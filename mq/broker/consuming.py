@@ -107,6 +107,10 @@ class Consumption:
             await self._take_back(request)
             raise
 
+    def is_empty(self, index: QueueIndex) -> bool:
+        """Return whether a fetch that does not wait certainly finds no message."""
+        return not (index.ready or index.undelivered or self._others_move or index.deleted or index.exclusion)
+
     def fetch_now(self, request: FetchRequest) -> bool:
         """Begin a fetch in the caller's step, where messages are there or it does not wait: its future is answered.
         False where a worker has to serve it; then nothing has begun.

@@ -186,12 +186,10 @@ class Lessor:
         index = request.index
         if self._others_move or request.takes or request.holds or request.count > MOST_NOW:
             return False
-        if not self._leases.is_calm:  # a worker finds out
-            return False
         if index in self.deliverer.waiters.queues or index.deleted or index.settings.paused:
             return False
-        if has_to_catch_up(index, request.count):
-            return False
+        if has_to_catch_up(index, request.count) or (index.ready and not self._leases.is_calm):
+            return False  # a worker measures how late the event loop is
         entries = self.take(index, request.count)
         if not entries and (request.waits or self._ready.is_cut):
             return False

@@ -704,13 +704,6 @@ class Declarations:
         index = self._catalog.queues.get(queue)
         return 0 if index is None else index.ready + len(index.delivering) + len(index.new) - _held_back(index)
 
-    def is_empty(self, queue: str) -> bool:
-        """Return whether a fetch that does not wait certainly finds no message. Answers at once."""
-        index = self._catalog.queues.get(queue)
-        if index is None or index.ready or index.undelivered or index.exclusion is not None:
-            return False
-        return not self._committer.failure and not self._peers  # peers may have put messages there
-
     async def look(self, queue: str) -> None:
         """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""
 

@@ -278,7 +278,9 @@ class ClusterBroker(Forwarding):
 
     # Leases
 
-    def fetch_now(self, queue: str, most: int, *, visibility: float | None = None) -> Future[list[Message]] | None:
+    def fetch_now(
+        self, queue: str, most: int, *, visibility: float | None = None
+    ) -> Future[list[Message]] | list[Message] | None:
         """As :meth:`fetch_many` without a wait, begun in the caller's step, from a queue of this node; else None."""
         return None if self._sessions.owns(queue) else self._local.fetch_now(queue, most, visibility=visibility)
 

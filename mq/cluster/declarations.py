@@ -77,10 +77,6 @@ class ClusterDeclarations:
         """How many messages the queue had at the last :meth:`look`."""
         return self._ready.get(queue, 0) if self.is_remote(queue) else self._local.ready(queue)
 
-    def is_empty(self, queue: str) -> bool:
-        """Return whether a fetch that does not wait certainly finds no message. False for the cluster's queues."""
-        return not self.is_remote(queue) and self._local.is_empty(queue)
-
     async def look(self, queue: str) -> None:
         """Bring :meth:`ready` up to date on a queue."""
         if self.is_remote(queue):

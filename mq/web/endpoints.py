@@ -34,7 +34,7 @@ from mq.web import (
     schedule_operations,
     write_operations,
 )
-from mq.web.exchange import Handler, Reply, Request, RequestHead, document, problem
+from mq.web.exchange import Abandon, Answer, Handler, Reply, Request, RequestHead, document, problem
 from mq.web.http_connection import WaitingRequests
 from mq.web.openapi import describe
 from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
@@ -321,6 +321,7 @@ class _Routed(Handler):
     ) -> None:
         self._operation = operation
         self._carry_out = operation.handle
+        self._begin = None if without_traces else operation.begin
         self._needs_queue = operation.needs_queue
         self._shared = shared
         self._query = query
@@ -342,6 +343,16 @@ class _Routed(Handler):
         if broker.node_control.is_draining:
             reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
+
+    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """As :meth:`Handler.begin`. While a node is drained each answer ends its connection, which :meth:`handle`
+        sees to."""
+        if self._begin is None or self._shared[0].node_control.is_draining:
+            return None
+        try:
+            return self._begin(RequestContext(*self._shared, request, self._query, *self._names), answer)
+        except MQError as error:
+            return refusal_of(error)
 
     def for_message(self, id: str) -> Handler:
         """The same for another message."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, Protocol
@@ -131,11 +131,29 @@ class Reply(NamedTuple):
     is_last: bool = False
 
 
+Later = Callable[[], Awaitable[Reply]]
+"""A reply that has to be waited for, as for a body on the disk. It has to be called."""
+Answer = Callable[[Callable[[Any], Reply | Later], Any], None]
+"""Called once, with a function and its argument. The function makes the reply, or raises what :meth:`Handler.handle`
+turns into one. It may be called while the caller is being called."""
+Abandon = Callable[[], object]
+"""Call it when the client has gone before its answer: what would be lost with the answer is taken back."""
+
+
 class Handler(Protocol):
     """Answers requests: the endpoints, or a guard before them."""
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
+
+    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """Begin to answer a request, whose body is here, in the caller's step.
+
+        Returns:
+            The reply; or, if `answer` was or will be called with it, what abandons the request. None where the request
+            takes longer: then nothing has begun, and :meth:`handle` answers it.
+        """
+        return None
 
     def for_head(self, head: RequestHead) -> Handler:
         """What answers all requests with this head, as :meth:`handle` does.

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache, partial
 from http import HTTPStatus
 from time import time
-from typing import Final
+from typing import Any, Final
 
 import trio
 from hypercorn.typing import ASGIReceiveEvent, HTTPDisconnectEvent, HTTPRequestEvent
@@ -31,8 +31,10 @@ from mq.web.exchange import (
     BUG,
     DISCARD_SECONDS,
     NO_LENGTH,
+    Abandon,
     BodyTooSlow,
     Handler,
+    Later,
     OutgoingBody,
     Reply,
     Request,
@@ -178,6 +180,7 @@ class FastHttp1:
         self._received = bytearray()
         self._has_ended = False
         self._is_stopping = False
+        self._is_readable = False  # bytes have come while a request was answered
         self._idle = stream.idle = trio.CancelScope()
 
     def stop(self) -> None:
@@ -247,7 +250,8 @@ class FastHttp1:
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
         received, stream = self._received, self._stream
-        looked_at, start, waits_for_first_byte = 0, 0, False
+        # A request that was answered by its completion is followed by the wait for the next one.
+        looked_at, start, waits_for_first_byte = 0, 0, stream.idle_until is not None
         while True:
             if received.startswith(_EMPTY, start):
                 start = self._after_empty_lines(start)
@@ -290,9 +294,10 @@ class FastHttp1:
 
     async def _read(self) -> None:
         try:
-            data = await self._stream.receive(LARGEST_READ)
+            data = await self._stream.receive(LARGEST_READ, is_readable=self._is_readable)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
+        self._is_readable = False
         if not data:
             self._has_ended = True
         received = self._received
@@ -307,9 +312,13 @@ class FastHttp1:
             return await self._serve_arriving(head, handler, _BodyEvents(self, length))
         body = bytes(received[:length])
         del received[:length]
+        request = self._request(head, body)
+        begun = _BegunRequest(self, head)
+        if begun.begin(handler, request):
+            return await begun.end()
         stream.at_work += 1
         try:
-            reply = await handler.handle(self._request(head, body))
+            reply = await handler.handle(request)
         except Exception as error:
             logger.error("internal error", exc_info=error)
             reply = _bug(head)
@@ -362,8 +371,7 @@ class FastHttp1:
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""
         body, is_our_last, is_their_last = reply.body, reply.is_last or self._is_stopping, head.is_last
-        has_bytes = isinstance(body, bytes)
-        is_chunked = not (has_bytes and body) and NO_LENGTH not in reply.headers and _has_no_length(reply)
+        is_chunked = _is_chunked(reply)
         start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=is_their_last)
         try:
             if not isinstance(body, bytes):
@@ -418,6 +426,147 @@ class FastHttp1:
             await self._stream.send(data)
 
 
+class _BegunRequest:
+    """A request that was begun in the step that read it, up to its answer. A completion sends that straight to the
+    socket, while the connection's task waits for the next request.
+
+    Args:
+        connection: that it came on.
+        head: of it.
+    """
+
+    __slots__ = (
+        "_abandon",
+        "_connection",
+        "_goes_on",
+        "_head",
+        "_is_over",
+        "_is_reading",
+        "_parked",
+        "_reply",
+        "_rest",
+    )
+
+    def __init__(self, connection: FastHttp1, head: RequestHead) -> None:
+        self._connection = connection
+        self._head = head
+        self._abandon: Abandon | None = None  # while a completion is to answer
+        self._reply: Reply | Later | None = None  # the answer, while the task has to send it
+        self._rest: bytes | memoryview = b""  # of an answer for which the kernel had no room
+        self._goes_on = True  # whether the connection does
+        self._is_over = False  # the answer was given, or the connection has ended
+        self._is_reading = False  # the task waits for the next request
+        self._parked: trio.lowlevel.Task | None = None  # the task, while it waits for the answer
+
+    def begin(self, handler: Handler, request: Request) -> bool:
+        """Begin it. False where that is not possible."""
+        try:
+            begun = handler.begin(request, self._answer)
+        except Exception as error:
+            logger.error("internal error", exc_info=error)
+            begun = _bug(self._head)
+        if begun is None:
+            return False
+        if isinstance(begun, Reply):
+            self._reply = begun
+        elif self._reply is None:
+            self._abandon = begun
+        return True
+
+    async def end(self) -> bool:
+        """Wait for the answer, and send it unless its completion does. False when the connection ends with it."""
+        if self._abandon is not None:
+            await self._answered()
+        connection, reply = self._connection, self._reply
+        if reply is not None:
+            return await connection._send(self._head, reply if isinstance(reply, Reply) else await self._waited(reply))
+        if self._rest:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                return await connection._send_rest(self._rest) and self._goes_on
+            return False
+        return self._goes_on
+
+    async def _answered(self) -> None:
+        connection = self._connection
+        stream = connection._stream
+        stream.at_work += 1
+        try:
+            # What has come already is the next request: until the answer to this one it has to wait.
+            if stream.sends_now and not self._head.is_last and not connection._received:
+                self._is_reading = True
+                connection._is_readable = await stream.until_readable()
+                self._is_reading = False
+            if not self._is_over:
+                self._parked = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._leave)
+        except trio.Cancelled:
+            if self._reply is not None and not isinstance(self._reply, Reply):
+                with trio.CancelScope(shield=True):
+                    await without_body(await self._waited(self._reply))
+            raise
+        finally:
+            if not self._is_over:
+                self._is_over = True
+                stream.at_work -= 1
+                if self._abandon is not None:
+                    self._abandon()
+
+    def _leave(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
+        self._parked = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def _waited(self, later: Later) -> Reply:
+        try:
+            return await later()
+        except MQError as error:
+            return refusal_of(error)
+        except Exception as error:
+            logger.error("internal error", exc_info=error)
+            return _bug(self._head)
+
+    def _answer(self, make: Callable[[Any], Reply | Later], value: Any) -> None:
+        """As :data:`mq.web.exchange.Answer`. It raises nothing: a batch has answers to others, too."""
+        if self._is_over or self._reply is not None:
+            return
+        try:
+            reply = make(value)
+        except MQError as error:
+            reply = refusal_of(error)
+        except Exception as error:
+            logger.error("internal error", exc_info=error)
+            reply = _bug(self._head)
+        if self._abandon is None:  # in the step that began the request
+            self._reply = reply
+            return
+        self._is_over = True
+        connection = self._connection
+        stream = connection._stream
+        stream.at_work -= 1
+        if stream.sends_now and isinstance(reply, Reply) and isinstance(reply.body, bytes):
+            self._send_now(reply, reply.body)
+        else:
+            self._reply = reply
+        if self._parked is not None:
+            trio.lowlevel.reschedule(self._parked)
+            self._parked = None
+        elif self._is_reading and self._goes_on and self._reply is None and not self._rest:
+            stream.idle_until = stream.last_used + connection._patience.keep_alive
+            if connection._memory.has_reserved:
+                connection._give_back()
+        elif self._is_reading:
+            stream.wake()
+
+    def _send_now(self, reply: Reply, body: bytes) -> None:
+        connection, is_their_last = self._connection, self._head.is_last
+        is_our_last = reply.is_last or connection._is_stopping
+        self._goes_on = not is_our_last and not is_their_last
+        start = _start(reply, is_chunked=_is_chunked(reply), is_our_last=is_our_last, is_their_last=is_their_last)
+        try:
+            self._rest = connection._stream.send_now(start + body)
+        except trio.BrokenResourceError:
+            self._goes_on = False
+
+
 class _BodyEvents:
     """The events of ASGI for a body that is still arriving.
 
@@ -457,6 +606,11 @@ class _BodyEvents:
 def _bug(head: RequestHead) -> Reply:
     """The answer to a request that met an unforeseen error."""
     return BUG._replace(body=b"") if head.method == "HEAD" else BUG
+
+
+def _is_chunked(reply: Reply) -> bool:
+    is_complete = isinstance(reply.body, bytes) and reply.body
+    return not is_complete and NO_LENGTH not in reply.headers and _has_no_length(reply)
 
 
 def _has_no_length(reply: Reply) -> bool:

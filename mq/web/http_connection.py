@@ -118,10 +118,35 @@ class WatchedStream:
         """Put back what was read, for the next reader."""
         self._put_back = data
 
-    async def receive(self, max_bytes: int) -> bytes:
+    @property
+    def sends_now(self) -> bool:
+        """Whether :meth:`send_now` sends: not under TLS."""
+        return self._plain is not None
+
+    async def until_readable(self) -> bool:
+        """Wait until there are bytes to receive, or the end. False if :meth:`wake` came first."""
+        assert self._plain is not None, "a stream that sends now"
+        if self._plain.fileno() < 0:
+            return False
+        try:
+            await trio.lowlevel.wait_readable(self._plain)
+        except trio.ClosedResourceError:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """End :meth:`until_readable`."""
+        if self._plain is not None and self._plain.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._plain)  # Trio has no other way to end a wait without a scope around it
+
+    async def receive(self, max_bytes: int, *, is_readable: bool = False) -> bytes:
         """The next bytes; none at the end. Only for a task that is alone with the connection.
 
         Without TLS this reads from the socket itself, which costs half of :meth:`receive_some`.
+
+        Args:
+            max_bytes: at most so many.
+            is_readable: whether :meth:`until_readable` has just been awaited.
 
         Raises:
             trio.BrokenResourceError: the connection is broken.
@@ -132,7 +157,9 @@ class WatchedStream:
             return bytes(await self.receive_some(max_bytes))
         while True:
             waits = self._waits
-            if waits:
+            if is_readable:
+                waits, is_readable = 1, False
+            elif waits:
                 self._waits = waits - 1
                 file = plain.fileno()
                 if file < 0:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from mq.access import Right
-from mq.broker import Draft, Removal, Seen, Upload
+from mq.broker import Draft, Published, Removal, Seen, Upload
+from mq.broker.commit import Future
 from mq.broker.peek import READY
 from mq.broker.settings import DELAY, RETRY, VISIBILITY, check_value
 from mq.doors.budget import Use
@@ -23,7 +25,7 @@ from mq.web.batches import (
     refused_line,
     removal_entries,
 )
-from mq.web.exchange import NO_LENGTH, NOT_CACHED, Reply, document, empty
+from mq.web.exchange import NO_LENGTH, NOT_CACHED, Abandon, Answer, Later, Reply, document, empty
 from mq.web.http_connection import waiting_for
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
@@ -47,7 +49,7 @@ from mq.web.parameters import (
     refuse_message_headers,
     state_headers,
 )
-from mq.web.replies import MESSAGE_HEADERS, MessagePage, message_reply, outcomes_reply
+from mq.web.replies import MESSAGE_HEADERS, MessagePage, message_reply, message_reply_now, outcomes_reply
 from mq.web.request_body import Limit, LimitedBody, read_object
 from mq.web.schemas import BYTES, DRAFTS, MESSAGES, OUTCOMES, array_of, as_json, lines_of, or_null, record, reference
 
@@ -60,15 +62,37 @@ async def publish(context: RequestContext) -> Reply:
     limit = _limit(context, draft.key) if is_announced else context.max_body
     body = await LimitedBody.begun(context.request, limit)
     if isinstance(body, bytes):
-        [outcome] = await context.broker.publish_many(context.queue, [draft._replace(body=body)])
+        outcomes = await context.broker.publish_many(context.queue, [draft._replace(body=body)])
     else:
         body.narrow(_limit(context, draft.key))
         async with _staged(context, body) as upload:
             # it is the broker's to discard from here on
-            [outcome] = await context.broker.publish_many(context.queue, [draft._replace(body=upload)])
+            outcomes = await context.broker.publish_many(context.queue, [draft._replace(body=upload)])
+    return _published(outcomes)
+
+
+def begin_publish(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+    """As :func:`publish`, of a small body without a key."""
+    request, broker, queue = context.request, context.broker, context.queue
+    body, draft = request.body, draft_of(request.headers)
+    if not isinstance(body, bytes) or len(body) > context.max_body or draft.key is not None:
+        return None
+    if not (broker.knows_queue(queue) and broker.publishes_now(queue)):
+        return None
+    context.check_publish()
+    broker.publish_now(queue, [Draft(body, *draft[1:])], partial(answer, _published))
+    return _nothing_to_take_back
+
+
+def _published(outcomes: Sequence[Published | MQError]) -> Reply:
+    [outcome] = outcomes
     if isinstance(outcome, MQError):
         raise outcome
     return Reply(201 if outcome.is_new else 200, (NO_LENGTH, ("x-message-id", outcome.id)))
+
+
+def _nothing_to_take_back() -> None:
+    """A client that goes before its answer has published, or removed, all the same."""
 
 
 def _limit(context: RequestContext, key: str | None) -> Limit | int:
@@ -136,8 +160,6 @@ _FOUND: Final = as_json(record({"contains": {"type": "boolean"}, "id": or_null(I
 async def fetch(context: RequestContext) -> Reply:
     """Lease a message, or several."""
     queue, most, wait = QueueName(context.queue), context.query["max"], context.query["wait"]
-    if not wait and context.broker.ready and context.broker.declarations.is_empty(queue):
-        return _EMPTY  # in the step that read the request
 
     async def fetch(wait: float) -> list[Message]:
         return await context.broker.fetch_many(queue, most or 1, wait=wait, visibility=context.query["visibility"])
@@ -146,6 +168,27 @@ async def fetch(context: RequestContext) -> Reply:
     if not messages:
         return _EMPTY
     return await message_reply(messages[0]) if most is None else await _batch(context, messages)
+
+
+def begin_fetch(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+    """As :func:`fetch`, of one message that is there, or without a wait."""
+    broker, queue, query = context.broker, context.queue, context.query
+    if query["max"] is not None or (query["wait"] and not broker.declarations.ready(queue)):
+        return None
+    future = broker.fetch_now(queue, 1, visibility=query["visibility"])
+    if not isinstance(future, Future):
+        return None if future is None or query["wait"] else _EMPTY
+    future.then(partial(answer, partial(_fetched, context, future)))
+    return future.abandon
+
+
+def _fetched(context: RequestContext, future: Future[list[Message]], error: Exception | None) -> Reply | Later:
+    if error is not None:
+        raise error
+    if not future.value:
+        return partial(fetch, context) if context.query["wait"] else _EMPTY
+    [message] = future.value
+    return message_reply_now(message) or partial(message_reply, message)
 
 
 async def take(context: RequestContext) -> Reply:
@@ -179,6 +222,19 @@ async def remove(context: RequestContext) -> Reply:
     """Remove a message."""
     receipt = read_header(context.request.headers, IF_MATCH)
     await context.broker.remove(QueueName(context.queue), MessageId(context.id), receipt=receipt)
+    return _REMOVED
+
+
+def begin_remove(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+    """As :func:`remove`."""
+    receipt = read_header(context.request.headers, IF_MATCH)
+    has_begun = context.broker.remove_now(context.queue, context.id, partial(answer, _removed), receipt=receipt)
+    return _nothing_to_take_back if has_begun else None
+
+
+def _removed(error: Exception | None) -> Reply:
+    if error is not None:
+        raise error
     return _REMOVED
 
 
@@ -291,6 +347,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         needs_body=False,
         needs_queue=True,
         is_of_messages=True,
+        begin=begin_publish,
     ),
     Operation(
         "POST",
@@ -336,6 +393,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             Parameter("visibility", VISIBILITY, "length of the lease in seconds; else the queue's visibility"),
             Parameter("max", AMOUNT, f"maximum number of messages, up to {LARGEST_BATCH}; the response is a batch"),
         ),
+        begin=begin_fetch,
     ),
     Operation(
         "POST",
@@ -382,6 +440,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refusals=(404, 412, 503),
         headers=(IF_MATCH,),
         is_of_messages=True,
+        begin=begin_remove,
     ),
     Operation(
         "GET",

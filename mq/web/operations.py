@@ -18,7 +18,7 @@ from mq.doors.open_connections import OpenConnections
 from mq.observers.metrics import Metrics
 from mq.schedules.cluster_schedules import ClusterSchedules
 from mq.schedules.scheduler import Scheduler
-from mq.web.exchange import Reply, Request
+from mq.web.exchange import Abandon, Answer, Reply, Request
 from mq.web.http_connection import WaitingRequests
 from mq.web.overview import Overview
 
@@ -163,6 +163,8 @@ class Operation(NamedTuple):
         lesser_keys: see `lesser_right`.
         audited: the event that the audit log gets, by the status of the reply; None for one with the handler's name.
         is_of_messages: whether it carries or settles messages, which is too frequent for the audit log.
+        begin: carries it out in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`; None where
+            nothing can.
     """
 
     method: str
@@ -182,6 +184,7 @@ class Operation(NamedTuple):
     lesser_keys: tuple[str, ...] = ()
     audited: Mapping[int, str] | None = None
     is_of_messages: bool = False
+    begin: Callable[[RequestContext, Answer], Reply | Abandon | None] | None = None
 
     @property
     def line(self) -> str:

@@ -17,6 +17,7 @@ import trio.lowlevel
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.broker.api import NoNode
+from mq.broker.commit import Future
 from mq.doors.listeners import CannotListen
 from mq.message import BytesBody, Message, MessageIds, Properties
 from mq.storage.memory import MemoryStorage
@@ -397,13 +398,18 @@ class FilledQueues:
 
 
 class SlowBroker:
-    """Fetches when it is told to."""
+    """Fetches when it is told to.
+
+    Args:
+        nursery: answers fetches that begin in the step that read them; None begins none.
+    """
 
     ready = True
     node_control = NoNode()
     declarations = FilledQueues()
 
-    def __init__(self) -> None:
+    def __init__(self, nursery: trio.Nursery | None) -> None:
+        self._nursery = nursery
         self.asked = trio.Event()
         self.may_answer = trio.Event()
         self.body = b"late"
@@ -413,10 +419,22 @@ class SlowBroker:
         await self.may_answer.wait()
         return [Message(queue, MessageIds().new(), BytesBody(self.body), Properties(len(self.body), 0), 1, "receipt")]
 
+    def fetch_now(self, queue: str, *_: object, **__: object) -> Future[list[Message]] | None:
+        if self._nursery is None:
+            return None
+        future: Future[list[Message]] = Future()
+        self._nursery.start_soon(self._answer, queue, future)
+        return future
 
-@pytest.fixture
-def slow() -> SlowBroker:
-    return SlowBroker()
+    async def _answer(self, queue: str, future: Future[list[Message]]) -> None:
+        messages = await self.fetch_many(queue)
+        if not future.answered:
+            future.set(messages)
+
+
+@pytest.fixture(params=["begins a fetch", "awaits a fetch"])
+def slow(request: pytest.FixtureRequest, nursery: trio.Nursery) -> SlowBroker:
+    return SlowBroker(nursery if request.param == "begins a fetch" else None)
 
 
 @pytest.fixture
