@@ -188,11 +188,15 @@ class Unacked:
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
         """As :meth:`acknowledge`, in the caller's step: `done` is called with the error, or None. False where something
         has to be waited for first; then nothing has begun."""
-        if len(held) > self._committer.portion or any(each.entry.meta.receipt is not None for each in held):
+        if len(held) > self._committer.portion or not self._are_keys_secured([each.entry.id for each in held]):
             return False
-        if not self._are_keys_secured([each.entry.id for each in held]):
-            return False
-        entries = dict.fromkeys(each.entry for each in held if self._in_memory(each.entry))
+        entries: dict[Entry, None] = {}
+        for each in held:
+            entry = each.entry
+            if entry.meta.receipt is not None:
+                return False
+            if self._in_memory(entry):
+                entries[entry] = None
         self._remover.remove(list(entries), durable=False, were_held=True).then(done)
         return True
 

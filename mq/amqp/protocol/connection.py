@@ -220,6 +220,7 @@ class Connection:
         state: where its life is.
         why: why it has been closed, for the log; empty where nothing was wrong.
         session: its user, its vhost, its limits.
+        is_blocked: whether the client is to know that publishing has to wait.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.
     """
@@ -243,7 +244,7 @@ class Connection:
         self.session = Session(topology, owner, limits, self._sending.append)
         self._channels = Channels(self.session)
         self._mechanism = ""
-        self._is_blocked = False
+        self.is_blocked = False
         self._is_deaf = False  # once frames cannot be told apart any more
         self._has_closed = False  # the client was told why, if there was something wrong
         self._dropped = 0
@@ -383,8 +384,8 @@ class Connection:
         self._tell_blocked(False, methods.Connection.Unblocked)
 
     def _tell_blocked(self, is_blocked: bool, method: type[base.Frame], **values: str) -> None:
-        if self.state is ConnectionState.OPEN and self._is_blocked != is_blocked:
-            self._is_blocked = is_blocked
+        if self.state is ConnectionState.OPEN and self.is_blocked != is_blocked:
+            self.is_blocked = is_blocked
             if "connection.blocked" in self.session.capabilities:
                 self.session.send_method(0, method, **values)
 

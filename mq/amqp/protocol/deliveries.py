@@ -136,7 +136,7 @@ class Deliveries:
             most = min(most, consumer.prefetch - consumer.unsettled)
         if self._channel_prefetch:
             most = min(most, self._channel_prefetch - self._count)
-        return self._session.may_hold(most)
+        return self._session.may_hold(most) if most > 0 else 0
 
     def feed(self) -> None:
         """Put out a Credit for every consumer that had no credit and has some now."""
@@ -149,13 +149,15 @@ class Deliveries:
 
     def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer, as far as its credit goes. Returns how many, from the first on."""
-        most = min(self.credit(tag), len(arrivals))
         consumer = self.consumers.get(tag)
-        if consumer is not None and not consumer.no_ack:
+        if consumer is None:
+            return 0
+        most = min(self._credit(consumer), len(arrivals))
+        if most and not consumer.no_ack:
             most = self._session.hold(most)
-        if most and consumer is not None:
+        if most:
             self._session.send(b"".join([self._delivery(consumer, arrival) for arrival in arrivals[:most]]))
-            consumer.is_starved = self._credit(consumer) == 0
+        consumer.is_starved = self._credit(consumer) == 0
         return most
 
     def _delivery(self, consumer: ConsumerCredit, arrival: Arrival) -> bytes:

@@ -134,15 +134,18 @@ class ConsumerPump:
         to send; its task does what takes longer."""
         if not self._fed or self._withdraw is not None:
             return 0  # its task is at it, or messages are awaited
-        taken = 0
-        most = min(self._credit, turns.MESSAGES_A_TURN)
-        if most and not self._lacking:
-            with suppress(MQError):  # of which its task hears, too
-                held = self._hold_now(most)
+        credit, taken = self._credit, 0
+        if credit and not self._lacking:
+            try:
+                held = self._hold_now(min(credit, turns.MESSAGES_A_TURN), None)
                 if held and self._write(held):
                     taken = len(held)
+                if taken == credit:
+                    return taken
                 if held is not None and len(held) == taken and self._wait():
                     return taken
+            except MQError:
+                pass  # of which its task hears, too
         self._fed.unpark()
         return taken
 
@@ -154,8 +157,8 @@ class ConsumerPump:
     def _credit(self) -> int:
         return self._connection.credit(self.channel, self.tag) if self.is_active else 0
 
-    def _hold_now(self, most: int) -> list[UnackedMessage] | None:
-        return self._broker.hold_now(self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence)
+    def _hold_now(self, most: int, precedence: Precedence | None) -> list[UnackedMessage] | None:
+        return self._broker.hold_now(self.queue.key, most, exclusion=self.exclusion, precedence=precedence)
 
     def _wait(self) -> bool:
         """Wait for messages, or for credit, without the task. False where only the task can.
@@ -174,12 +177,16 @@ class ConsumerPump:
 
     def _received(self, held: list[UnackedMessage], error: Exception | None) -> None:
         """Write messages in the step in which they became READY, or leave them to the task."""
-        self._withdraw, self._error = None, error
-        with suppress(MQError):
-            if held and self._write(held):
+        self._withdraw, self._error = None, self._error or error
+        try:
+            if self._connection.credit(self.channel, self.tag) < len(held):
+                self._held = held  # it has ended, or others of its channel have had the credit
+            elif held and self._write(held):
                 self._broker.progress.after(self._link.send_answers)
                 if self._wait():
                     return
+        except MQError:
+            pass  # of which its task hears, too
         self._fed.unpark()
 
     def _write(self, held: list[UnackedMessage]) -> bool:
@@ -191,7 +198,7 @@ class ConsumerPump:
             and self._link.has_room_to_send
             and self._is_free(needed)
         )
-        if not is_now or self._connection.credit(self.channel, self.tag) < len(held) or not self._settles(held):
+        if not is_now or (self._no_ack and not self._settles(held)):
             self._held = held
             return False
         taken = self._connection.deliver(self.channel, self.tag, arrivals)
@@ -204,7 +211,7 @@ class ConsumerPump:
     def _settles(self, held: list[UnackedMessage]) -> bool:
         """Remove messages that need no acknowledgement. False where that takes longer."""
         with suppress(MQError):
-            return not self._no_ack or self._context.copy().run(self._broker.acknowledge_now, held, self._removed)
+            return self._context.copy().run(self._broker.acknowledge_now, held, self._removed)
         return False
 
     def _removed(self, error: Exception | None) -> None:
@@ -257,7 +264,7 @@ class ConsumerPump:
                         self._precedence.step_aside()
                         await self._wait_for_memory()
                     if self._withdraw is None and (most := self._credit):
-                        self._held = self._hold_now(most) or []
+                        self._held = self._hold_now(most, self._precedence) or []
                     if not self._held and (self._withdraw is not None or self._wait()):
                         await self._fed.park()
                     elif not self._held:

@@ -122,12 +122,10 @@ class Copies:
                 nursery.start_soon(store_in, queue, its)
         return found
 
-    def submit(
-        self, messages: Sequence[PublishedMessage], done: Callable[[list[tuple[Copy, MQError | None]]], None]
-    ) -> bool:
-        """As :meth:`store`, in the caller's step: `done` is called with what it would return. False where something has
-        to be waited for first, or these are more copies than fit in a step; then nothing has begun."""
-        if sum(len(message.queues) for message in messages) > MOST_SUBMITTED:
+    def submit(self, messages: Sequence[PublishedMessage], done: Callable[[list[tuple[Copy, MQError]]], None]) -> bool:
+        """As :meth:`store`, in the caller's step: `done` is called with the copies that were refused. False where
+        something has to be waited for first, or these are more copies than fit in a step; then nothing has begun."""
+        if sum([len(message.queues) for message in messages]) > MOST_SUBMITTED:
             return False
         by_queue: dict[QueueName, list[Copy]] = {}
         for message in messages:
@@ -137,15 +135,17 @@ class Copies:
                 by_queue.setdefault(queue.key, []).append(Copy(message, queue))
         if not all(map(self._broker.publishes_now, by_queue)):
             return False
-        found: list[tuple[Copy, MQError | None]] = []
+        refused: list[tuple[Copy, MQError]] = []
         left = len(by_queue)
 
         def stored(copies: Sequence[Copy], outcomes: Sequence[Published | MQError]) -> None:
             nonlocal left
             left -= 1
-            found.extend(zip(copies, _errors(outcomes), strict=True))
+            for copy, outcome in zip(copies, outcomes, strict=True):
+                if isinstance(outcome, MQError):
+                    refused.append((copy, outcome))
             if not left:
-                done(found)
+                done(refused)
 
         for name, copies in by_queue.items():
             is_consumed = self._consumers.count(name) > 0

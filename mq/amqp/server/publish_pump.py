@@ -115,8 +115,9 @@ class PublishPump:
         self._waiting: deque[PublishedMessage] = deque()
         self._portions: deque[_Portion] = deque()  # under way
         self._under_way = 0  # messages of these
+        self._size = 0  # bytes that wait, or are under way
         self._stuck: AsyncValue[int] = AsyncValue(0)  # portions that wait for room
-        self._bytes: AsyncValue[int] = AsyncValue(0)
+        self._bytes: AsyncValue[int] = AsyncValue(0)  # the same, without what was stored in the step that brought it
         self._is_taking = False  # a task has a portion: the next one begins once its messages have their place
         self._is_at_work = False
         self._nursery: trio.Nursery | None = None
@@ -129,7 +130,7 @@ class PublishPump:
     @property
     def has_room(self) -> bool:
         """Whether more may be read from the connection."""
-        own = self._bytes.value
+        own = self._size
         if not own:
             return True
         budget, room = self._room.client.budget, self._room
@@ -140,7 +141,7 @@ class PublishPump:
     @property
     def is_idle(self) -> bool:
         """Whether everything is stored, or refused."""
-        return not self._bytes.value and self._failure is None
+        return not self._size and self._failure is None
 
     @property
     def is_awaited(self) -> bool:
@@ -152,11 +153,10 @@ class PublishPump:
         if self._has_ended:
             self.lost += len(messages)
             return
-        if not self._bytes.value:
-            self._rate.begin()
         self._waiting.extend(messages)
-        self._count(sum(map(_size, messages)))
+        self._size += sum(map(_size, messages))
         self._go_on()
+        self._count()
 
     async def wait_for_room(self) -> None:
         """Wait until more may be read from the connection."""
@@ -201,7 +201,8 @@ class PublishPump:
             self.lost += self._under_way + len(self._waiting)
             self._waiting.clear()
             self._portions.clear()
-            self._count(-self._bytes.value)
+            self._size = 0
+            self._count()
             self._room.give_back()
 
     async def store_now(self, messages: Sequence[PublishedMessage]) -> Unstored:
@@ -231,7 +232,7 @@ class PublishPump:
         self._is_at_work = True
         try:
             while self._waiting and self._may_begin():
-                portion = _Portion(list(self._next_ones()))
+                portion = self._next_portion()
                 self._portions.append(portion)
                 self._under_way += len(portion.messages)
                 if not self._copies.submit(portion.messages, partial(self._complete, self._submitted, portion)):
@@ -245,14 +246,14 @@ class PublishPump:
             return False
         return self._under_way <= (MOST_PORTIONS - 1) * MOST_TOGETHER
 
-    def _submitted(self, portion: _Portion, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
+    def _submitted(self, portion: _Portion, refused: Sequence[tuple[Copy, MQError]]) -> None:
         """Answer a portion that was stored without a task, or have one go on with those that were not."""
         if self._has_ended:
             return
-        if any(error is not None for _, error in outcomes):
-            self._start(portion, outcomes)
-            return
-        self._end(portion, ALL_STORED)
+        if refused:
+            self._start(portion, refused)
+        else:
+            self._end(portion, ALL_STORED)
 
     def _start(self, portion: _Portion, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
         if self._nursery is not None:
@@ -288,20 +289,22 @@ class PublishPump:
         while self._portions and (unstored_now := self._portions[0].unstored) is not None:
             messages = self._portions.popleft().messages
             self._under_way -= len(messages)
-            self._rate.add(len(messages))
-            self._count(-sum(map(_size, messages)))
+            self._size -= sum(map(_size, messages))
+            self._rate.stored += len(messages)
             self._told(messages, unstored_now)
-        if self._waiting and not self._is_at_work:
-            self._context.copy().run(self._go_on)
+        if not self._is_at_work:
+            if self._waiting:
+                self._context.copy().run(self._go_on)
+            self._count()
 
-    def _next_ones(self) -> Iterator[PublishedMessage]:
+    def _next_portion(self) -> _Portion:
         """Take the messages of a portion: fewer than usual if each goes to many queues."""
+        messages: list[PublishedMessage] = []
         copies = 0
-        for _ in range(min(len(self._waiting), MOST_TOGETHER)):
-            copies += len(self._waiting[0].queues)
-            yield self._waiting.popleft()
-            if copies >= MOST_STORED_NOW:
-                return
+        while self._waiting and len(messages) < MOST_TOGETHER and copies < MOST_STORED_NOW:
+            messages.append(self._waiting.popleft())
+            copies += len(messages[-1].queues)
+        return _Portion(messages)
 
     async def _store(
         self,
@@ -384,9 +387,16 @@ class PublishPump:
             with suppress(NotServed):  # the message is refused anyway, and its publisher told
                 await self._dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
 
-    def _count(self, size: int) -> None:
-        own = self._bytes.value + size
-        if size < 0:
+    def _count(self) -> None:
+        """Reserve memory for what waits, and have other connections know of it."""
+        own, before = self._size, self._bytes.value
+        if own == before:
+            return
+        if not before:
+            self._rate.begin()
+        else:
+            self._rate.measure()
+        if own < before:
             self._room.shrink(own)
         else:
             self._room.cover_if_free(own)  # if it is not, nothing more is read until it is less
@@ -394,7 +404,7 @@ class PublishPump:
         is_early = part * own > self._room.client.budget.most // EARLY_PART
         self.is_ahead = is_early or self._has_work_for(EARLY_SECONDS / part)
         self._bytes.value = own
-        self._backlog.value += size
+        self._backlog.value += own - before
 
     @property
     def _is_memory_scarce(self) -> bool:
@@ -419,23 +429,23 @@ class _Rate:
 
     Attributes:
         per_second: 0 while that is not known.
+        stored: messages that were stored since it was measured last.
     """
 
     def __init__(self) -> None:
         self.per_second = 0.0
-        self._stored = 0
+        self.stored = 0
         self._since = 0.0
 
     def begin(self) -> None:
         """Messages wait from now on."""
-        self._stored, self._since = 0, trio.current_time()
+        self.stored, self._since = 0, trio.current_time()
 
-    def add(self, messages: int) -> None:
-        """So many more are stored."""
-        self._stored += messages
+    def measure(self) -> None:
+        """Measure it, once messages have waited for long enough."""
         seconds = trio.current_time() - self._since
         if seconds >= RATE_SECONDS:
-            latest = self._stored / seconds
+            latest = self.stored / seconds
             self.per_second = (self.per_second + latest) / 2 if self.per_second else latest
             self.begin()
 

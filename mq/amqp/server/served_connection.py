@@ -117,13 +117,16 @@ class ServedConnection:
             self.complete,
         )
         self._handlers = Handlers(state, self, self._publish_pump)
-        self._acknowledging: AsyncValue[int] = AsyncValue(0)  # messages
+        self._acknowledging = 0  # messages
+        self._acknowledged_some = trio.lowlevel.ParkingLot()  # tasks that wait until there are fewer
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._is_acknowledgement_awaited = False
         self._most_acknowledging = LEAST_ACKNOWLEDGING
         self._publishes = False  # has published something
         self._is_putting = False  # what is answered now is sent at the end of this step
         self._is_paused = False
-        self._working = trio.Lock()
+        self._is_working = False  # a task carries out commands
+        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait to do so
         self._outgoing: deque[bytes] = deque()
         self._unsent: AsyncValue[int] = AsyncValue(0)
         self._writer = trio.lowlevel.ParkingLot()  # the writing task, while there is nothing to send
@@ -241,10 +244,7 @@ class ServedConnection:
         has_more = False
         while not self.connection.is_over:
             if self.connection.state is not ConnectionState.LEFT:
-                await self.room_to_send()
-                await self._room_to_store()
-                if self._publishes:  # one that only consumes is read on: its acknowledgements go through
-                    await self._time_to_publish()
+                await self._time_to_read()
             data: bytes | bytearray = b""
             if has_more:
                 await trio.lowlevel.checkpoint()  # its turn is over
@@ -257,10 +257,9 @@ class ServedConnection:
                     return
             await self._reader.begin()
             began = trio.current_time()
-            if self._working.locked():
-                await self._working.acquire()
-            else:
-                self._working.acquire_nowait()  # nearly always, and no checkpoint
+            while self._is_working:
+                await self._idle.park()
+            self._is_working = True
             try:
                 self._renew_rights()
                 if data:
@@ -269,10 +268,19 @@ class ServedConnection:
                 if not has_more:
                     self._count_input()
             finally:
-                self._working.release()
+                self._stop_working()
             if self._publish_pump.is_ahead:
                 # A thread that stores messages waits for Python's lock after each system call while this one works.
                 await trio.sleep(min(LONGEST_PAUSE_SECONDS, trio.current_time() - began))
+
+    async def _time_to_read(self) -> None:
+        """Wait while the client reads too little, or publishes too much."""
+        if not self.has_room_to_send:
+            await self.room_to_send()
+        if not self._publish_pump.has_room:
+            await self._publish_pump.wait_for_room()
+        if self._publishes:  # one that only consumes is read on: its acknowledgements go through
+            await self._time_to_publish()
 
     def _count_input(self) -> None:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
@@ -291,8 +299,9 @@ class ServedConnection:
         """The next bytes of the client; none at its end. Gives up a message that arrives slowly when others want its
         memory."""
         if not self.connection.session.unfinished:
-            self._arrivals.close()
-            self._arrival = None
+            if self._arrival is not None:
+                self._arrivals.close()
+                self._arrival = None
             most = READ_BYTES_BEFORE_LOGIN if self.connection.state in BEFORE_LOGIN else READ_BYTES
             return await (self._stream.receive_some(most) if self._plain is None else self._receive_plain(most))
         if self._arrival is None:
@@ -374,10 +383,6 @@ class ServedConnection:
         if not self.connection.is_over:  # at the end what it held goes back before the client is told
             self._flush()
 
-    async def _room_to_store(self) -> None:
-        if not self._publish_pump.has_room:
-            await self._publish_pump.wait_for_room()
-
     async def _time_to_publish(self) -> None:
         """Wait while the user of the client has published more than the user may, in all connections."""
         while self.connection.state is ConnectionState.OPEN:
@@ -405,10 +410,20 @@ class ServedConnection:
 
     async def _work_again(self) -> None:
         """Do what a close from this side has left to do."""
-        async with self._working:
+        while self._is_working:
+            await self._idle.park()
+        self._is_working = True
+        try:
             await self._work()
+        finally:
+            self._stop_working()
         if self.connection.is_over:
             self._reading.cancel()
+
+    def _stop_working(self) -> None:
+        self._is_working = False
+        if self._idle:
+            self._idle.unpark()
 
     # Writing
 
@@ -418,7 +433,7 @@ class ServedConnection:
             self.connection.block(self._state.alarm.why)
         elif self._publish_pump.is_ahead:
             self.connection.block("publishing faster than the store can write")
-        else:
+        elif self.connection.is_blocked:
             self.connection.unblock()
         data = self.connection.outgoing()
         if data and self._plain is not None and not self._unsent.value:
@@ -560,8 +575,8 @@ class ServedConnection:
     async def acknowledge(self, held: Sequence[UnackedMessage]) -> None:
         """Remove messages while the connection reads on, but for a client that is faster than the store."""
         for some in parts(held, MOST_ACKNOWLEDGING):
-            self._acknowledging.value += len(some)
-            removed = partial(self.complete, self._removed, len(some), trio.current_time())
+            self._acknowledging += len(some)
+            removed = partial(self.complete, self._removed, len(some), self._now())
             try:
                 if self._state.broker.acknowledge_now(some, removed):
                     continue
@@ -572,7 +587,7 @@ class ServedConnection:
                 await self._remove(some, removed)
             else:
                 self._start(self._remove, some, removed)
-        if self._acknowledging.value > self._most_acknowledging and self._nursery is not None:
+        if self._acknowledging > self._most_acknowledging and self._nursery is not None:
             await self._acknowledged(self._most_acknowledging)
 
     async def _remove(self, held: Sequence[UnackedMessage], removed: Callable[[Exception | None], None]) -> None:
@@ -595,12 +610,14 @@ class ServedConnection:
 
     def _removed(self, count: int, began: float, error: Exception | None) -> None:
         """Note that acknowledged messages are removed, or READY again."""
-        self._acknowledging.value -= count
+        self._acknowledging -= count
+        if self._acknowledged_some:
+            self._acknowledged_some.unpark_all()
         if isinstance(error, MQError):
             if self.connection.is_over:  # its client hears of nothing any more
                 self._log_left(error)
             self._fail(refusal_of(error))
-        seconds = trio.current_time() - began
+        seconds = self._now() - began
         if seconds > LONGEST_REMOVAL_SECONDS:
             self._most_acknowledging = max(LEAST_ACKNOWLEDGING, self._most_acknowledging // 2)
         elif seconds < LONGEST_REMOVAL_SECONDS / 2:
@@ -612,11 +629,12 @@ class ServedConnection:
         Raises:
             StorageUnsure: the store does not answer.
         """
-        if self._acknowledging.value > most:
+        if self._acknowledging > most:
             self._is_acknowledgement_awaited = True
             try:
                 with self._state.broker.progress.shielded():
-                    await self._acknowledging.wait_value(lambda count: count <= most)
+                    while self._acknowledging > most:
+                        await self._acknowledged_some.park()
             finally:
                 self._is_acknowledgement_awaited = False
 
