@@ -22,7 +22,7 @@ from mq.errors import CallerError, NoMemory, OverLimit
 from mq.message import shorten
 from mq.web.endpoints import ROUTER, join_path, split_path
 from mq.web.events import CONTENT_TYPE
-from mq.web.exchange import NOT_CACHED, Handler, Reply, Request, RequestHead, document, empty, problem
+from mq.web.exchange import NOT_CACHED, Abandon, Answer, Handler, Reply, Request, RequestHead, document, empty, problem
 from mq.web.http_connection import CONNECTION
 from mq.web.login_sessions import CSRF_HEADER, Sessions, cookie_of, credentials, set_cookie, shown_user
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT, Operation
@@ -85,6 +85,42 @@ class Authorizer(Handler):
         judged = request._replace(path=join_path(segments) if segments else request.path)
         reply = await self._judge(rule, judged)
         return reply._replace(body=b"") if request.method == "HEAD" and isinstance(reply.body, bytes) else reply
+
+    def for_head(self, head: RequestHead) -> Handler:
+        """What judges and answers requests with this head; for most operations itself."""
+        segments = split_path(head.path)
+        rule = find_rule(head.method, segments)
+        secret = _secret_of(head.headers.get("authorization", ""))
+        if rule.operation is None or rule.operation.begin is None or secret is None or _is_from_the_page(head.headers):
+            return self
+        judged = head._replace(path=join_path(segments))
+        return _JudgedHead(self, rule, secret, judged.path, self._handler.for_head(judged))
+
+    def may_begin(self, rule: Rule, secret: tuple[str, str], request: Request) -> User | None:
+        """Return the user of a request that may begin at once: one whose secret is known, and whose connection has
+        logged in before. None for others, who may have to wait, or are refused.
+
+        Args:
+            rule: of the request.
+            secret: the name and the secret that it gives; of a token no name.
+            request: as it came.
+        """
+        access, (name, word) = self._logins.access, secret
+        try:
+            user = access.recall(name, word) if name else access.by_token(word)
+        except SecretRefused:
+            return None
+        connection, memory = CONNECTION.get(), request.memory
+        if user is None or connection is None or connection.user != user.name:
+            return None
+        if memory is None or memory.user != user.name or not _allows(user, rule):
+            return None
+        self._logins.note_success("http", request.address, user)
+        return user
+
+    def begin_for(self, user: User, request: Request, path: bytes) -> Request:
+        """Return a request as the handler gets it."""
+        return request._replace(path=path, user=user, quotas=self._quotas)
 
     async def _judge(self, rule: Rule, request: Request) -> Reply:
         if rule.operation is not None and rule.operation.handle is log_in:
@@ -224,6 +260,47 @@ class Authorizer(Handler):
         return await self._handler.handle(request._replace(body=understood, content_length=len(understood)))
 
 
+class _JudgedHead(Handler):
+    """Judges requests with one head, whose operation can begin in the step that read them.
+
+    Args:
+        authorizer: judges.
+        rule: of the head.
+        secret: the name and the secret that it gives.
+        path: as the authorizer judged it.
+        handler: answers.
+    """
+
+    def __init__(
+        self, authorizer: Authorizer, rule: Rule, secret: tuple[str, str], path: bytes, handler: Handler
+    ) -> None:
+        self._authorizer = authorizer
+        self._rule = rule
+        self._secret = secret
+        self._path = path
+        self._handler = handler
+
+    async def handle(self, request: Request) -> Reply:
+        """As :meth:`Authorizer.handle`."""
+        return await self._authorizer.handle(request)
+
+    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """As :meth:`Handler.begin`. Operations that begin have no place in the audit log."""
+        user = self._authorizer.may_begin(self._rule, self._secret, request)
+        if user is None:
+            return None
+        return self._handler.begin(self._authorizer.begin_for(user, request, self._path), answer)
+
+    def for_message(self, id: str) -> Handler | None:
+        """The same for another message."""
+        handler = self._handler.for_message(id)
+        if handler is None:
+            return None
+        rule = self._rule._replace(names=(*self._rule.names[:-1], id))
+        path = self._path.rpartition(b"/")[0] + b"/" + id.encode()
+        return _JudgedHead(self._authorizer, rule, self._secret, path, handler)
+
+
 class Auditor(Handler):
     """Writes the audit log where there are no users, and so no :class:`Authorizer`.
 
@@ -283,6 +360,15 @@ def _may_do_less(user: User, rule: Rule) -> bool:
 def _forbidden(right: str, queue: str | None) -> Reply:
     what = f"this requires {'a right' if right == ANY_RIGHT else f'the right to {right}'}"
     return problem(403, f"{what} on {'this broker' if queue is None else f'queue {shorten(queue)}'}")
+
+
+def _secret_of(authorization: str) -> tuple[str, str] | None:
+    """The name and the secret that a header gives, no name with a token; None where it gives none."""
+    scheme, _, given = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return "", given.strip()
+    name, secret = _basic(given.strip()) if scheme.lower() == "basic" else ("", "")
+    return (name, secret) if name else None
 
 
 def _basic(given: str) -> tuple[str, str]:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from mq.access import UserDirectory
+from mq.broker import Broker
+from mq.doors.logins import Logins
 from mq.errors import NoSuchMessage
+from mq.web.authorizer import Authorizer
+from mq.web.endpoints import Endpoints
 from mq.web.exchange import NO_LENGTH, Abandon, Answer, Handler, Later, Reply, Request
-from tests.web.talking import Server, http1, parse, read_all, start_server
+from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.web.talking import MAX_BODY, Server, http1, parse, read_all, start_server
 
 PATIENCE_SECONDS = 60
 
@@ -267,3 +276,124 @@ async def test_an_answer_in_the_same_step_is_sent(nursery: trio.Nursery) -> None
         for _ in range(3):
             await client.send_all(http1("GET", "/q/messages"))
             assert (await read(client, b"\r\n\r\n")).startswith(b"HTTP/1.1 201 ")
+
+
+# Behind the authorizer
+
+USERS = """
+[users.shop]
+tokens = ["TOKEN"]
+publish = ["q"]
+consume = ["q"]
+{}
+[users.ben]
+password = "PASSWORD"
+publish = ["q"]
+"""
+
+
+class Counting(Broker):
+    """A broker that counts what begins in the step that read it."""
+
+    begun = 0
+
+    def publish_now(self, *args: Any) -> None:
+        self.begun += 1
+        super().publish_now(*args)
+
+
+class Guarded:
+    """A server with users, and a broker with queues q and r."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.access = UserDirectory(write_users(path, USERS.format("")))
+
+    def change(self, limits: str = "", token: str = "TOKEN") -> None:
+        write_users(self._path, USERS.format(limits).replace("TOKEN", token))
+        self.access.reload()
+
+
+@pytest.fixture
+def counted(broker: Broker) -> Counting:
+    broker.__class__ = Counting
+    assert isinstance(broker, Counting)
+    return broker
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Guarded:
+    return Guarded(tmp_path / "users")
+
+
+@pytest.fixture
+async def guarded_server(counted: Counting, guarded: Guarded, nursery: trio.Nursery) -> Server:
+    await counted.create_queue("q")
+    await counted.create_queue("r")
+    return await start_server(nursery, Authorizer(Endpoints(counted, MAX_BODY), Logins(guarded.access)))
+
+
+async def status(client: trio.SocketStream, method: str, path: str, credentials: str, body: bytes = b"x") -> int:
+    head = (
+        f"{method} {path} HTTP/1.1\r\nHost: mq\r\nAuthorization: {credentials}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    await client.send_all(head.encode() + body)
+    received = b""
+    with trio.fail_after(PATIENCE_SECONDS):
+        while b"\r\n\r\n" not in received:
+            received += await client.receive_some()
+        found = re.search(rb"content-length: (\d+)", received)
+        length = int(found[1]) if found else 0
+        while len(received.partition(b"\r\n\r\n")[2]) < length:
+            received += await client.receive_some()
+    return int(received[9:12])
+
+
+@pytest.mark.parametrize(
+    "credentials", [f"Bearer {TOKEN}", "Basic " + base64.b64encode(f"ben:{PASSWORD}".encode()).decode()]
+)
+async def test_a_known_user_begins_from_the_second_request_on(
+    guarded_server: Server, counted: Counting, credentials: str
+) -> None:
+    async with await guarded_server.connect() as client:
+        assert [await status(client, "POST", "/q/messages", credentials) for _ in range(3)] == [201, 201, 201]
+    assert counted.begun == 2
+
+
+async def test_rights_and_credentials_count_for_each_begun_request(
+    guarded_server: Server, counted: Counting, guarded: Guarded
+) -> None:
+    async with await guarded_server.connect() as client:
+        token = f"Bearer {TOKEN}"
+        assert await status(client, "POST", "/q/messages", token) == 201
+        assert await status(client, "POST", "/r/messages", token) == 403
+        assert await status(client, "POST", "/%71/messages", token) == 201
+        assert await status(client, "POST", "/q/messages", "Bearer wrong") == 401
+        assert await status(client, "POST", "/q/messages", token) == 201
+        assert counted.begun == 2
+        guarded.change(token="OTHER_TOKEN")
+        assert await status(client, "POST", "/q/messages", token) == 401
+        assert await status(client, "POST", "/q/messages", f"Bearer {OTHER_TOKEN}") == 201
+
+
+async def test_begun_publishes_count_against_the_users_rate(
+    guarded_server: Server, counted: Counting, guarded: Guarded
+) -> None:
+    guarded.change("max_publish_rate = 3")
+    async with await guarded_server.connect() as client:
+        while (found := await status(client, "POST", "/q/messages", f"Bearer {TOKEN}")) == 201:
+            pass  # faster than three a second
+    assert found == 429
+    assert counted.begun >= 2
+
+
+async def test_begun_fetch_and_removal_of_a_user(guarded_server: Server, counted: Counting) -> None:
+    token = f"Bearer {TOKEN}"
+    async with await guarded_server.connect() as client:
+        assert await status(client, "POST", "/q/messages", token) == 201
+        id = (await counted.peek("q"))[0].message.id
+        assert await status(client, "GET", "/q/messages", token, b"") == 200
+        assert await status(client, "GET", "/q/messages", token, b"") == 204
+        assert await status(client, "DELETE", f"/r/messages/{id}", token, b"") == 403
+        assert await status(client, "DELETE", f"/q/messages/{id}", token, b"") == 202
+        assert await status(client, "DELETE", f"/q/messages/{id}", token, b"") == 404
