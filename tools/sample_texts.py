@@ -80,7 +80,7 @@ def _help_of(context: click.Context) -> Iterator[Text]:
 
 
 _LOG_METHODS: Final = {"debug", "info", "warning", "error", "exception", "critical", "log"}
-_PRINTING: Final = {"say", "_say", "warn", "FewLines", "Refusals"}
+_PRINTING: Final = {"say", "_say", "warn", "_warn", "FewLines", "Refusals"}
 """`mq.cli.terminal.say` prints a line, `warnings.warn` warns the callers of a library; the classes write log lines."""
 _FOREIGN_ERRORS: Final = {
     *("ClickException", "UsageError", "BadParameter", "BadArgumentUsage", "BadOptionUsage"),
@@ -115,7 +115,10 @@ def _modules(tree: Path) -> Iterator[Path]:
 
 def _error_classes(nodes: Sequence[ast.AST]) -> set[str]:
     """Names of exception classes: foreign ones, and those of the tree that derive from another exception class."""
-    bases = {node.name: {_name(base) for base in node.bases} for node in nodes if isinstance(node, ast.ClassDef)}
+    bases: dict[str, set[str]] = {}
+    for node in nodes:
+        if isinstance(node, ast.ClassDef):
+            bases.setdefault(node.name, set()).update(map(_name, node.bases))  # two classes may have the same name
     errors = set(_FOREIGN_ERRORS)
     while more := {name for name, parents in bases.items() if parents & errors} - errors:
         errors |= more

@@ -79,7 +79,10 @@ def test_the_last_queue_is_meant_where_none_is_named() -> None:
     assert peer.call(methods.Queue.Purge()).message_count == 1
     assert peer.call(Basic.Get()).name == "Basic.GetEmpty"
     other = Peer().open()
-    assert refusal(other, Basic.Get()) == (404, "NOT_FOUND - no previously declared queue")
+    assert refusal(other, Basic.Get()) == (
+        404,
+        "NOT_FOUND - the queue name is empty, but no queue was declared on this channel",
+    )
 
 
 def test_an_exclusive_queue_is_of_the_connection() -> None:

@@ -285,7 +285,7 @@ def test_an_exclusive_consumer() -> None:
     peer = ready()
     consume(peer, "t", exclusive=True)
     code, text = refusal(peer, Basic.Consume(queue="q", consumer_tag="u"))
-    assert (code, text) == (403, "ACCESS_REFUSED - queue 'q' in vhost '/' in exclusive use")
+    assert (code, text) == (403, "ACCESS_REFUSED - queue 'q' in vhost '/' is in exclusive use")
     assert peer.done[-1].consumers == (("t", "q"),)  # type: ignore[union-attr]
     assert peer.topology.consumers.count(peer.topology.queue("/", "q").key) == 0
 

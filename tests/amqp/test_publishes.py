@@ -111,7 +111,7 @@ def test_a_body_over_the_limit() -> None:
     peer.send(publish("q", b"x" * 101), publish("q", b"y"))
     [(_, close)] = peer.heard()
     assert (close.reply_code, close.class_id, close.method_id) == (Code.PRECONDITION_FAILED, 60, 40)
-    assert close.reply_text.endswith("message size 101 is larger than max size 100")
+    assert close.reply_text.endswith("the message size of 101 bytes exceeds the maximum of 100 bytes")
     assert len(peer.queues["q"]) == 1  # what came after the error was not heard
 
 

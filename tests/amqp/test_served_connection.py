@@ -777,7 +777,7 @@ async def test_delete_if_empty_and_if_unused(autojump_clock: MockClock, house: H
     refused = await client.call(Queue.Delete(queue="q", if_empty=True))
     assert (refused.reply_code, refused.reply_text) == (
         406,
-        "PRECONDITION_FAILED - queue 'q' in vhost '/' not empty",
+        "PRECONDITION_FAILED - queue 'q' in vhost '/' is not empty",
     )
     await client.say(Channel.CloseOk())
     await client.open_channel(1)

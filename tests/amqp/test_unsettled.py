@@ -88,7 +88,7 @@ async def test_gets_without_memory_are_refused() -> None:
         peer.say(Basic.Get(queue="q"))
         [(_, close)] = peer.heard()
     assert (close.name, close.reply_code) == ("Connection.Close", 506)
-    assert "acknowledge some first" in close.reply_text
+    assert "Acknowledge some of them first" in close.reply_text
 
 
 async def test_half_of_the_memory_is_left_for_what_is_read_soon() -> None:

@@ -50,22 +50,22 @@ Check = Callable[[Any], str]
 def _whole(least: int, most: int) -> Check:
     def check(value: Any) -> str:
         is_fine = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
-        return "" if is_fine else f"must be a whole number from {least} to {most}"
+        return "" if is_fine else f"the value must be a whole number from {least} to {most}"
 
     return check
 
 
 def _word(*words: str) -> Check:
-    return lambda value: "" if value in words else f"must be one of {', '.join(words)}"
+    return lambda value: "" if value in words else f"the value must be one of {', '.join(words)}"
 
 
 def _text(value: Any) -> str:
     is_fine = isinstance(value, str) and len(value.encode()) <= 255
-    return "" if is_fine else "must be text of at most 255 bytes"
+    return "" if is_fine else "the value must be text of at most 255 bytes"
 
 
 def _switch(value: Any) -> str:
-    return "" if isinstance(value, bool) else "must be true or false"
+    return "" if isinstance(value, bool) else "the value must be true or false"
 
 
 CHECKS: Final[Mapping[str, Check]] = {
@@ -107,9 +107,9 @@ def check(queue: Queue) -> None:
             if wrong:
                 raise _invalid(argument, queue, wrong)
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
-        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"requires {DEAD_LETTER_EXCHANGE}")
+        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"the argument requires {DEAD_LETTER_EXCHANGE}")
     if arguments.get(GROUPS) and arguments.get(MAX_PRIORITY):
-        raise _invalid(GROUPS, queue, f"cannot be combined with {MAX_PRIORITY}")
+        raise _invalid(GROUPS, queue, f"the argument cannot be combined with {MAX_PRIORITY}")
     if arguments.get(QUEUE_TYPE) == QUORUM and not queue.is_lasting:
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue must be durable and must not be exclusive")
     if arguments.get(QUEUE_TYPE) == QUORUM and queue.name.startswith(SERVER_NAMED):
@@ -124,7 +124,7 @@ def consumer_priority(queue: Queue, given: Mapping[str, Any]) -> int:
     """
     wanted = given.get(PRIORITY, 0)
     if not isinstance(wanted, int) or isinstance(wanted, bool):
-        raise _invalid(PRIORITY, queue, "must be a whole number")
+        raise _invalid(PRIORITY, queue, "the value must be a whole number")
     return wanted
 
 

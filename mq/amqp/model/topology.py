@@ -219,7 +219,9 @@ class Topology:
             _check_name("exchange", exchange.vhost, exchange.name)
             alternate = exchange.alternate
             if alternate is not None and not isinstance(alternate, str):
-                raise Refusal(Code.PRECONDITION_FAILED, f"invalid arg 'alternate-exchange': {alternate!r} is no name")
+                raise Refusal(
+                    Code.PRECONDITION_FAILED, f"invalid arg 'alternate-exchange': {alternate!r} is not an exchange name"
+                )
             return TopologyChange(exchanges=(exchange,))
         what = f"exchange '{exchange.name}' in vhost '{exchange.vhost}'"
         check_same(what, _traits(exchange), _traits(current), ("type", "durable", "auto_delete", "internal"))
@@ -242,7 +244,7 @@ class Topology:
         if name not in place.exchanges:
             return NOTHING
         if if_unused and place.bindings_from(name):
-            raise Refusal(Code.PRECONDITION_FAILED, f"exchange '{name}' in vhost '{vhost}' in use")
+            raise Refusal(Code.PRECONDITION_FAILED, f"exchange '{name}' in vhost '{vhost}' is in use")
         return Cascade(place).plan(exchanges=[name])
 
     # Queues
@@ -281,7 +283,7 @@ class Topology:
             return NOTHING
         _check_owner(queue, owner)
         if if_unused and self.consumers.count(queue.key):
-            raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost}' in use")
+            raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{vhost}' is in use")
         return Cascade(self._vhosts[vhost]).plan(queues=[queue])
 
     def gone(self, vhost: str, name: str) -> TopologyChange:
@@ -501,7 +503,7 @@ class ConsumerRegistry:
         """
         there = self._by_queue.get(queue.key, {})
         if queue.key in self._exclusive or (exclusive and there):
-            raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use")
+            raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' is in exclusive use")
         if not there:
             self._by_queue[queue.key] = there
             self._active[queue.key] = consumer

@@ -95,7 +95,7 @@ class Channel:
     def _handle(self, method: base.Frame) -> None:
         handler = _HANDLERS.get(type(method))
         if handler is None:
-            raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not for a server, or not on a channel")
+            raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not a method that a client can send on a channel")
         handler(self, method)
 
     def _handle_while_closing(self, frame: ChannelFrame) -> None:
@@ -243,7 +243,7 @@ class Channel:
         self._session.outbox.put(commands.Leave(self.key))
 
     def _open_again(self, method: methods.Channel.Open) -> None:
-        raise Refusal(Code.CHANNEL_ERROR, "second 'channel.open' seen")
+        raise Refusal(Code.CHANNEL_ERROR, "received a second 'channel.open' on an open channel")
 
     def _flow(self, method: methods.Channel.Flow) -> None:
         if not method.active:  # as RabbitMQ: a prefetch is what stops deliveries
@@ -270,7 +270,7 @@ class Channel:
         if not method.no_ack:
             raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
         if self._publishes.replies is not None:
-            raise Refusal(Code.PRECONDITION_FAILED, "reply consumer already set")
+            raise Refusal(Code.PRECONDITION_FAILED, "the channel already has a direct reply-to consumer")
         session = self._session
         for right in (Right.CONFIGURE, Right.CONSUME):  # as for any queue that the server names
             session.demand(right, "queue", SERVER_NAMED)
@@ -297,10 +297,13 @@ class Channel:
     def _get(self, method: methods.Basic.Get) -> None:
         queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
         if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
-            raise Refusal(Code.PRECONDITION_FAILED, f"{self._session.unsettled} deliveries are not acknowledged")
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                f"{self._session.unsettled} deliveries are not acknowledged. Acknowledge some of them first",
+            )
         if not method.no_ack and not self._session.may_hold(1):
             text = f"{self._session.unsettled} deliveries are not acknowledged, and there is no memory for more"
-            raise Refusal(Code.RESOURCE_ERROR, f"{text}: acknowledge some first")
+            raise Refusal(Code.RESOURCE_ERROR, f"{text}. Acknowledge some of them first")
         self._ask(commands.Get(self.key, queue, method.no_ack), method)
 
     def _qos(self, method: methods.Basic.Qos) -> None:
@@ -352,7 +355,7 @@ class Channel:
 
     def _check_transaction(self) -> None:
         if self._publishes.mode is not Mode.TRANSACTION:
-            raise Refusal(Code.PRECONDITION_FAILED, "channel is not transactional")
+            raise Refusal(Code.PRECONDITION_FAILED, "the channel is not transactional. Send tx.select first")
 
     # Answers
 
@@ -496,7 +499,7 @@ class Channels:
         number = frame.channel
         channel = self._by_number.get(number)
         if number > self.most:
-            raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is over the maximum of {self.most}")
+            raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self.most}")
         if channel is not None:
             channel.handle(frame)
             self._unflushed.add(channel)

@@ -112,7 +112,7 @@ def _text(data: str | bytes) -> str:
 
 
 def _malformed() -> Refusal:
-    return Refusal(Code.SYNTAX_ERROR, "malformed response of the authentication mechanism")
+    return Refusal(Code.SYNTAX_ERROR, "the authentication response is malformed")
 
 
 class Tuned(NamedTuple):
@@ -314,7 +314,7 @@ class Connection:
         elif now >= self._heartbeats.send_at:
             self._sending.append(HEARTBEAT)
 
-    def close(self, code: Code = Code.CONNECTION_FORCED, why: str = "broker forced connection closure") -> None:
+    def close(self, code: Code = Code.CONNECTION_FORCED, why: str = "the broker closed the connection") -> None:
         """Close it from this side."""
         self._fail(Refusal(code, why), None)
 
@@ -439,21 +439,25 @@ class Connection:
         elif not frame.channel:
             self._take_own(frame)
         elif self.state is not ConnectionState.OPEN:
-            raise Refusal(Code.CHANNEL_ERROR, f"a frame on channel {frame.channel} while {self.state.value}")
+            raise Refusal(
+                Code.CHANNEL_ERROR,
+                f"received a frame on channel {frame.channel} in connection state {self.state.value}",
+            )
         else:
             self._channels.take(frame)
 
     def _take_heartbeat(self) -> None:
         if self.state in (*BEFORE_LOGIN, ConnectionState.TUNING):
             raise Refusal(
-                Code.UNEXPECTED_FRAME, f"a heartbeat while {self.state.value}, before heartbeats were negotiated"
+                Code.UNEXPECTED_FRAME,
+                f"received a heartbeat in connection state {self.state.value}, before heartbeats were negotiated",
             )
         now = self._clock()
         if now >= self._heartbeats_until:
             self._heartbeats_taken, self._heartbeats_until = 0, now + HEARTBEATS_SECONDS
         self._heartbeats_taken += 1
         if self._heartbeats_taken > MOST_HEARTBEATS:
-            text = f"more than {MOST_HEARTBEATS} heartbeats in {HEARTBEATS_SECONDS:.0f} seconds"
+            text = f"the client sent more than {MOST_HEARTBEATS} heartbeats in {HEARTBEATS_SECONDS:.0f} seconds"
             raise Refusal(Code.RESOURCE_ERROR, text)
 
     def _take_while_closing(self, frame: Frame | Together) -> None:
@@ -465,7 +469,7 @@ class Connection:
 
     def _take_own(self, frame: Frame | Together) -> None:
         if not isinstance(frame, MethodFrame):
-            raise Refusal(Code.UNEXPECTED_FRAME, "channel 0 has no content")
+            raise Refusal(Code.UNEXPECTED_FRAME, "content frames cannot be sent on channel 0")
         handler = _TABLE.get(self.state, {}).get(type(frame.method))
         if handler is None:
             text = f"unexpected method {frame.method.name} in connection state {self.state.value}"

@@ -50,7 +50,7 @@ class DeclareMethods:
             Refusal: 404; it means the last one, and there is none.
         """
         if not (name or self.last_queue):
-            raise Refusal(Code.NOT_FOUND, "no previously declared queue")
+            raise Refusal(Code.NOT_FOUND, "the queue name is empty, but no queue was declared on this channel")
         return name or self.last_queue
 
     def unsure_queue(self, method: base.Frame) -> QueueName | None:

@@ -81,9 +81,12 @@ class Deliveries:
             Refusal: 530; the channel has one of that tag, or the connection has too many of them.
         """
         if self._session.consumers >= self._session.limits.consumers_max:
-            raise Refusal(Code.NOT_ALLOWED, f"more than {self._session.limits.consumers_max} consumers")
+            raise Refusal(
+                Code.NOT_ALLOWED,
+                f"the connection has reached the maximum of {self._session.limits.consumers_max} consumers",
+            )
         if wanted in self.consumers:
-            raise Refusal(Code.NOT_ALLOWED, f"attempt to reuse consumer tag '{wanted}'")
+            raise Refusal(Code.NOT_ALLOWED, f"consumer tag '{wanted}' is already in use")
         self._session.recount(CONSUMER_BYTES)
         return wanted or f"amq.ctag-{secrets.token_urlsafe(16)}"
 
@@ -108,7 +111,7 @@ class Deliveries:
             Refusal: 540; a size in bytes.
         """
         if method.prefetch_size:
-            raise Refusal(Code.NOT_IMPLEMENTED, f"prefetch_size!=0 ({method.prefetch_size})")
+            raise Refusal(Code.NOT_IMPLEMENTED, f"prefetch_size must be 0, not {method.prefetch_size}")
         if method.global_:
             self._channel_prefetch = method.prefetch_count
             self.feed()

@@ -64,7 +64,7 @@ class Content:
             raise Refusal(Code.UNEXPECTED_FRAME, "expected content header, got content body instead")
         if len(frame.payload) > self.missing:
             raise Refusal(
-                Code.FRAME_ERROR, f"the body is {len(frame.payload) - self.missing} bytes longer than announced"
+                Code.FRAME_ERROR, f"the body is {len(frame.payload) - self.missing} bytes longer than declared"
             )
         self.missing -= len(frame.payload)
         if frame.payload and not self.is_dropped:
@@ -73,7 +73,7 @@ class Content:
 
 def _check_size(size: int, most: int) -> None:
     if size > most:
-        raise Refusal(Code.PRECONDITION_FAILED, f"message size {size} is larger than max size {most}")
+        raise Refusal(Code.PRECONDITION_FAILED, f"the message size of {size} bytes exceeds the maximum of {most} bytes")
 
 
 class Publishes:
@@ -246,7 +246,7 @@ class Publishes:
     def _check_user(self, properties: BasicProperties) -> None:
         user = self._session.user
         if user is not None and (claimed := properties.text("user_id")) and claimed != user.name:
-            text = f"user_id property set to '{claimed}' but authenticated user was '{user.name}'"
+            text = f"the property user_id is '{claimed}', but the authenticated user is '{user.name}'"
             raise Refusal(Code.PRECONDITION_FAILED, text)
 
     def _keep(self, message: PublishedMessage, *, is_wanted: bool) -> None:

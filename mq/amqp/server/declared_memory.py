@@ -58,7 +58,9 @@ class DeclaredMemory:
         try:
             room.cover_strictly(room.size + sum(size for _, size in added))
         except (BodyTooLarge, OverBudget) as error:
-            raise Refusal(Code.PRECONDITION_FAILED, f"cannot declare more: {error}") from error
+            raise Refusal(
+                Code.PRECONDITION_FAILED, f"cannot declare more queues, exchanges or bindings: {error}"
+            ) from error
         finally:
             self._forget_if_empty(name)
         self._counted |= {thing: (name, size) for thing, size in added}

@@ -228,7 +228,7 @@ class Handlers:
             change = topology.delete_queue(self._vhost, name, self._owner, if_unused=command.if_unused)
             messages = sum(self._broker.declarations.ready(queue.key) for queue in change.lost_queues)
             if command.if_empty and messages:
-                raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{self._vhost}' not empty")
+                raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{self._vhost}' is not empty")
             return change
 
         async def do() -> Result:
@@ -288,7 +288,9 @@ class Handlers:
         if not queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
             return
         if exclusive:
-            raise Refusal(Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' has one active consumer")
+            raise Refusal(
+                Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' already has an active consumer"
+            )
         if self._broker.description.shared:
             raise Refusal(
                 Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} is not supported with peers. Start mq with --peers=0"
@@ -350,7 +352,7 @@ class Handlers:
             with self._broker.progress.shielded():
                 return await self._get_slowly(command, held or [])
         except QueueHeld as error:
-            text = f"queue '{queue.name}' in vhost '{queue.vhost}' in exclusive use"
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' is in exclusive use"
             raise Refusal(Code.ACCESS_REFUSED, text) from error
 
     def _is_small(self, held: UnackedMessage) -> bool:
@@ -395,7 +397,10 @@ class Handlers:
         give_back(self._connection, stored.unrouted)
         refused = len(stored.full) + len(stored.unserved) + len(stored.unfit)
         if refused:
-            raise Refusal(Code.PRECONDITION_FAILED, f"partial tx completion: queues refused {refused} messages")
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                f"the transaction was only partially committed: queues refused {refused} messages",
+            )
         while command.settled:
             settled = command.settled.pop(0)
             await settle(self._state, settled.outcome, settled.deliveries, durable=True)

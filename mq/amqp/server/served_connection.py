@@ -218,7 +218,7 @@ class ServedConnection:
     def close(self, why: str) -> None:
         """End it, and tell its client why. One that has closed the connection itself gets its close-ok."""
         if self.connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
-            self._fail(Refusal(Code.CONNECTION_FORCED, f"broker forced connection closure: {why}"))
+            self._fail(Refusal(Code.CONNECTION_FORCED, f"the broker closed the connection: {why}"))
 
     @property
     def user(self) -> str | None:
@@ -606,7 +606,9 @@ class ServedConnection:
             completion(*args)
         except Exception:
             logger.exception("disconnecting AMQP client %s after an internal error", self._peer)
-            self._fail(Refusal(Code.INTERNAL_ERROR, "mq failed to answer; its log says why"))
+            self._fail(
+                Refusal(Code.INTERNAL_ERROR, "mq could not respond because of an internal error; see the mq log")
+            )
 
     def _removed(self, count: int, began: float, error: Exception | None) -> None:
         """Note that acknowledged messages are removed, or READY again."""

@@ -334,7 +334,7 @@ class FrameReader:
         if size + OVERHEAD > self.frame_max:
             raise Refusal(
                 Code.FRAME_ERROR,
-                f"a frame of {size + OVERHEAD} bytes, more than the negotiated frame_max of {self.frame_max}",
+                f"a frame of {size + OVERHEAD} bytes exceeds the negotiated frame_max of {self.frame_max} bytes",
             )
         start = self._at + _HEADER.size
         if len(self._held) <= start + size:
@@ -374,7 +374,7 @@ def _method(payload: bytes) -> base.Frame:
     try:
         _fill(method, payload[4:])
     except DECODING_ERRORS as error:
-        raise Refusal(Code.SYNTAX_ERROR, f"malformed fields of {method.name}") from error
+        raise Refusal(Code.SYNTAX_ERROR, f"the fields of {method.name} are malformed") from error
     return method
 
 
@@ -403,7 +403,9 @@ def _content_header(channel: int, payload: bytes) -> HeaderFrame:
         raise Refusal(Code.FRAME_ERROR, "a content header is incomplete")
     class_id, weight, body_size = _CONTENT_HEADER.unpack_from(payload)
     if class_id != _BASIC or weight:
-        raise Refusal(Code.UNEXPECTED_FRAME, f"a content header of class {class_id} and weight {weight}")
+        raise Refusal(
+            Code.UNEXPECTED_FRAME, f"a content header has the unexpected class {class_id} and weight {weight}"
+        )
     return HeaderFrame(channel, body_size, payload[_CONTENT_HEADER.size :])
 
 

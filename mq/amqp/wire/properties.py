@@ -138,7 +138,9 @@ class BasicProperties:
         headers = self.headers()
         shown, hidden = (_keys(name, headers.get(name, [])) for name in ("CC", "BCC"))
         if len(shown) + len(hidden) > MOST_COPIES:
-            raise Refusal(Code.PRECONDITION_FAILED, f"more than {MOST_COPIES} routing keys in CC and BCC")
+            raise Refusal(
+                Code.PRECONDITION_FAILED, f"the headers CC and BCC contain more than {MOST_COPIES} routing keys"
+            )
         return shown, hidden
 
     def changed(self, headers: Mapping[str, Any], without: frozenset[str] = frozenset()) -> BasicProperties:
@@ -214,7 +216,7 @@ def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
     """The start and end of each property that is present."""
     flags = int.from_bytes(raw[:2])
     if len(raw) < 2 or flags & _UNKNOWN_FLAGS:
-        raise Refusal(Code.SYNTAX_ERROR, "malformed property flags")
+        raise Refusal(Code.SYNTAX_ERROR, "the property flags are malformed")
     spans, at = {}, 2
     for place, (name, size) in enumerate(_LAYOUT):
         if flags & (0x8000 >> place):

@@ -186,7 +186,7 @@ def _value(table: bytes, at: int, end: int) -> Any:
 
 
 def _malformed() -> Refusal:
-    return Refusal(Code.SYNTAX_ERROR, "malformed field table")
+    return Refusal(Code.SYNTAX_ERROR, "the field table is malformed")
 
 
 def to_json(value: Any) -> Any:

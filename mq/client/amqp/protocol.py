@@ -256,11 +256,11 @@ class Protocol:
         elif isinstance(frame, BodyFrame):
             yield from self._body(frame)
         elif frame.channel in self._assembling:
-            raise Refusal(Code.UNEXPECTED_FRAME, f"{frame.method.name} in the middle of a message")
+            raise Refusal(Code.UNEXPECTED_FRAME, f"received {frame.method.name} in the middle of a message")
         elif frame.channel == 0:
             yield from self._on_connection(frame.method)
         elif self.phase is not Phase.OPEN:
-            raise Refusal(Code.CHANNEL_ERROR, "a channel before the connection is open")
+            raise Refusal(Code.CHANNEL_ERROR, "received a frame on a channel before the connection was open")
         else:
             yield from self._on_channel(frame.channel, frame.method)
 
@@ -298,12 +298,15 @@ class Protocol:
         else:
             step = _OPENING.get((self.phase, type(method)))
             if step is None:
-                raise Refusal(Code.COMMAND_INVALID, f"{method.name} while {self.phase.value}")
+                raise Refusal(Code.COMMAND_INVALID, f"received {method.name} in connection phase {self.phase.value}")
             yield from step(self, method)
 
     def _start(self, method: methods.Connection.Start) -> Iterator[Event]:
         if "PLAIN" not in str(method.mechanisms).split():
-            raise Refusal(Code.NOT_IMPLEMENTED, f"the server takes {method.mechanisms!a:.80} only, not PLAIN")
+            raise Refusal(
+                Code.NOT_IMPLEMENTED,
+                f"the server only supports the authentication mechanisms {method.mechanisms!a:.80}, not PLAIN",
+            )
         properties: Mapping[str, Any] = {
             "product": "mq",
             "platform": "Python",
@@ -325,7 +328,7 @@ class Protocol:
     def _tune(self, method: methods.Connection.Tune) -> Iterator[Event]:
         """Agree on the lowest limits and the shortest heartbeat; 0 is no limit, and no heartbeat."""
         if 0 < method.frame_max < SMALLEST_FRAME_MAX:
-            raise Refusal(Code.SYNTAX_ERROR, f"frames of {method.frame_max} bytes are too small")
+            raise Refusal(Code.SYNTAX_ERROR, f"the maximum frame size of {method.frame_max} bytes is too small")
         self.channel_max = _least(method.channel_max, CHANNEL_MAX)
         self._frame_max = self._reader.frame_max = _least(method.frame_max, FRAME_MAX)
         wanted = self._login.heartbeat_seconds
@@ -369,16 +372,19 @@ class Protocol:
     def _header(self, frame: HeaderFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is not None:
-            raise Refusal(Code.UNEXPECTED_FRAME, "a content header that belongs to no message")
+            raise Refusal(Code.UNEXPECTED_FRAME, "received a content header that does not belong to a message")
         if frame.body_size > self._login.max_body:
-            raise Refusal(Code.FRAME_ERROR, f"a body of {frame.body_size} bytes, at most {self._login.max_body} fit")
+            raise Refusal(
+                Code.FRAME_ERROR,
+                f"a message body of {frame.body_size} bytes exceeds the maximum of {self._login.max_body} bytes",
+            )
         begun.properties, begun.missing = frame.properties, frame.body_size
         yield from self._went_on(frame.channel, begun)
 
     def _body(self, frame: BodyFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is None or len(frame.payload) > begun.missing:
-            raise Refusal(Code.UNEXPECTED_FRAME, "more body than was announced")
+            raise Refusal(Code.UNEXPECTED_FRAME, "the message body is longer than declared")
         begun.missing -= len(frame.payload)
         begun.parts.append(frame.payload)
         yield from self._went_on(frame.channel, begun)

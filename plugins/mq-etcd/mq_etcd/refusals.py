@@ -73,7 +73,8 @@ def refusal(status: int, content: bytes) -> Refusal:
     except (ValueError, AttributeError, TypeError):
         said = shorten(content.decode(errors="replace"))
         return Refusal(
-            _UNIMPLEMENTED, f"HTTP status {status}, {said}: is that etcd 3.4 or newer, with its gateway enabled?"
+            _UNIMPLEMENTED,
+            f"HTTP status {status}, {said}. Check that the server is etcd 3.4 or newer with its gRPC gateway enabled",
         )
 
 
