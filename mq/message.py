@@ -87,7 +87,9 @@ class MessageId(str):
         if type(text) is cls:
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
-            raise InvalidId(f"invalid message id: {shorten(text)}. Use the X-Message-Id of a publish or fetch")
+            raise InvalidId(
+                f"invalid message id: {shorten(text)}. Use the X-Message-Id that a publish or fetch returned"
+            )
         return super().__new__(cls, text)
 
     @property

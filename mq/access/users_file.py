@@ -178,7 +178,7 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         advice = "check its contents, then run chmod go-w on it"
         raise InvalidSetting(f"{what} {shorten(path, 200)} can be modified by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
-        logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
+        logger.warning("%s is readable by every user of this machine. Restrict it with chmod o-r", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:

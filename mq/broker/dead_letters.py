@@ -197,7 +197,7 @@ class DeadLetters:
             expired, self._expired, self._has_expired = self._expired, Counter(), trio.Event()
             for queue, count in expired.items():
                 level = logging.WARNING if count >= _MANY_EXPIRED else logging.INFO
-                logger.log(level, "messages expired in queue %s: %d", queue, count)
+                logger.log(level, "%d messages in queue %s have expired", count, queue)
             await trio.sleep(_REPORT_SECONDS - _FIRST_REPORT_SECONDS)
 
     async def _move_some(self, nursery: trio.Nursery) -> None:

@@ -353,7 +353,7 @@ class Publisher:
         most = index.settings.max_bytes
         if most is not None and size > most:
             raise TooLargeForQueue(
-                f"the body has {size} bytes, more than queue {index.name} may store in total ({most}, its max_bytes)"
+                f"the body has {size} bytes, but queue {index.name} can store at most {most} bytes in total (max_bytes)"
             )
 
     def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> PublishJob:

@@ -201,7 +201,8 @@ class QueueSettings:
             raise InvalidSetting("max_receives requires dead_letter_queue to be set as well")
         if settings.groups and settings.max_priority:
             raise InvalidSetting(
-                "a queue cannot have both groups and max_priority, because groups are delivered in order of publishing"
+                "a queue cannot have both groups and max_priority, because messages in a group are delivered in the "
+                "order in which they were published"
             )
         return settings
 

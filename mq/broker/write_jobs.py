@@ -956,8 +956,8 @@ def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
     settings, size = index.settings, _size_of(drafts)
     if settings.overflow == REJECT and settings.max_bytes is not None and size > settings.max_bytes:
         raise TooLargeForQueue(
-            f"these rows have {size} bytes, more than queue {index.name} may store in total "
-            f"({settings.max_bytes}, its max_bytes)"
+            f"these rows have {size} bytes, but queue {index.name} can store at most {settings.max_bytes} bytes in "
+            "total (max_bytes)"
         )
 
 

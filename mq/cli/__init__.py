@@ -139,7 +139,7 @@ def load_verb(name: str) -> click.Command:
     """
     if name in NEED_LINUX and sys.platform != "linux":
         raise click.ClickException(
-            f"{name} needs Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run it on Linux or "
+            f"{name} requires Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run it on Linux or "
             "in a container. The clients and the commands that connect to a daemon work here"
         )
     module, _, attribute = VERBS[name].place.partition(":")

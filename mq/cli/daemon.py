@@ -148,7 +148,7 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
     if as_json:
         say_json(found)
     else:
-        say(f"{found['level']}{', with HTTP requests' if found['requests'] else ''}")
+        say(f"{found['level']}{'; HTTP requests are logged' if found['requests'] else ''}")
 
 
 @click.command("clock")

@@ -80,7 +80,7 @@ def _parse_limit(context: click.Context, parameter: click.Parameter, given: str 
     value = int(number) if number == int(number) else number
     if not is_limit(str(parameter.name), value):
         what = "a number greater than 0" if parameter.name == "max_publish_rate" else "a whole number"
-        raise click.BadParameter(f"must be {what}, or none for no limit")
+        raise click.BadParameter(f"the limit must be {what}, or none for no limit")
     return value
 
 

@@ -55,7 +55,7 @@ def time(at: datetime) -> str:
         ValueError: it does not say its zone.
     """
     if at.utcoffset() is None:
-        raise ValueError(f"at must have a time zone, got {at!r}: use tzinfo=UTC, or .astimezone() for local time")
+        raise ValueError(f"{at!r} has no time zone. Use tzinfo=UTC, or .astimezone() for local time")
     return at.astimezone(UTC).isoformat()
 
 

@@ -46,7 +46,7 @@ class Access:
         if parts.scheme in ("amqp", "amqps"):
             raise ValueError(f"{self.url!a:.80} is an AMQP URL: use the HTTP URL, such as {DEFAULT_URL}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"not the URL of a daemon: {self.url!a:.80}. Use http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"{self.url!a:.80} is not the URL of a daemon. Use http://HOST:PORT or https://HOST:PORT")
         if parts.username is not None:
             raise ValueError(
                 "URLs appear in logs, so they must not contain credentials: pass the credentials separately"

@@ -43,7 +43,7 @@ class Webhook:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"not a webhook URL: {url!a:.80}. Use http://HOST:PORT/PATH or https://HOST/PATH")
+            raise ValueError(f"{url!a:.80} is not a webhook URL. Use http://HOST:PORT/PATH or https://HOST/PATH")
         if parts.username is not None:
             raise ValueError("other users can see URLs in process lists, so they must not contain a password")
         self._url = url

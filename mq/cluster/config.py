@@ -255,7 +255,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
             f"the password file is writable by users other than its owner. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
-        logger.warning("%s is readable by every user of this machine; restrict it with chmod o-r", path)
+        logger.warning("%s is readable by every user of this machine. Restrict it with chmod o-r", path)
     if not password:
         raise source.wrong("password_file", f"the password file {shorten(path)} is empty")
     return password

@@ -212,6 +212,6 @@ def find_coordinator(address: str, lease_seconds: float) -> AbstractAsyncContext
     found = [each for each in known if each.name == name]
     if len(found) != 1:
         names = ", ".join(sorted(known.names)) or "none: install mq-etcd"
-        raise InvalidSetting(f"{shorten(address)} is not a supported cluster store. Supported: {names}")
+        raise InvalidSetting(f"{shorten(address)} is not a supported cluster store. Supported stores: {names}")
     factory: Factory = found[0].load()
     return factory(rest, lease_seconds)

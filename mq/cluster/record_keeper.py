@@ -111,7 +111,7 @@ class RecordKeeper:
             return self._users.get(record.key) == record.value
         there = self._exchanges.get(record.key)
         if there is not None and there != record.value:
-            raise Conflict(f"exchange {record.key} already exists with another type or other arguments")
+            raise Conflict(f"exchange {record.key} already exists with a different type or different arguments")
         return there is not None
 
     def _check_ends(self, binding: Binding) -> None:

@@ -769,6 +769,6 @@ def _bytes_per_second(paced: Paced) -> float:
 
 def _too_large(size: int, resource: Resource) -> BodyTooLarge:
     return BodyTooLarge(
-        f"the request needs {size} bytes of {resource.name}, more than the limit of {resource.most} "
-        f"bytes ({resource.setting}). Send less data at once"
+        f"the request needs {size} bytes of {resource.name}, but the limit is {resource.most} bytes "
+        f"({resource.setting}). Send less data at once"
     )

@@ -215,7 +215,7 @@ class Journal:
             gap = note_batch(GAP, self._clock_ns(), count=lost.missing, since_ns=lost.since_ns)
             self._writer.write(gap, missing=lost.missing - 1)
             self._lost = None
-            logger.warning("%d transitions are missing in the journal", lost.missing)
+            logger.warning("%d transitions are missing from the journal", lost.missing)
 
     def _rotate(self) -> None:
         try:

@@ -100,7 +100,7 @@ class CronLine:
         try:
             CronSim(line, datetime(2000, 1, 1, tzinfo=self._zone))
         except CronSimError as error:
-            raise InvalidSetting(f"cron is invalid, {_lower(str(error))}: {shorten(line)}") from None
+            raise InvalidSetting(f"invalid cron expression {shorten(line)}: {_lower(str(error))}") from None
 
     def following(self, after_ms: int) -> int | None:
         """The first instant later than `after_ms`; None where none comes within fifty years."""

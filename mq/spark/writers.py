@@ -114,7 +114,7 @@ class MqWriter(DataSourceArrowWriter):
         if not self._options.is_staged and not self._options.write_id:
             logger.warning(
                 "the write to queue %s failed after some of its rows may have been stored; running it again "
-                'would store them twice. To make writes repeatable, set the option "writeId" to a name of '
+                'would store them twice. To make writes repeatable, set the option "writeId" to a name for '
                 'the write, or "commitMode" to staged, which stores all rows or none',
                 self._options.asked_for,
             )

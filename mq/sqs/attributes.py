@@ -150,7 +150,7 @@ def _wrong(name: str, reason: str = "") -> SqsError:
 def _number(low: int, high: int) -> Callable[[str, str], int]:
     def read(name: str, text: str) -> int:
         if _DIGITS.fullmatch(text) is None or not low <= int(text) <= high:
-            raise _wrong(name, f"Must be a whole number between {low} and {high}.")
+            raise _wrong(name, f"The value must be a whole number between {low} and {high}.")
         return int(text)
 
     return read
@@ -178,9 +178,9 @@ def _object(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise _wrong(name, "Must be a JSON object.") from None
+        raise _wrong(name, "The value must be a JSON object.") from None
     if not isinstance(found, dict):
-        raise _wrong(name, "Must be a JSON object.")
+        raise _wrong(name, "The value must be a JSON object.")
     return found
 
 
@@ -207,14 +207,14 @@ def _noted_number(low: int, high: int) -> Callable[[str, str], str]:
 def _noted_switch(name: str, text: str) -> str:
     lower = text.lower()  # "True" is what Python, the AWS CDK and CloudFormation send; AWS takes it
     if lower not in ("true", "false"):
-        raise _wrong(name, "Must be true or false.")
+        raise _wrong(name, "The value must be true or false.")
     return lower
 
 
 def _noted_word(*words: str) -> Callable[[str, str], str]:
     def read(name: str, text: str) -> str:
         if text not in words:
-            raise _wrong(name, f"Must be {' or '.join(words)}.")
+            raise _wrong(name, f"The value must be {' or '.join(words)}.")
         return text
 
     return read
@@ -232,7 +232,7 @@ def _noted_allowance(name: str, text: str) -> str:
             raise _wrong(name, "sourceQueueArns is only allowed with byQueue.")
         return json.dumps({"redrivePermission": permission})
     if not isinstance(sources, list) or not 1 <= len(sources) <= _MOST_SOURCES:
-        raise _wrong(name, f"byQueue takes 1 to {_MOST_SOURCES} sourceQueueArns.")
+        raise _wrong(name, f"byQueue requires 1 to {_MOST_SOURCES} sourceQueueArns.")
     for source in sources:
         if not isinstance(source, str):
             raise _wrong(name, "sourceQueueArns must be ARNs.")

@@ -471,7 +471,7 @@ def _entries(call: ActionCall) -> list[Mapping[str, Any]]:
         raise SqsError(
             "InvalidBatchEntryId",
             "A batch entry id can only contain alphanumeric characters, hyphens and underscores. It can be at most 80 "
-            "letters long.",
+            "characters long.",
         )
     twice = next((id for id in ids if ids.count(id) > 1), None)
     if twice is not None:

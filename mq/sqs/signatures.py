@@ -101,7 +101,7 @@ def _signature(credential: str, headers: str, digest: str, time: str, expires: i
     if scope is None or scope[4] != _SERVICE:
         raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
     if _TIME.fullmatch(time) is None or not time.startswith(scope[2]):
-        raise _incomplete("X-Amz-Date must be YYYYMMDDTHHMMSSZ, on the day of Credential")
+        raise _incomplete("X-Amz-Date must have the form YYYYMMDDTHHMMSSZ and the same date as Credential")
     names = tuple(headers.split(";"))
     return Signature(scope[1], scope[3], time, credential.partition("/")[2], names, digest, expires)
 

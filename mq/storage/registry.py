@@ -84,7 +84,7 @@ def _find(name: str) -> EntryPoint:
     found = [entry_point for entry_point in known if entry_point.name == name]
     if not found:
         names = ", ".join(sorted(known.names)) or "none: install mq, a copied source tree has no entry points"
-        raise StorageUnusable(f"unknown storage backend {shorten(name)}. Installed: {names}")
+        raise StorageUnusable(f"unknown storage backend {shorten(name)}. Installed backends: {names}")
     if len(found) > 1:
         packages = " and ".join(sorted(map(_package, found)))
         raise StorageUnusable(

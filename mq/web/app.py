@@ -119,7 +119,7 @@ class _Connection(TrioASGIHTTPConnection):
                 for piece in cut(chunk, PIECE_BYTES) if self._is_http2 else (chunk,):
                     await send(HTTPResponseBodyEvent(type="http.response.body", body=piece, more_body=True))
         except (CorruptMessage, StorageError) as error:
-            logger.error("response aborted: %s", error)
+            logger.error("aborted an HTTP response: %s", error)
             # In HTTP/1.1 the connection breaks. A stream cannot be reset from here, so it ends short of its
             # content-length, which every client must notice (RFC 9113, section 8.1.1).
             return self._is_http2

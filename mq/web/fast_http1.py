@@ -412,7 +412,7 @@ class FastHttp1:
             if is_chunked:
                 await self._stream.send(b"0\r\n\r\n")
         except (CorruptMessage, StorageError) as error:
-            logger.error("response aborted: %s", error)
+            logger.error("aborted an HTTP response: %s", error)
             return False
         finally:
             with trio.CancelScope(shield=True):

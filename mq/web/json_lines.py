@@ -375,6 +375,6 @@ class Array:
 
     def _end_element(self, out: bytearray) -> None:
         if self._is_empty:
-            raise InvalidRequest("invalid JSON: an extra comma")
+            raise InvalidRequest("invalid JSON: there is an extra comma")
         out += b"\n"
         self._is_empty, self._is_first = True, False

@@ -134,7 +134,7 @@ def test_tables_nested_without_end_are_refused() -> None:
     raw = b""
     for _ in range(5000):
         raw = b"\x01aF" + table(raw)
-    with pytest.raises(Refusal, match="nested more than 32 deep"):
+    with pytest.raises(Refusal, match="nested more than 32 levels deep"):
         tables.decoded(table(raw))
 
 
@@ -146,7 +146,7 @@ def test_what_is_nested_deeper_than_anybody_means_it_is_refused(kind: bytes) -> 
         if depth < tables.DEEPEST:
             assert list(tables.decoded(top)) == ["a"]
         else:
-            with pytest.raises(Refusal, match="nested more than 32 deep") as caught:
+            with pytest.raises(Refusal, match="nested more than 32 levels deep") as caught:
                 tables.decoded(top)
             assert caught.value.code == Code.SYNTAX_ERROR
         raw = b"\x01a" * (kind == b"F") + kind + table(raw)

@@ -26,7 +26,7 @@ def unchanged() -> Iterator[None]:
 def test_showing_and_changing_it(client: Client, mq: Mq) -> None:
     assert mq("logging", "--level", "error").lines == ["error"]
     assert mq("logging").lines == ["error"]
-    assert mq("logging", "--requests").lines == ["error, with HTTP requests"]
+    assert mq("logging", "--requests").lines == ["error; HTTP requests are logged"]
     assert mq("logging", "--json").json == [{"level": "error", "requests": True}]
     assert mq("logging", "--no-requests", "--level", "warning").lines == ["warning"]
     assert mq("logging", "--level", "loud").status == 2

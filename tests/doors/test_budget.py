@@ -28,7 +28,7 @@ async def test_what_is_free_is_reserved_and_given_back() -> None:
 
 async def test_more_than_there_is_is_no_matter_of_time() -> None:
     budget = Budget(100)
-    with budget.reserve(1), pytest.raises(BodyTooLarge, match=r"101 bytes .* limit of 100"):
+    with budget.reserve(1), pytest.raises(BodyTooLarge, match=r"101 bytes .* limit is 100"):
         budget.reserve(101)
     assert budget.free == 100
 
@@ -308,7 +308,7 @@ async def test_disk_has_shares_of_its_own() -> None:
     budget.client("a stranger").reserve(Use.STAGED, 10)
     with pytest.raises(NoDisk, match="the limit of clients that have not logged in is 10"):
         budget.client("another").reserve(Use.STAGED, 1)
-    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, more than the limit of 80 bytes \(--staging\)"):
+    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, but the limit is 80 bytes \(--staging\)"):
         logged_in(budget, "bob").reserve(Use.STAGED, 81)
     alice.close()
     assert (budget.used, budget.staged) == (0, 10)

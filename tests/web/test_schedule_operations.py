@@ -126,7 +126,7 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
         ({**EVERY, "message": {"body": "x", "at": "2030-01-01T00:00:00Z"}}, 'cannot have "at"'),
         ({**EVERY, "message": {"body": "x", "bdy": "k"}}, "unknown key"),
         ({**EVERY, "unless_waiting": "yes"}, "unless_waiting must be true or false"),
-        ({**NIGHTLY, "cron": "0 25 * * *"}, "cron is invalid, bad hour"),
+        ({**NIGHTLY, "cron": "0 25 * * *"}, 'invalid cron expression "0 25 * * *": bad hour'),
         ({**NIGHTLY, "cron": "@daily"}, "cron must have five fields"),
         ({**NIGHTLY, "cron": 5}, "cron must be a cron expression"),
         ({**NIGHTLY, "cron": "* " * 200}, "cron must be a cron expression"),

@@ -73,7 +73,7 @@ def check(table: bytes) -> None:
         start, end, depth = inner.pop()
         kind, at = table[start], start + 5
         if kind in _NESTED and depth == DEEPEST:
-            raise Refusal(Code.SYNTAX_ERROR, f"tables and arrays are nested more than {DEEPEST} deep")
+            raise Refusal(Code.SYNTAX_ERROR, f"tables and arrays are nested more than {DEEPEST} levels deep")
         while kind in _NESTED and at < end:
             place = _key_end(table, at) if kind == _TABLE else at
             at = _value_end(table, place, end)

@@ -61,7 +61,7 @@ def parse(url: str) -> Address:
     except ValueError:
         port = -1
     if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment or port == -1:
-        raise ValueError(f"not an AMQP URL: {url!a:.80}. Use amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
+        raise ValueError(f"{url!a:.80} is not an AMQP URL. Use amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
     return Address(parts.hostname, port or PORTS[parts.scheme], vhost, parts.scheme == "amqps")
 

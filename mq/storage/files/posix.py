@@ -128,7 +128,7 @@ class FolderStorage:
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
-            raise StorageUnusable(f"{shorten(name)} has no folder. Write NAME:/path/to/folder")
+            raise StorageUnusable(f"{shorten(name)} is a storage address without a folder. Write NAME:/path/to/folder")
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
@@ -399,7 +399,7 @@ class FolderStorage:
     @property
     def _root_open(self) -> OpenRoot:
         if self._open is None:
-            raise StorageUnusable(f"{shorten(self._name)} is not open")
+            raise StorageUnusable(f"the store {shorten(self._name)} is not open")
         return self._open
 
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:

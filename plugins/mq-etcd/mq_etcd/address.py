@@ -92,7 +92,7 @@ def parse_address(rest: str) -> Address:
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"etcd: unknown option {shorten(unknown[0])}. Known: {', '.join(_KNOWN)}")
+        raise StorageUnusable(f"etcd: unknown option {shorten(unknown[0])}. Known options: {', '.join(_KNOWN)}")
     return Address(
         endpoints,
         _prefix(options.get("prefix", DEFAULT_PREFIX)),

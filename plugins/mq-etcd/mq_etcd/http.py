@@ -64,7 +64,7 @@ class ReplyParser:
             status_line, *fields = head.split(b"\r\n")
             version, _, rest = status_line.partition(b" ")
             if version not in (b"HTTP/1.1", b"HTTP/1.0") or not rest[:3].isdigit():
-                raise Malformed(f"not an HTTP/1.1 response: {bytes(status_line[:60])!r}")
+                raise Malformed(f"the response is not an HTTP/1.1 response: {bytes(status_line[:60])!r}")
             status = int(rest[:3])
             if status >= 200:
                 return self._begin(status, version == b"HTTP/1.1", fields)
@@ -107,7 +107,7 @@ class ReplyParser:
             elif name == b"connection" and value.lower() == b"close":
                 keeps_alive = False
         if length is None and not self._is_chunked:
-            raise Malformed("the response has no length")
+            raise Malformed("the response does not declare its length")
         self._left = 0 if self._is_chunked else length or 0
         return Head(status, keeps_alive)
 

@@ -286,7 +286,9 @@ def _decoded(content: bytes, member: Endpoint) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise Uncertain(f"the server at {member} did not return JSON: is it etcd's client port?") from error
+        raise Uncertain(
+            f"the server at {member} did not return JSON. Check that the address is etcd's client port"
+        ) from error
     if not isinstance(found, dict):
         raise Uncertain(f"the server at {member} is not etcd")
     return found

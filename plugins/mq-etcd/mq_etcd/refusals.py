@@ -96,7 +96,7 @@ def _kind(said: Refusal) -> tuple[type[EtcdError], str]:
     if code in (_FORBIDDEN, _UNAUTHENTICATED) or words.startswith(_DENIED):
         return Denied, "Give the user and the password of one who may, or none where etcd asks for none"
     if _COMPACTED in words:
-        return Compacted, "Read again"
+        return Compacted, "Read the data again"
     if code == _NOT_FOUND and "lease" in words:
         return Absent, "Take a new lease"
     if code in _MAY_HAVE_LANDED:

@@ -204,7 +204,7 @@ class EtcdStorage:
     @property
     def _ready_batches(self) -> Batches:
         if self._batches is None:
-            raise StorageFailed(f"{self._name} is not open")
+            raise StorageFailed(f"the store {self._name} is not open")
         return self._batches
 
     async def _refresh(self) -> None:

@@ -136,7 +136,7 @@ class Watch:
             raise Unavailable(str(error)) if isinstance(error, Uncertain) else error
         oldest = int(result.get("compact_revision", 0))
         if oldest:
-            raise Compacted(f"etcd has compacted revisions before {oldest}: read again", oldest)
+            raise Compacted(f"etcd has compacted revisions before {oldest}. Read the data again", oldest)
         if result.get("canceled"):
             reason = str(result.get("cancel_reason", ""))
             if "permission" in reason:

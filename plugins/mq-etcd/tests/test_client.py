@@ -122,7 +122,7 @@ async def test_what_was_thrown_away_is_said(client: Client, prefix: str) -> None
     new = await client.put(prefix + "key", b"2")
     await client.compact(new)
     await client.compact(new)  # which may be asked for twice
-    with pytest.raises(Compacted, match="Read again"):
+    with pytest.raises(Compacted, match="Read the data again"):
         await client.range(prefix + "key", revision=old)
     with pytest.raises(Compacted, match=f"revisions before {new}") as raised:
         async with client.watch(prefix, end_of_prefix(prefix), revision=old) as events:

@@ -61,7 +61,7 @@ BROKEN = {
     "another protocol": (b"220 smtp.example.org\r\n\r\n", "not an HTTP/1.1 response"),
     "no number": (b"HTTP/1.1 OK\r\n\r\n", "not an HTTP/1.1 response"),
     "a field without a colon": (HEAD + b"nonsense\r\n\r\n", "has no colon"),
-    "no length": (HEAD + b"\r\n", "has no length"),
+    "no length": (HEAD + b"\r\n", "does not declare its length"),
     "a negative length": (HEAD + b"Content-Length: -1\r\n\r\n", "invalid length"),
     "a length in letters": (HEAD + b"Content-Length: ff\r\n\r\n", "invalid length"),
     "another encoding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", "transfer encoding"),

@@ -90,7 +90,7 @@ def parse_address(rest: str) -> Address:
         raise StorageUnusable(f"postgres: requires a host and a database. Write {_EXAMPLE}")
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"postgres: unknown option {shorten(unknown[0])}. Known: {', '.join(_KNOWN)}")
+        raise StorageUnusable(f"postgres: unknown option {shorten(unknown[0])}. Known options: {', '.join(_KNOWN)}")
     parameters = {"dbname": unquote(parts.path.removeprefix("/"))} | _hosts(hosts, options.get("host"))
     if user:
         parameters["user"] = unquote(user)
@@ -132,7 +132,7 @@ def _tls(options: dict[str, str], hosts: str) -> dict[str, str]:
     is_local = hosts.startswith("/") or all(_LOCAL.fullmatch(host) for host in hosts.split(","))
     mode = options.get("sslmode", "prefer" if is_local else "verify-full")
     if mode not in _SSL_MODES:
-        raise StorageUnusable(f"unknown sslmode: {shorten(mode)}. Known: {', '.join(_SSL_MODES)}")
+        raise StorageUnusable(f"unknown sslmode: {shorten(mode)}. Known modes: {', '.join(_SSL_MODES)}")
     given: dict[str, str] = {name: options[name] for name in _TLS if name in options}
     # libpq itself looks for a file in the home of the user, which a service hardly has
     authorities = {"sslrootcert": "system"} if mode == "verify-full" and pq.version() >= _SYSTEM_AUTHORITIES else {}

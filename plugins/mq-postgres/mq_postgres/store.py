@@ -316,7 +316,7 @@ class PostgresStorage:
     @property
     def _changes(self) -> Changes:
         if self._open_changes is None:
-            raise StorageFailed(f"{self._name} is not open")
+            raise StorageFailed(f"the store {self._name} is not open")
         return self._open_changes
 
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
