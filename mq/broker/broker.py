@@ -308,9 +308,10 @@ class Broker:
                 if isinstance(draft.body, Upload):
                     await draft.body.discard()
 
-    def knows_queue(self, queue: str) -> bool:
-        """Whether the queue certainly exists. False where it does not, or where that is not known at once."""
-        return not self._others_move and queue in self._known
+    def settings_now(self, queue: str) -> QueueSettings | None:
+        """The settings of a queue that certainly exists. None where it does not, or where that is not known at once."""
+        index = None if self._others_move else self._known.get(queue)
+        return None if index is None else index.settings
 
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""

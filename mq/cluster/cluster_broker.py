@@ -21,6 +21,7 @@ from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membershi
 from mq.broker.clock import Clock
 from mq.broker.commit import Done, Future, StoreProgress
 from mq.broker.queues import LARGEST_SLICE, Inventory
+from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Received
 from mq.broker.verbs import Forwarding, Verb
 from mq.cluster.config import ClusterConfig
@@ -248,9 +249,9 @@ class ClusterBroker(Forwarding):
                 if isinstance(draft.body, Upload) and not is_given:
                     await draft.body.discard()
 
-    def knows_queue(self, queue: str) -> bool:
-        """Whether a queue of this node certainly exists; False for the cluster's."""
-        return not self._sessions.owns(queue) and self._local.knows_queue(queue)
+    def settings_now(self, queue: str) -> QueueSettings | None:
+        """The settings of a queue of this node that certainly exists; None for the cluster's."""
+        return None if self._sessions.owns(queue) else self._local.settings_now(queue)
 
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue now: one of this node."""

@@ -20,7 +20,7 @@ from mq.sqs.move_tasks import MoveTasks
 from mq.sqs.names import QueueNames, is_fifo, queue_of_url
 from mq.sqs.notes import NoteBook
 from mq.sqs.shapes import Struct, needed, number
-from mq.web.exchange import Request
+from mq.web.exchange import Abandon, Request
 from mq.web.http_connection import WaitingRequests
 
 _WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
@@ -186,6 +186,14 @@ class ActionCall(NamedTuple):
             )
 
 
+Members = Mapping[str, Any]
+"""Those of an action's output."""
+LaterMembers = Callable[[], Awaitable[Members]]
+"""Members that have to be waited for."""
+ActionAnswer = Callable[[Callable[[Any], Members | LaterMembers], Any], None]
+"""As :data:`mq.web.exchange.Answer`, for the members of an answer."""
+
+
 class Action(NamedTuple):
     """An action of SQS: a line of the API's table.
 
@@ -195,6 +203,8 @@ class Action(NamedTuple):
         output: what it answers.
         handle: carries it out; returns the members of the output.
         event: that the audit log gets when it changes a queue; empty for one with its name.
+        begin: begins it in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`; None where nothing
+            can. It changes no queue.
     """
 
     name: str
@@ -202,6 +212,7 @@ class Action(NamedTuple):
     output: Struct
     handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]]
     event: str = ""
+    begin: Callable[[ActionCall, ActionAnswer], Abandon | None] | None = None
 
     @property
     def audited(self) -> str:

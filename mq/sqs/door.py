@@ -10,10 +10,10 @@ import copy
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from time import time
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -27,14 +27,24 @@ from mq.doors.quotas import Quotas
 from mq.errors import MQError
 from mq.lifecycle import PROTOCOL
 from mq.sqs import message_actions, queue_actions
-from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk
+from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk, LaterMembers, Members
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
 from mq.sqs.names import REGION, QueueNames, queue_of_path
 from mq.sqs.notes import NoteBook
-from mq.sqs.protocol import FORM, PREFIX, TARGET, VERSION, JsonSpeech, QuerySpeech, Speech, fields_of
+from mq.sqs.protocol import (
+    FORM,
+    PREFIX,
+    TARGET,
+    VERSION,
+    JsonSpeech,
+    QuerySpeech,
+    RequestedAction,
+    Speech,
+    fields_of,
+)
 from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
-from mq.web.exchange import Handler, Reply, Request, RequestHead, problem
+from mq.web.exchange import Abandon, Answer, Handler, Later, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION, WaitingRequests
 from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, making_room
 
@@ -50,6 +60,10 @@ LARGEST_REQUEST: Final = 8 << 20
 _READ: Final = 4
 """How much memory a byte of a request may take while it is read."""
 _PIECE: Final = 64 * 1024
+_MOST_BEGUN: Final = 16 * 1024
+"""Bytes of a request that is read in one step."""
+_FIFO: Final = b".fifo"
+"""A queue whose name ends so is not served in one step."""
 _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
 _ACTION: Final = re.compile(rb"(?:\A|&)Action=([A-Za-z]{1,64})(?:&|\Z)")
 _GET: Final = (
@@ -131,6 +145,44 @@ class SqsDoor(Handler):
         url = self._url(request)
         return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
 
+    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """As :meth:`Handler.begin`: small requests in JSON for actions that can begin."""
+        body, target = request.body, request.headers.get(TARGET, "")
+        if not isinstance(body, bytes) or len(body) > _MOST_BEGUN or not _is_json(request) or _FIFO in body:
+            return None
+        action = ACTIONS.get(target.removeprefix(PREFIX))
+        if action is None or action.begin is None or not self._is_by_known_key(request):
+            return None
+        speech, id = JsonSpeech(target, body), secrets.token_hex(16)
+        room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
+        try:
+            signer = self._signer(request, body)
+            call = self._call(speech.read(ACTIONS), signer, request, room)
+            token = PROTOCOL.set("sqs")
+            try:
+                begun = action.begin(call, partial(_answer_members, speech, action, id, room, answer))
+            except SqsError as error:
+                self._note_denial(error, call)
+                raise
+            finally:
+                PROTOCOL.reset(token)
+        except MQError as error:
+            return _refuse(speech, error, id, room)
+        if begun is None:
+            room.give_back()
+        return begun
+
+    def _is_by_known_key(self, request: Request) -> bool:
+        """As :meth:`_check_before_reading`, which writes down why not."""
+        if self._logins is None:
+            return True
+        try:
+            signature = signature_of(request)
+            check_time(signature, time())
+        except SqsError:
+            return False
+        return self._logins.access.by_aws_key(signature.key_id) is not None
+
     def for_head(self, head: RequestHead) -> Handler:
         """Itself for what is meant for SQS, and for forms, of which only the body tells."""
         return self if self._may_be_meant(head) else self._handler.for_head(head)
@@ -173,34 +225,24 @@ class SqsDoor(Handler):
         try:
             reply = await self._carry_out(speech, request, body, room, id)
         except MQError as error:
-            if not isinstance(error, SqsError):
-                logger.debug("an SQS action failed: %s", error)
-            room.give_back()
-            return speech.refusal(sqs_error(error), id)
+            return _refuse(speech, error, id, room)
         except BaseException:
             room.give_back()
             raise
-        if isinstance(reply.body, bytes) and len(reply.body) > _PIECE:
-            return reply._replace(body=_Pieces(reply.body, room))
-        room.give_back()
-        return reply
+        return _with_room(reply, room)
 
     async def _carry_out(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
-        user, region = self._signer(request, body)
-        request = request._replace(quotas=self._quotas)
-        if user is not None and request.memory is not None:
-            request.memory.log_in(user.name)  # until here the body counts for strangers: anyone can name a key
+        signer = self._signer(request, body)
         if len(body) > IN_MEMORY_BYTES:
             room.cover(_READ * len(body))
         asked = await turns.apart(len(body), partial(speech.read, ACTIONS))
+        user = signer[0]
         token = PROTOCOL.set("sqs")  # the connection's task goes on, and its next request may be for another protocol
-        names = QueueNames(f"{request.scheme}://{_authority(request)}{self._base_path}", region)
-        call = ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], user)
+        call = self._call(asked, signer, request, room)
         try:
             members = await asked.action.handle(call)
         except SqsError as error:
-            if error.name == ACCESS_DENIED:
-                self._note_refusal(call)
+            self._note_denial(error, call)
             raise
         finally:
             PROTOCOL.reset(token)
@@ -210,7 +252,18 @@ class SqsDoor(Handler):
             note(asked.action.audited, protocol="sqs", address=request.address, user=who, queue=changed)
         return speech.answer(asked.action, members, id)
 
-    def _note_refusal(self, call: ActionCall) -> None:
+    def _call(
+        self, asked: RequestedAction, signer: tuple[User | None, str], request: Request, room: Room
+    ) -> ActionCall:
+        (user, region), base = signer, f"{request.scheme}://{_authority(request)}{self._base_path}"
+        request = request._replace(quotas=self._quotas)
+        return ActionCall(
+            self._desk, asked.action.name, asked.wanted, QueueNames(base, region), request, room, [], user
+        )
+
+    def _note_denial(self, error: SqsError, call: ActionCall) -> None:
+        if error.name != ACCESS_DENIED:
+            return
         assert self._logins is not None, "it knew the user"
         assert call.user is not None, "and so did its call"
         about = {"operation": call.action, "queue": call.demanded[-1][1]}
@@ -270,7 +323,58 @@ class SqsDoor(Handler):
             if connection.user != found[0].name:
                 self._quotas.check_connection(found[0])
             connection.log_in(found[0].name)
+        if request.memory is not None:
+            request.memory.log_in(found[0].name)  # until here the body counts for strangers: anyone can name a key
         return found[0], signature.region
+
+
+def _answer_members(
+    speech: Speech,
+    action: Action,
+    id: str,
+    room: Room,
+    answer: Answer,
+    make: Callable[[Any], Members | LaterMembers],
+    value: Any,
+) -> None:
+    """Answer with the members that a begun action has, once `make` makes them of `value`."""
+
+    def reply_of(value: Any) -> Reply | Later:
+        try:
+            members = make(value)
+        except MQError as error:
+            return _refuse(speech, error, id, room)
+        if not isinstance(members, Mapping):
+            return partial(_reply_later, speech, action, id, room, members)
+        room.give_back()
+        return speech.answer(action, members, id)
+
+    answer(reply_of, value)
+
+
+async def _reply_later(speech: Speech, action: Action, id: str, room: Room, members: LaterMembers) -> Reply:
+    try:
+        return _with_room(speech.answer(action, await members(), id), room)
+    except MQError as error:
+        return _refuse(speech, error, id, room)
+    except BaseException:
+        room.give_back()
+        raise
+
+
+def _refuse(speech: Speech, error: MQError, id: str, room: Room) -> Reply:
+    if not isinstance(error, SqsError):
+        logger.debug("an SQS action failed: %s", error)
+    room.give_back()
+    return speech.refusal(sqs_error(error), id)
+
+
+def _with_room(reply: Reply, room: Room) -> Reply:
+    """A reply that has the room until it is sent; a short one gives it back."""
+    if isinstance(reply.body, bytes) and len(reply.body) > _PIECE:
+        return reply._replace(body=_Pieces(reply.body, room))
+    room.give_back()
+    return reply
 
 
 class _NothingElse(Handler):

@@ -7,17 +7,19 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import trio
 
 from mq import turns
 from mq.access import Right
-from mq.broker import Draft, Removal
+from mq.broker import Draft, Published, Removal
 from mq.broker.bodies import close
+from mq.broker.commit import Future
 from mq.errors import CorruptMessage, MQError, NoSuchMessage, NotLeased, ReceiptMismatch
 from mq.message import BytesBody, Message, MessageId, QueueName, shorten
-from mq.sqs.actions import Action, ActionCall
+from mq.sqs.actions import Action, ActionAnswer, ActionCall, LaterMembers, Members
 from mq.sqs.attributes import (
     BY_CONTENT,
     LARGEST_MESSAGE,
@@ -50,7 +52,10 @@ from mq.sqs.messages import (
     size_of,
 )
 from mq.sqs.names import is_fifo
+from mq.sqs.notes import Notes
 from mq.sqs.shapes import BLOB, SWITCH, TEXT, WHOLE, ListOf, MapOf, Shape, Struct, needed, number
+from mq.web.exchange import Abandon, nothing_to_take_back
+from mq.web.request_body import IN_MEMORY_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +161,17 @@ class OutgoingMessage:
             is_key_purged=True,
         )
 
+    def sent(self, outcomes: Sequence[Published | MQError]) -> dict[str, Any]:
+        """The answer to the client that has sent this message alone.
+
+        Raises:
+            MQError: it is not stored.
+        """
+        [outcome] = outcomes
+        if isinstance(outcome, MQError):
+            raise outcome
+        return self.answer(outcome.id)
+
     def answer(self, id: MessageId) -> dict[str, Any]:
         """The answer to the client, once the message is stored."""
         said = {"MessageId": str(id), "MD5OfMessageBody": self._md5}
@@ -173,10 +189,19 @@ async def send(call: ActionCall) -> Mapping[str, Any]:
     queue = await call.known_queue(Right.PUBLISH)
     outgoing = OutgoingMessage(call, call.wanted, await _rules(call, queue))
     call.check_publish(1)
-    [outcome] = await call.desk.broker.publish_many(queue, [outgoing.draft])
-    if isinstance(outcome, MQError):
-        raise outcome
-    return outgoing.answer(outcome.id)
+    return outgoing.sent(await call.desk.broker.publish_many(queue, [outgoing.draft]))
+
+
+def begin_send(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
+    """As :func:`send`, to a queue of this daemon that is not a FIFO queue."""
+    queue, broker = call.queue(Right.PUBLISH), call.desk.broker
+    settings = broker.settings_now(queue)
+    if settings is None or is_fifo(queue) or not broker.publishes_now(queue):
+        return None
+    outgoing = OutgoingMessage(call, call.wanted, _rules_of(queue, Notes.of(settings)))
+    call.check_publish(1)
+    broker.publish_now(queue, [outgoing.draft], partial(answer, outgoing.sent))
+    return nothing_to_take_back
 
 
 async def send_batch(call: ActionCall) -> Mapping[str, Any]:
@@ -210,7 +235,10 @@ async def send_batch(call: ActionCall) -> Mapping[str, Any]:
 
 
 async def _rules(call: ActionCall, queue: QueueName) -> QueueRules:
-    notes = await call.desk.notes.recent(queue)
+    return _rules_of(queue, await call.desk.notes.recent(queue))
+
+
+def _rules_of(queue: QueueName, notes: Notes) -> QueueRules:
     return QueueRules(
         int(noted_attribute(notes, LONGEST)),
         is_fifo(queue),
@@ -225,13 +253,9 @@ async def _rules(call: ActionCall, queue: QueueName) -> QueueRules:
 async def receive(call: ActionCall) -> Mapping[str, Any]:
     """Lease up to ten messages; wait for the first."""
     queue = await call.known_queue(Right.CONSUME)
-    most = call.number("MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
-    visibility = call.number("VisibilityTimeout", 0, LONGEST_LEASE)
-    wait = call.number("WaitTimeSeconds", 0, LONGEST_WAIT)
-    wanted = _wanted(call)
+    most, seconds, wait, wanted = _asked(call)
     if wait is None:
         wait = int(noted_attribute(await call.desk.notes.recent(queue), WAIT))
-    seconds = None if visibility is None else lease_seconds(visibility)
     broker = call.desk.broker
     attempt = read_token(call.wanted, "ReceiveRequestAttemptId") if is_fifo(queue) else None
     if attempt is not None and (again := await _again(call, queue, attempt, seconds)):
@@ -245,6 +269,65 @@ async def receive(call: ActionCall) -> Mapping[str, Any]:
     if attempt is not None and read:
         call.desk.attempts.note(queue, attempt, [ReceiptHandle.of(message) for message, _ in read])
     return {"Messages": await _shown(call, read, wanted)} if read else {}
+
+
+def begin_receive(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
+    """As :func:`receive`, of messages that are there, or without a wait; not of a FIFO queue."""
+    queue, broker = call.queue(Right.CONSUME), call.desk.broker
+    settings = broker.settings_now(queue)
+    if settings is None or is_fifo(queue):
+        return None
+    most, seconds, wait, wanted = _asked(call)
+    if wait is None:
+        wait = int(noted_attribute(Notes.of(settings), WAIT))
+    if wait and not broker.declarations.ready(queue):
+        return None
+    future = broker.fetch_now(queue, most, visibility=seconds)
+    if future is None or (wait and not isinstance(future, Future)):
+        return None
+    if not isinstance(future, Future):
+        answer(_members_of_none, None)
+        return nothing_to_take_back
+    future.then(partial(answer, partial(_received, call, future, wanted, has_to_wait=wait > 0)))
+    return future.abandon
+
+
+def _members_of_none(_: None) -> Members:
+    return {}
+
+
+def _received(
+    call: ActionCall, future: Future[list[Message]], wanted: Wanted, error: Exception | None, *, has_to_wait: bool
+) -> Members | LaterMembers:
+    if error is not None:
+        raise error
+    messages = future.value or []
+    if not messages:
+        return partial(receive, call) if has_to_wait else {}
+    bodies = [message.body.data for message in messages if isinstance(message.body, BytesBody)]
+    if len(bodies) < len(messages) or sum(map(len, bodies)) > IN_MEMORY_BYTES:
+        return partial(_received_later, call, messages, wanted)
+    if any(message.dead_letter_history for message in messages):
+        return partial(_received_later, call, messages, wanted)
+    return {
+        "Messages": [
+            shown_message(message, body, wanted, call.names) for message, body in zip(messages, bodies, strict=True)
+        ]
+    }
+
+
+async def _received_later(call: ActionCall, messages: Sequence[Message], wanted: Wanted) -> Members:
+    read = await _read(call, messages)
+    return {"Messages": await _shown(call, read, wanted)} if read else {}
+
+
+def _asked(call: ActionCall) -> tuple[int, float | None, int | None, Wanted]:
+    """What a receive asks for: how many messages, for how long it leases them, how long it waits, and what is shown.
+    None is what the queue says."""
+    most = call.number("MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
+    visibility = call.number("VisibilityTimeout", 0, LONGEST_LEASE)
+    wait = call.number("WaitTimeSeconds", 0, LONGEST_WAIT)
+    return most, None if visibility is None else lease_seconds(visibility), wait, _wanted(call)
 
 
 async def _shown(call: ActionCall, read: Sequence[tuple[Message, bytes]], wanted: Wanted) -> list[dict[str, Any]]:
@@ -349,6 +432,35 @@ async def delete(call: ActionCall) -> Mapping[str, Any]:
         await call.desk.broker.remove(queue, handle.id, receipt=handle.receipt)
     except (NoSuchMessage, ReceiptMismatch) as error:
         await _delete_late(call, queue, handle, error)
+    return {}
+
+
+def begin_delete(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
+    """As :func:`delete`, of a message that its receipt still holds."""
+    queue, broker = call.queue(Right.CONSUME), call.desk.broker
+    if broker.settings_now(queue) is None or is_fifo(queue):
+        return None
+    handle = ReceiptHandle.parse(call.needed("ReceiptHandle"))
+    deleted = partial(answer, partial(_deleted, call, queue, handle))
+    try:
+        has_begun = broker.remove_now(queue, handle.id, deleted, receipt=handle.receipt)
+    except (NoSuchMessage, ReceiptMismatch):
+        return None
+    return nothing_to_take_back if has_begun else None
+
+
+def _deleted(
+    call: ActionCall, queue: QueueName, handle: ReceiptHandle, error: Exception | None
+) -> Members | LaterMembers:
+    if isinstance(error, NoSuchMessage | ReceiptMismatch):
+        return partial(_deleted_late, call, queue, handle, error)
+    if error is not None:
+        raise error
+    return {}
+
+
+async def _deleted_late(call: ActionCall, queue: QueueName, handle: ReceiptHandle, error: MQError) -> Members:
+    await _delete_late(call, queue, handle, error)
     return {}
 
 
@@ -580,7 +692,7 @@ def _batch_of(
 
 
 ACTIONS: Final[tuple[Action, ...]] = (
-    Action("SendMessage", Struct({**_URL, **_MESSAGE}), Struct(_SENT), send),
+    Action("SendMessage", Struct({**_URL, **_MESSAGE}), Struct(_SENT), send, begin=begin_send),
     _batch_of("SendMessageBatch", _MESSAGE, _SENT, send_batch),
     Action(
         "ReceiveMessage",
@@ -598,8 +710,9 @@ ACTIONS: Final[tuple[Action, ...]] = (
         ),
         Struct({"Messages": ListOf(_RECEIVED, "Message")}),
         receive,
+        begin=begin_receive,
     ),
-    Action("DeleteMessage", Struct({**_URL, **_DELETED}), _NOTHING, delete),
+    Action("DeleteMessage", Struct({**_URL, **_DELETED}), _NOTHING, delete, begin=begin_delete),
     _batch_of("DeleteMessageBatch", _DELETED, {}, delete_batch),
     Action("ChangeMessageVisibility", Struct({**_URL, **_CHANGED}), _NOTHING, change_visibility),
     _batch_of("ChangeMessageVisibilityBatch", _CHANGED, {}, change_visibility_batch),

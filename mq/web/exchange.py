@@ -140,6 +140,10 @@ Abandon = Callable[[], object]
 """Call it when the client has gone before its answer: what would be lost with the answer is taken back."""
 
 
+def nothing_to_take_back() -> None:
+    """The :data:`Abandon` of a publish or a removal: it is done whether or not the client hears of it."""
+
+
 class Handler(Protocol):
     """Answers requests: the endpoints, or a guard before them."""
 

@@ -25,7 +25,17 @@ from mq.web.batches import (
     refused_line,
     removal_entries,
 )
-from mq.web.exchange import NO_LENGTH, NOT_CACHED, Abandon, Answer, Later, Reply, document, empty
+from mq.web.exchange import (
+    NO_LENGTH,
+    NOT_CACHED,
+    Abandon,
+    Answer,
+    Later,
+    Reply,
+    document,
+    empty,
+    nothing_to_take_back,
+)
 from mq.web.http_connection import waiting_for
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
@@ -77,11 +87,11 @@ def begin_publish(context: RequestContext, answer: Answer) -> Reply | Abandon | 
     body, draft = request.body, draft_of(request.headers)
     if not isinstance(body, bytes) or len(body) > context.max_body or draft.key is not None:
         return None
-    if not (broker.knows_queue(queue) and broker.publishes_now(queue)):
+    if broker.settings_now(queue) is None or not broker.publishes_now(queue):
         return None
     context.check_publish()
     broker.publish_now(queue, [Draft(body, *draft[1:])], partial(answer, _published))
-    return _nothing_to_take_back
+    return nothing_to_take_back
 
 
 def _published(outcomes: Sequence[Published | MQError]) -> Reply:
@@ -89,10 +99,6 @@ def _published(outcomes: Sequence[Published | MQError]) -> Reply:
     if isinstance(outcome, MQError):
         raise outcome
     return Reply(201 if outcome.is_new else 200, (NO_LENGTH, ("x-message-id", outcome.id)))
-
-
-def _nothing_to_take_back() -> None:
-    """A client that goes before its answer has published, or removed, all the same."""
 
 
 def _limit(context: RequestContext, key: str | None) -> Limit | int:
@@ -229,7 +235,7 @@ def begin_remove(context: RequestContext, answer: Answer) -> Reply | Abandon | N
     """As :func:`remove`."""
     receipt = read_header(context.request.headers, IF_MATCH)
     has_begun = context.broker.remove_now(context.queue, context.id, partial(answer, _removed), receipt=receipt)
-    return _nothing_to_take_back if has_begun else None
+    return nothing_to_take_back if has_begun else None
 
 
 def _removed(error: Exception | None) -> Reply:
