@@ -304,7 +304,7 @@ class Committer:
         finally:
             self._is_served = False
         self.progress.flush()
-        return not self._is_needed()
+        return not self._waiting and self._shut_out is None
 
     def _commit_some_now(self, storage: InstantStorage) -> bool:
         """Commit what waits now, and answer. False if it takes longer: nothing is done then."""

@@ -28,6 +28,7 @@ from mq.storage.interface import (
     Group,
     Health,
     Hear,
+    InstantStorage,
     MessageColumns,
     MessageOperation,
     Move,
@@ -78,6 +79,7 @@ class LayeredStorage:
     def __init__(self, below: Storage, max_memory: int) -> None:
         self._below = below
         self._telling: TellingStorage | None = None  # the same, where it tells of first outcomes
+        self._instant: InstantStorage | None = None  # the same, where its batches wait for nothing
         self._above = MemoryStorage(max_memory)
         self._transient: set[str] = set()
         self._is_used = False  # memory may hold messages, or has held some
@@ -96,7 +98,7 @@ class LayeredStorage:
     @property
     def is_instant(self) -> bool:
         """Whether the store below is."""
-        return is_instant(self._below)
+        return self._instant is not None
 
     @property
     def is_native(self) -> bool:
@@ -112,6 +114,7 @@ class LayeredStorage:
         """Open the store below; memory is empty."""
         await self._below.open()
         self._telling = self._below if tells(self._below) else None
+        self._instant = self._below if is_instant(self._below) else None
         await self._above.open()
         await self._above.commit([Put(QUEUE, *each) for each in (await self._below.records(QUEUE)).items()])
 
@@ -175,7 +178,7 @@ class LayeredStorage:
     def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
         """As :meth:`commit`, in the caller's step; None if the operations are in both layers, or move between them."""
         if self._is_below(operations):
-            return self._below.commit_now(operations) if is_instant(self._below) else None
+            return None if self._instant is None else self._instant.commit_now(operations)
         if not all(map(self._is_above, operations)):
             return None
         self._is_used = True

@@ -185,16 +185,18 @@ class Deliveries:
         if not no_ack:
             self._session.hold(1)
         tag = self._take_tag() if no_ack else self._hold(arrival, queue, None)
-        self._session.send_method(
-            self._key.number,
-            methods.Basic.GetOk,
-            delivery_tag=tag,
-            redelivered=arrival.redelivered,
-            exchange=arrival.exchange,
-            routing_key=arrival.routing_key,
-            message_count=result.left,
+        self._session.send(
+            frames.delivery(
+                self._key.number,
+                b"",
+                tag,
+                frames.route(arrival.exchange, arrival.routing_key) + result.left.to_bytes(4),
+                arrival.properties,
+                arrival.body,
+                self._session.frame_max,
+                redelivered=arrival.redelivered,
+            )
         )
-        self._session.send_content(self._key.number, arrival.properties, arrival.body)
 
     def _keep(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
         if consumer is None:

@@ -418,9 +418,10 @@ async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False
 def arrival(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival | None:
     """As :func:`read`, of a message whose body is in memory; None if it is not, or the message is damaged."""
     body = held.message.body
-    with suppress(CorruptMessage):
+    try:
         return _arrival(held, queue, body.data, is_asked_for=is_asked_for) if isinstance(body, BytesBody) else None
-    return None
+    except CorruptMessage:
+        return None
 
 
 def _arrival(held: UnackedMessage, queue: Queue, body: bytes, *, is_asked_for: bool) -> Arrival:

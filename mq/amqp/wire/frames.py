@@ -65,6 +65,7 @@ _TAG: Final = struct.Struct(">QB")
 MOST_ACKS_TOGETHER: Final = 512
 """Acknowledgements that are read in one step."""
 _DELIVER: Final = commands.Basic.Deliver.index
+_GET_OK: Final = commands.Basic.GetOk.index
 _END: Final = 0xCE
 
 
@@ -207,20 +208,20 @@ def delivery(
     *,
     redelivered: bool,
 ) -> bytes:
-    """The frames of a delivery, its content included.
+    """The frames of a delivery, or of the message that a get returns, with the content.
 
     Args:
         channel: its number.
-        consumer_tag: as :func:`short` writes it.
+        consumer_tag: as :func:`short` writes it; empty for a get.
         delivery_tag: its number.
-        where: as :func:`route` writes it.
+        where: as :func:`route` writes it; for a get with the number of messages behind it, in four bytes.
         properties: the flags and the properties, as they came.
         body: all of it.
         frame_max: bytes of the largest frame that the peer takes.
         redelivered: whether it has been delivered before.
     """
     parts = [
-        _BEGINNING.pack(_METHOD, channel, 13 + len(consumer_tag) + len(where), _DELIVER),
+        _BEGINNING.pack(_METHOD, channel, 13 + len(consumer_tag) + len(where), _DELIVER if consumer_tag else _GET_OK),
         consumer_tag,
         _TAG.pack(delivery_tag, redelivered),
         where,
