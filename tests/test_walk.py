@@ -13,18 +13,18 @@ import pytest
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (34, 264),
-    "HTTP fetch with wait, and the publish that ends it": (41, 292),
+    "HTTP publish": (31, 256),
+    "HTTP fetch with wait, and the publish that ends it": (39, 292),
     "AMQP publish, with its confirm": (39, 402),
-    "HTTP remove": (34, 176),
+    "HTTP remove": (32, 160),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 
 BOUNDS_WITH_A_LOG: Final = {
-    "HTTP publish": (33, 128),
-    "HTTP fetch with wait, and the publish that ends it": (41, 250),
-    "AMQP publish, with its confirm": (39, 242),
-    "HTTP remove": (33, 134),
+    "HTTP publish": (30, 124),
+    "HTTP fetch with wait, and the publish that ends it": (38, 246),
+    "AMQP publish, with its confirm": (38, 242),
+    "HTTP remove": (31, 114),
 }
 """The same where the temporary folder is on a file system with a journal: no folder is synced there."""
 

@@ -382,9 +382,10 @@ class ClientMemory:
         user: the name of the one that has logged in; None before.
         let_go: as given.
         logins: how often its share became another one.
+        rooms: what it has reserved now. Not to be changed.
     """
 
-    __slots__ = ("_connection", "_requests", "_rooms", "_share", "budget", "let_go", "logins", "name", "user")
+    __slots__ = ("_connection", "_requests", "_share", "budget", "let_go", "logins", "name", "rooms", "user")
 
     def __init__(
         self,
@@ -401,21 +402,16 @@ class ClientMemory:
         self.logins = 0
         self._connection = connection
         self._share = share
-        self._rooms: set[Room] = set()
+        self.rooms: set[Room] = set()
         self._requests: set[ClientMemory] = set()
 
     def __str__(self) -> str:
         return f"user {self.user or '-'}, connection {self.name}"
 
     @property
-    def has_reserved(self) -> bool:
-        """Whether it has reserved anything now."""
-        return bool(self._rooms)
-
-    @property
     def reserved(self) -> int:
         """Bytes of memory that it has reserved now."""
-        return sum(room.size for room in self._rooms if room.use not in ON_DISK)
+        return sum(room.size for room in self.rooms if room.use not in ON_DISK)
 
     def reserve(self, use: Use, size: int = 0) -> Room:
         """Reserve bytes. Give them back with :meth:`Room.give_back`, or at the end of the block.
@@ -444,9 +440,9 @@ class ClientMemory:
         if self.budget.has_users:
             share, size = self.budget.share_of(user), self.reserved
             if size and share.used and share.used + size > share.most:
-                raise self.budget.refuse(next(iter(self._rooms)), size, share)
+                raise self.budget.refuse(next(iter(self.rooms)), size, share)
             self._share = share
-            for room in self._rooms:
+            for room in self.rooms:
                 room.move()
             self.logins += 1
         self.user = user
@@ -472,7 +468,7 @@ class ClientMemory:
         """
         if keep is None:
             self.budget.note_freed(CONNECTION_BYTES)
-        for room in [room for room in self._rooms if room is not keep]:
+        for room in [room for room in self.rooms if room is not keep]:
             room.give_back()
         while self._requests:
             self._requests.pop().close()
@@ -481,11 +477,11 @@ class ClientMemory:
 
     def note_new(self, room: Room) -> None:
         """Note that a reservation is in use."""
-        self._rooms.add(room)
+        self.rooms.add(room)
 
     def note_free(self, room: Room) -> None:
         """Note that a reservation is not in use any more."""
-        self._rooms.discard(room)
+        self.rooms.discard(room)
 
 
 class Room:

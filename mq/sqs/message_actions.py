@@ -196,7 +196,7 @@ def begin_send(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
     """As :func:`send`, to a queue of this daemon that is not a FIFO queue."""
     queue, broker = call.queue(Right.PUBLISH), call.desk.broker
     settings = broker.settings_now(queue)
-    if settings is None or is_fifo(queue) or not broker.publishes_now(queue):
+    if settings is None or settings.knows_bodies or is_fifo(queue):
         return None
     outgoing = OutgoingMessage(call, call.wanted, _rules_of(queue, Notes.of(settings)))
     call.check_publish(1)

@@ -226,7 +226,7 @@ class FastHttp1:
             del received[:size]
             self._has_served = True
             goes_on = await self._serve(*found)
-            if self._memory.has_reserved:
+            if self._memory.rooms:
                 self._give_back()
             if not goes_on:
                 break
@@ -551,7 +551,7 @@ class _BegunRequest:
             self._parked = None
         elif self._is_reading and self._goes_on and self._reply is None and not self._rest:
             stream.idle_until = stream.last_used + connection._patience.keep_alive
-            if connection._memory.has_reserved:
+            if connection._memory.rooms:
                 connection._give_back()
         elif self._is_reading:
             stream.wake()

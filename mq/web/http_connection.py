@@ -79,6 +79,7 @@ class WatchedStream:
         address: as given.
         patience: as given.
         scheme: "https" over TLS, else "http".
+        sends_now: whether :meth:`send_now` sends: not under TLS.
         last_used: when bytes last passed in or out, on Trio's clock.
         is_broken: whether a send has failed: the client is gone.
         at_work: how many whole requests wait for their answers.
@@ -96,6 +97,7 @@ class WatchedStream:
         self.patience = patience
         self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
+        self.sends_now = self._plain is not None
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self.last_used = self._now()
         self.is_broken = False
@@ -117,11 +119,6 @@ class WatchedStream:
     def put_back(self, data: bytes) -> None:
         """Put back what was read, for the next reader."""
         self._put_back = data
-
-    @property
-    def sends_now(self) -> bool:
-        """Whether :meth:`send_now` sends: not under TLS."""
-        return self._plain is not None
 
     async def until_readable(self) -> bool:
         """Wait until there are bytes to receive, or the end. False if :meth:`wake` came first."""

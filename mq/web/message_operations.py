@@ -87,9 +87,11 @@ def begin_publish(context: RequestContext, answer: Answer) -> Reply | Abandon | 
     body, draft = request.body, draft_of(request.headers)
     if not isinstance(body, bytes) or len(body) > context.max_body or draft.key is not None:
         return None
-    if broker.settings_now(queue) is None or not broker.publishes_now(queue):
+    settings = broker.settings_now(queue)
+    if settings is None or settings.knows_bodies:
         return None
-    context.check_publish()
+    if request.quotas is not None:
+        context.check_publish()
     broker.publish_now(queue, [Draft(body, *draft[1:])], partial(answer, _published))
     return nothing_to_take_back
 
