@@ -462,7 +462,7 @@ def _traits(thing: Exchange | Queue) -> dict[str, Any]:
 
 def _check_name(what: str, vhost: str, name: str) -> None:
     if name.startswith(RESERVED):
-        text = f"{what} name '{name}' in vhost '{vhost}' contains reserved prefix '{RESERVED}*'"
+        text = f"{what} name '{name}' in vhost '{vhost}' contains the reserved prefix '{RESERVED}*'"
         raise Refusal(Code.ACCESS_REFUSED, text)
 
 

@@ -99,7 +99,7 @@ class Landed:
     def move(self, server: str, place: tuple[str, str]) -> None:
         """Note that changes go to this server from now on."""
         if self.server not in ("", server):
-            logger.info("%s now writes to PostgreSQL %s", self._store, server)
+            logger.info("%s is now writing to PostgreSQL %s", self._store, server)
         self.server, self.place = server, place
         self.news += 1
 
