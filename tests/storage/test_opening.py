@@ -306,7 +306,7 @@ async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["posix", "tmpfs", "fake"])
 async def test_an_address_names_a_folder(name: str) -> None:
-    with pytest.raises(StorageUnusable, match="has no folder"):
+    with pytest.raises(StorageUnusable, match="is a storage address without a folder"):
         async with open_storage(f"{name}:"):
             pass
 
