@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 
 import pytest
 import trio
@@ -382,3 +383,53 @@ async def test_no_ack_consumer_gets_each_message_once(autojump_clock: MockClock,
     await trio.sleep(1)
     status = await in_memory.broker.status("q")
     assert (status.ready, status.leased) == (0, 0)
+
+
+# Connections that are cancelled
+
+
+async def cut_off(house: House, steps: int) -> None:
+    """Cancel the tasks of the only connection after so many steps of the event loop."""
+    for _ in range(steps):
+        await trio.lowlevel.checkpoint()
+    for served in house.door.connections:
+        assert isinstance(served, ServedConnection)
+        if served._nursery is not None:
+            served._nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_publisher_that_is_cut_off_at_any_step_has_heard_only_of_stored_messages(
+    autojump_clock: MockClock, house: House, client: Client, store: SlowStore, steps: int
+) -> None:
+    store.seconds = 0.02
+    await client.publish("q", *[b"x"] * 40)
+    await trio.sleep(0.004 * steps)
+    await cut_off(house, steps)
+    stored = house.broker.declarations.ready("q")
+    confirmed = [0]
+    with suppress(trio.BrokenResourceError):
+        while (answer := await client.hear()) is not None:
+            confirmed.append(answer.delivery_tag)
+    await trio.sleep(SECONDS)
+    assert not house.door.connections
+    assert max(confirmed) <= stored <= (await house.broker.status("q")).ready <= 40
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_consumer_that_is_cut_off_at_any_step_loses_no_message(
+    autojump_clock: MockClock, house: House, steps: int
+) -> None:
+    client = await house.connect()
+    await client.declare(durable=True)
+    await client.publish("q", *[b"x"] * 40)
+    await client.call(Basic.Qos(prefetch_count=10))
+    await client.consume()
+    await client.delivery()
+    await client.say(Basic.Ack(1))
+    await cut_off(house, steps)
+    await trio.sleep(SECONDS)
+    assert not house.door.connections
+    status = await house.broker.status("q")
+    assert status.leased == 0
+    assert 39 <= status.ready <= 40
