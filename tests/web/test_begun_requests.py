@@ -397,3 +397,23 @@ async def test_begun_fetch_and_removal_of_a_user(guarded_server: Server, counted
         assert await status(client, "DELETE", f"/r/messages/{id}", token, b"") == 403
         assert await status(client, "DELETE", f"/q/messages/{id}", token, b"") == 202
         assert await status(client, "DELETE", f"/q/messages/{id}", token, b"") == 404
+
+
+async def test_a_fetch_that_waits_has_no_task_of_its_own(broker: Broker, nursery: trio.Nursery) -> None:
+    await broker.create_queue("q")
+    server = await start_server(nursery, Endpoints(broker, MAX_BODY))
+    clients = [await server.connect() for _ in range(10)]
+    for client in clients:  # each connection has its task from here on
+        await client.send_all(http1("GET", "/q/messages"))
+        await read(client, b"\r\n\r\n")
+    await wait_all_tasks_blocked()
+    idle = trio.lowlevel.current_statistics().tasks_living
+    for client in clients:
+        await client.send_all(http1("GET", "/q/messages?wait=60"))
+    with trio.fail_after(PATIENCE_SECONDS):
+        while broker._waiters.waited_for() == [] or broker._waiters.queues[broker._known["q"]].wanted < len(clients):
+            await trio.sleep(0.001)
+    await wait_all_tasks_blocked()
+    assert trio.lowlevel.current_statistics().tasks_living == idle
+    for client in clients:
+        await client.aclose()
