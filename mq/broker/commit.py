@@ -46,8 +46,6 @@ from mq.storage.outcomes import Outcomes
 T = TypeVar("T")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
-LARGEST_STEP: Final = 192
-"""The same where a batch shares no barrier: it is done in one step of the event loop, and keys cost as much again."""
 LARGEST_TURN: Final = 64
 """Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
 TURNS_OF_A_BATCH: Final = 8
@@ -112,8 +110,7 @@ class Committer:
         description = storage.description
         self._gathers = description.durable  # without a barrier there is nothing to share
         # A store with a log flushes once a batch; others may sync each file.
-        largest = LARGEST_BATCH if description.durable else LARGEST_STEP
-        self.pace = Pace(largest, is_cheap=description.places or not description.durable)
+        self.pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
         self._waiting: deque[Submission] = deque()  # for the next batch
         self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for later batches, and since when
         self._size = 0  # messages that wait for the next batch
@@ -363,8 +360,12 @@ class Committer:
     async def _commit(self, operations: Sequence[AnyOperation], hear: Hear, *, has_groups: bool) -> list[Outcome]:
         """The outcomes, but for those of the first operations that were heard of before."""
         storage = self._storage
-        if has_groups:
+        if has_groups and self._gathers:
             outcomes = await groups.commit(storage, operations)
+        elif has_groups:  # nothing is shared, and the store may do all of it in one step of the event loop
+            outcomes = []
+            async for some in turns.slices(operations):
+                outcomes += await groups.commit(storage, some)
         elif self._telling is not None:  # nearly always
             outcomes = await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # all are plain
         else:

@@ -213,7 +213,7 @@ async def test_attributes_come_back(broker: Broker) -> None:
 
 async def test_whoever_hung_up_takes_no_message(broker: Broker) -> None:
     with trio.move_on_after(0) as scope:
-        await broker.fetch("q")
+        await broker.fetch("q", wait=10)
     assert scope.cancelled_caught
     await broker.publish("q", b"x")
     assert await take(broker) == b"x"

@@ -44,7 +44,7 @@ REQUESTS: Final = {
     "publish_json_lines": 25_000,
     "publish_multipart": 25_000,
     "publish_to_many_queues": 30_000,
-    "schedules_that_missed_many_runs": 60_000,
+    "schedules_that_missed_many_runs": 70_000,
     "sqs_batches": 3000,
 }
 """Requests, with the calls that a step of them may make: a third more than it does. One of a batch of 1,000 messages is
