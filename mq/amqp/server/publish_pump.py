@@ -47,7 +47,7 @@ MOST_TOGETHER: Final = 128
 MOST_STORED_NOW: Final = 1024
 """Messages of a transaction that are stored together, and copies of other messages: one message may go to thousands of
 queues."""
-MOST_PORTIONS: Final = 16
+MOST_PORTIONS: Final = 3
 """Times that many that are under way at once."""
 RETRY_SECONDS: Final = 1.0
 """The pause before messages that found no room are tried again."""
