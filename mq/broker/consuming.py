@@ -408,7 +408,7 @@ class Consumption:
             # A look that began before this broker leased the message may have put its old place into the index.
             if self._others_move and not _agrees(entry, receipt, is_leased=is_leased):
                 entry = await self._storage.find(index.name, id)
-                if receipt is not None and self._second_names.may_exist and not _agrees(entry, receipt, is_leased=True):
+                if receipt is not None and self._second_names.may_exist and _is_leased_to_another(entry, receipt):
                     entry = await self._lease_of(index.name, id, receipt) or entry
             if id not in locks:
                 break
@@ -584,6 +584,10 @@ def _agrees(entry: Entry | None, receipt: str | None, *, is_leased: bool) -> boo
     if entry is None:
         return False
     return entry.meta.receipt == receipt if receipt is not None else not is_leased or entry.meta.receipt is not None
+
+
+def _is_leased_to_another(entry: Entry | None, receipt: str) -> bool:
+    return entry is not None and entry.state is State.DELAYED and entry.meta.receipt != receipt
 
 
 def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str | None) -> Entry:

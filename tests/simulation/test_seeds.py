@@ -23,6 +23,7 @@ REGRESSIONS = {
     800: "a ledger wrote a record without a key that had moved on, and then not the one to which it had",
     981: "a fetch whose lease had ended while another was being read was handed out all the same",
     1045: "recovery delivered what a killed process had not synced",
+    1130: "a remove among peers looked for its lease so long that the message was always being moved again",
     5714: "who browsed saw a part of a write job whose rows were on their way into the queue",
     2432: "of two brokers one handed out a short lease that it had ended itself, and the other one had the message",
     3207: "a key was read as sure that a killed process had not synced, and its message was removed",
