@@ -230,7 +230,7 @@ class LoopTurns(trio.abc.Instrument):
         self._watches_until = ended + WATCH_SECONDS
         if self._steps is None:
             self._measure_steps(True)
-            text = "an event loop pass took %.0f ms; the slowest task will be logged if this happens again soon"
+            text = "an event loop iteration took %.0f ms; the slowest task will be logged if this happens again soon"
             logger.warning(text, took * 1000)
             return
         took, name = self._steps.longest(self._began, ended)

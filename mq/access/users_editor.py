@@ -82,7 +82,7 @@ class UsersEditor(ABC):
         token = None
         if unix is not None:
             if uid_of_login(unix) is None:
-                raise InvalidSetting(f"login name {shorten(unix)} does not belong to a unique user of this machine")
+                raise InvalidSetting(f"login name {shorten(unix)} does not identify exactly one user on this machine")
             table["unix"] = unix
         if password is not None:
             table["password"] = str(PasswordHash.of(password))

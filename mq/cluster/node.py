@@ -477,7 +477,7 @@ class ClusterNode:
             if is_oldest and self.is_draining and any(self._others_to_lead()):
                 stop(
                     CandidacyEnded(
-                        "the node is drained, so it hands over the master role and rejoins as the youngest member"
+                        "the node is drained, so it hands over the master role and will rejoin as the youngest member"
                     )
                 )
             elif is_oldest and not is_master and tenure.lasts:
@@ -494,8 +494,8 @@ class ClusterNode:
             stop(
                 CandidacyEnded(
                     f"this node is the master, but no neighbor has reached it for {self._silence.most_seconds:g} "
-                    f"seconds, although {' and '.join(others)} are members. Check the links between the nodes and the "
-                    "cluster password. This node rejoins as the youngest member"
+                    f"seconds. Other members: {', '.join(others)}. Check the links between the nodes and the "
+                    "cluster password. This node will rejoin as the youngest member"
                 )
             )
 

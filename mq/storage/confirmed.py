@@ -62,7 +62,9 @@ class ConfirmedFile:
             return 0
         except (OSError, ValueError) as error:
             logger.error(
-                "%s is damaged: %s. This start cannot detect a server that is missing confirmed changes", path, error
+                "%s is damaged: %s. During this startup, mq cannot detect a server that lacks confirmed changes",
+                path,
+                error,
             )
             return 0
 

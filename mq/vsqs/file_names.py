@@ -56,7 +56,7 @@ def parse_id(id: str) -> int:
     """
     parsed = parse(id) if isinstance(id, str) else None
     if parsed is None or parsed[1] != READY:
-        raise InvalidId(f"{id!a:.60} is not a message id: use the digits that publish or receive returned")
+        raise InvalidId(f"{id!a:.60} is not a message ID: use the number returned by publish or receive")
     return parsed[0]
 
 

@@ -269,7 +269,7 @@ def refuse_message_headers(headers: Mapping[str, str]) -> None:
     if content_codings(headers.get("content-encoding", "")) is not None:
         raise InvalidRequest(
             "Content-Encoding is not supported for a batch. Send the batch uncompressed, and set "
-            "content_encoding of each message with a compressed body"
+            "content_encoding on each message that has a compressed body"
         )
 
 

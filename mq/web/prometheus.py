@@ -61,7 +61,7 @@ TIMED: Final = {
     ),
     STEP: (
         "mq_event_loop_step_seconds",
-        "duration of an event loop pass in seconds; an increase means that mq lacks processor time",
+        "duration of an event loop iteration in seconds; an increase means that mq is short of processor time",
     ),
     DELIVERY_AGE: ("mq_delivery_age_seconds", "age in seconds of a message when it is delivered, including its delay"),
 }
@@ -186,8 +186,8 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_staging_refusals",
-        "requests refused because the staging disk space was full; an increase means that clients upload too much at "
-        "once",
+        "requests refused because the staging disk space was exhausted; an increase means that clients upload too much "
+        "at once",
         snapshot.disk_refused,
     )
     text = "slow clients disconnected to free memory or disk space for other clients"

@@ -121,7 +121,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("backup", "there", "backups"), "is not a root of mq"),
+        (("backup", "there", "backups"), "is not an mq root"),
         (("backup", "root", "root/backups"), "choose another folder"),
         (("backup", "root", "there"), "choose an empty folder, a new one, or one with earlier backups"),
         (("restore", "there", "new"), "is not a backup folder"),

@@ -276,6 +276,6 @@ def test_quarantine_overwrites_nothing_and_stays_out_of_the_root(root: Path, tmp
 
 def test_what_is_no_root_is_not_touched(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(StorageUnusable, match="is not a root of mq"), open_to_inspect(str(place)):
+        with pytest.raises(StorageUnusable, match="is not an mq root"), open_to_inspect(str(place)):
             pass
     assert list(tmp_path.iterdir()) == []

@@ -321,7 +321,8 @@ class Session:
             Refusal: 506; that is too much.
         """
         if self.buffered + size > self.limits.buffered_max:
-            raise Refusal(Code.RESOURCE_ERROR, "the client has too many bytes of unfinished or uncommitted messages")
+            why = "incomplete and uncommitted messages of this client exceed the size limit"
+            raise Refusal(Code.RESOURCE_ERROR, why)
 
     def demand(self, right: Right, what: str, name: str | None) -> None:
         """Check that the user has a right.

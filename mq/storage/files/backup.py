@@ -144,7 +144,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     """
     layout, shown = Layout.under(root), shorten(root, 200)
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
-        raise StorageUnusable(f"{shown} is not a root of mq: new/, queues/ and state/ are missing")
+        raise StorageUnusable(f"{shown} is not an mq root: new/, queues/ and state/ are missing")
     use = read_use(calls, layout)
     if use is RootUse.RESTORING:
         raise StorageUnusable(

@@ -189,7 +189,7 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
     try:
         there = sum(calls.kind(folder) is FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state))
         if there < _ENOUGH:
-            raise StorageUnusable(f"{shorten(root)} is not a root of mq: new/, queues/ and state/ are missing")
+            raise StorageUnusable(f"{shorten(root)} is not an mq root: new/, queues/ and state/ are missing")
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))

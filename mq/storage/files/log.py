@@ -533,7 +533,7 @@ class Log:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise OSError(errno.EIO, f"the log has failed: {self._failure.strerror}") from self._failure
+            raise OSError(errno.EIO, f"the write-ahead log has failed: {self._failure.strerror}") from self._failure
 
 
 def _check_folder(calls: Calls, folder: str) -> None:

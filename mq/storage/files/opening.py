@@ -476,7 +476,8 @@ class _Start:
             why = f"{LOST_STATE}. Queues without settings: {', '.join(sorted(queues)) or 'none'}"
             folders.note_damage(Damage("", None, self._layout.state, why))
         elif queues:
-            logger.info("found queue folders without settings; using default settings: %s", ", ".join(sorted(queues)))
+            named = ", ".join(sorted(queues))
+            logger.info("found queue folders without settings; using default settings for: %s", named)
 
 
 def _remove_log(calls: Calls, layout: Layout) -> None:

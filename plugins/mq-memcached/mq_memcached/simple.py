@@ -149,7 +149,7 @@ class SimpleMessageQueue:
             ValueError: the queue is not unique.
         """
         if not self.unique:
-            raise ValueError(f"{self.name} is not a unique queue, so it does not know which messages it contains")
+            raise ValueError(f"{self.name} is not a unique queue; only unique queues track which messages they contain")
         with self._translated():
             number = self._listed(_body(_encode(message)))
             return number is not None and int(self._number("tail").value) <= number < int(self._number("head").value)
