@@ -164,7 +164,7 @@ def test_watcher_ends_when_the_thread_of_checkpoints_dies(tmp_path: Path) -> Non
                         log.append(b"x")
                     await trio.sleep_forever()
         finally:
-            with log.lock, pytest.raises(OSError, match="the log has failed"):
+            with log.lock, pytest.raises(OSError, match="log has failed"):
                 log.append(b"y")
             log.close(failed=True)
 

@@ -90,7 +90,7 @@ def test_waiting(folder: Path) -> None:
     ("args", "text"),
     [
         (["size", "{}/none"], "create it with mkdir"),
-        (["delete", "{}", "../x"], "is not a message id"),
+        (["delete", "{}", "../x"], "is not a message ID"),
         (["send", "{}", "--capacity", "1"], "the queue is full (1 messages)"),
     ],
 )

@@ -220,7 +220,7 @@ def test_a_receiver_whose_time_ran_out_still_deletes(place: Place) -> None:
 @for_each("id", ["", "x", "../1", "1.new", "1.2", "01", "-1", " 1", "1\n", "1" * 16])
 def test_an_id_that_names_no_message_is_refused(place: Place, id: str) -> None:
     place.put("1")
-    with pytest.raises(InvalidId, match="is not a message id"):
+    with pytest.raises(InvalidId, match="is not a message ID"):
         place.open().delete(id)
     assert place.names() == ["1"]
 
