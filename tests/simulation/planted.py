@@ -61,11 +61,6 @@ BUGS: Final = {
     ),
     "recovery keeps torn messages": Bug("_drop_torn", "if flaw: ...", "if False: ..."),
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
-    "recovery prefers older places": Bug(
-        "rank",
-        "return is_removed, entry.joined, place, ..., ..., name",
-        "return not is_removed, entry.joined, -place, ..., ..., name",
-    ),
     "a publish is not durable": Bug(
         "PublishJob.operation",
         "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state)",
