@@ -239,7 +239,7 @@ async def test_a_group_in_doubt_whose_past_is_thrown_away_stops_the_store(place)
         for _ in range(2):
             outcome = await one(storage, Write("orders", IDS.new(), b""))
             assert outcome.result is Result.FAILED
-            assert "restart mq" in outcome.reason
+            assert "Restart mq" in outcome.reason
         assert (await all_of(storage))[1] == {"changed": {}, "made": {}}
     async with place.reopen() as storage:
         assert (await one(storage, group)).result is Result.EXISTS
