@@ -295,7 +295,7 @@ class Committer:
                     break
                 if not self._commit_some_now(storage):
                     break
-        except BaseException as error:  # of a completion, whose caller may survive it: what it left half-done may not
+        except BaseException as error:  # the caller may handle it, but the catalog is half changed: the broker ends
             self._shut_out = error
             raise
         finally:
