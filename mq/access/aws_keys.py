@@ -90,7 +90,9 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
     """
     keys = file.get("keys", {})
     if set(file) - {"keys"} or not isinstance(keys, dict):
-        raise _wrong(path, 'keys must be the only table, with entries [keys."ID"] that contain user and secret')
+        raise _wrong(
+            path, 'the file must contain only the table keys, with entries [keys."ID"] that contain user and secret'
+        )
     return tuple(_key(path, id, table) for id, table in keys.items())
 
 

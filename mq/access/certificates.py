@@ -83,9 +83,15 @@ class Certificates:
         try:
             context.load_cert_chain(certificate, key, _no_passphrase)
         except (OSError, ValueError) as error:
-            raise InvalidSetting(f"cannot use {_shown(certificate)} with {_shown(key)}: {_reason(error)}") from error
+            raise InvalidSetting(
+                f"cannot use the certificate {_shown(certificate)} with the private key {_shown(key)}: {_reason(error)}"
+            ) from error
         check_modes(key, "the private key")
-        for path, what in ((certificate, "the certificate"), (client_ca, "the client CA file"), (crl, "the list")):
+        for path, what in (
+            (certificate, "the certificate"),
+            (client_ca, "the client CA file"),
+            (crl, "the revocation list"),
+        ):
             if path is not None:
                 check_modes(path, what, is_public=True)
         if client_ca is not None:

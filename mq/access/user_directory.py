@@ -111,7 +111,8 @@ class UserDirectory:
         shared_account(name, table)
         if name in self._own.names:
             raise Conflict(
-                f"user {name} is in this node's users file, which takes precedence. Remove it there and send SIGHUP"
+                f"user {name} is in this node's users file, which takes precedence. Remove the user from the "
+                "file and send SIGHUP to mq"
             )
 
     def _make(self) -> _Book:

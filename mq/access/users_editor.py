@@ -26,8 +26,10 @@ from mq.access.users_file import Account, check_user_name, parse_users, uid_of_l
 from mq.errors import InvalidSetting
 from mq.message import shorten
 
-_HEAD: Final = "# Users of mq (docs/access.md). This file contains hashes and no secrets. Send SIGHUP after a change.\n"
-_HEAD_OF_KEYS: Final = "# AWS keys of mq's users (docs/sqs.md). The secrets are in plain text: protect this file.\n"
+_HEAD: Final = (
+    "# mq users (docs/access.md). This file contains hashes but no secrets. Send SIGHUP to mq after a change."
+)
+_HEAD_OF_KEYS: Final = "# AWS keys of mq users (docs/sqs.md). The secrets are in plain text: protect this file."
 _MODE: Final = 0o600
 
 

@@ -72,7 +72,7 @@ def parse_users(text: str, path: str) -> tuple[Account, ...]:
     try:
         file = tomllib.loads(text)
     except ValueError as error:
-        raise InvalidSetting(f"the users file {shorten(path, 200)} is not TOML: {error}") from error
+        raise InvalidSetting(f"the users file {shorten(path, 200)} is not valid TOML: {error}") from error
     except RecursionError:
         raise InvalidSetting(f"the users file {shorten(path, 200)} is nested too deeply") from None
     for key in file:
@@ -96,7 +96,7 @@ def shared_account(name: str, table: Mapping[str, Any]) -> Account:
         account.unix is None,
         _OF_CLUSTER,
         f"users.{name}.unix",
-        "a login name belongs to one machine. Use the node's users file",
+        "a login name is only valid on one machine. Use the node's users file",
     )
     return account
 
@@ -116,7 +116,9 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
         uid = uid_of_login(account.unix)
         if uid is None:
             logger.warning(
-                "%s in the users file %s names a user who does not exist on this machine", key, shorten(path, 200)
+                "entry %s in the users file %s names a login that does not exist on this machine",
+                key,
+                shorten(path, 200),
             )
             continue
         owner = found.setdefault(uid, account.user)
@@ -175,10 +177,10 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         return
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
-        advice = "check its contents, then run chmod go-w on it"
+        advice = "check the file's contents, then run chmod go-w on the file"
         raise InvalidSetting(f"{what} {shorten(path, 200)} can be modified by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
-        logger.warning("%s is readable by every user of this machine. Restrict it with chmod o-r", path)
+        logger.warning("the file %s is readable by every user of this machine. Restrict access with chmod o-r", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:
@@ -191,9 +193,9 @@ def _account(path: str, name: str, table: Any) -> Account:
     _check_limits(path, where, table)
     certificate = table.get("certificate")
     is_right = certificate is None or is_pattern(certificate)
-    _hold(is_right, path, f"{where}.certificate", "must be the common name of a client's certificate")
+    _hold(is_right, path, f"{where}.certificate", "must be the common name of a client certificate")
     unix = table.get("unix")
-    _hold(unix is None or is_pattern(unix), path, f"{where}.unix", "must be a login name of this machine")
+    _hold(unix is None or is_pattern(unix), path, f"{where}.unix", "must be a login name on this machine")
     password, tokens = _password(path, where, table), _tokens(path, where, table)
     return Account(User(name, rights, user_limits.limits_of(table)), password, tokens, certificate, unix)
 
@@ -201,14 +203,14 @@ def _account(path: str, name: str, table: Any) -> Account:
 def _check_limits(path: str, where: str, table: Mapping[str, Any]) -> None:
     for key in user_limits.KEYS:
         is_right = key not in table or user_limits.is_limit(key, table[key])
-        known = "a number above 0" if key == "max_publish_rate" else "a whole number from 0"
+        known = "a number greater than 0" if key == "max_publish_rate" else "a whole number, 0 or greater"
         _hold(is_right, path, f"{where}.{key}", f"must be {known}. Remove the key for no limit")
 
 
 def _patterns(path: str, where: str, right: Right, table: Mapping[str, Any]) -> tuple[str, ...]:
     patterns = table[right]
     is_right = isinstance(patterns, list) and all(is_pattern(pattern) for pattern in patterns)
-    _hold(is_right, path, f"{where}.{right}", 'must be a list of patterns of queue names, such as ["orders.*"]')
+    _hold(is_right, path, f"{where}.{right}", 'must be a list of queue name patterns, such as ["orders.*"]')
     return tuple(patterns)
 
 
@@ -257,4 +259,4 @@ def _hold(condition: bool, path: str, key: str, problem: str) -> None:
 def _wrong(path: str, key: str, problem: str) -> InvalidSetting:
     if path == _OF_CLUSTER:
         return InvalidSetting(f"{path}: {key}: {problem}")
-    return InvalidSetting(f"{key} in the users file {shorten(path, 200)}: {problem}")
+    return InvalidSetting(f"invalid entry {key} in the users file {shorten(path, 200)}: {problem}")

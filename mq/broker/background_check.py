@@ -114,7 +114,7 @@ class BackgroundCheck:
                     self.progress = self.progress._replace(queue=name, after=after, checked=checked)
                     await self._keep(health)
         ended_ms = self._core.clock.wall_ms()
-        logger.info("verified %d messages, of which %d are damaged", self.progress.checked, len(health.damaged))
+        logger.info("verified %d messages and found %d damaged messages", self.progress.checked, len(health.damaged))
         self.progress = self.progress._replace(queue="", after=-1, ended_ms=ended_ms)
         await self._keep(health, is_end=True)
 

@@ -226,7 +226,7 @@ class BatchConsumers:
                     await self._finish(index, consumer)
             except StorageError as error:  # the consumer's next request tries again
                 logger.warning(
-                    "temporarily unable to remove messages that %s acknowledged in queue %s: %s",
+                    "temporarily unable to remove the messages that consumer %s acknowledged in queue %s: %s",
                     consumer.name,
                     index.name,
                     error,
@@ -487,7 +487,7 @@ class BatchConsumers:
         self._check_alone()
         consumer = self._consumers.get(index, name)
         if consumer is None:
-            raise Conflict(f"queue {index.name} has no consumer {name}. Start the consumer first")
+            raise Conflict(f"queue {index.name} has no consumer named {name}. Start the consumer first")
         self._check_epoch(consumer, epoch)
         return consumer
 
@@ -506,7 +506,10 @@ class BatchConsumers:
                 "removed"
             )
         if batch != state.acknowledged + 1:
-            raise Conflict(f"claim batch {state.acknowledged + 1} of consumer {consumer.name} first")
+            raise Conflict(
+                f"batch {batch} of consumer {consumer.name} cannot be claimed yet. Claim batch "
+                f"{state.acknowledged + 1} first"
+            )
 
     async def _keep(self, index: QueueIndex, consumer: BatchConsumer, state: ConsumerRecord) -> None:
         if index.deleted:
@@ -956,7 +959,10 @@ class LeaseEnds:
                 return
             except (StorageFull, StorageUnsure) as error:
                 logger.warning(
-                    "temporarily unable to end the lease of %s in queue %s: %s", consumer.name, index.name, error
+                    "temporarily unable to end the lease of consumer %s in queue %s: %s",
+                    consumer.name,
+                    index.name,
+                    error,
                 )
                 await trio.sleep(RETRY_SECONDS)
             except MQError:

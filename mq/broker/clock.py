@@ -333,12 +333,12 @@ class Clock:
     def _doubt(self, ahead_ns: int) -> None:
         behind_or_ahead = "ahead of" if ahead_ns > 0 else "behind"
         self.doubt = (
-            f"the wall clock is {_span(abs(ahead_ns) / 1e9)} {behind_or_ahead} the last time that this store recorded"
+            f"the wall clock is {_span(abs(ahead_ns) / 1e9)} {behind_or_ahead} the last time recorded in this store"
         )
         logger.warning(
-            "%s: no message expires and no schedule fires until the clock has been set, has been synchronized for "
-            "%.0f minutes, or has run for %.0f hours without a step. If the clock is correct, run mq clock "
-            "--trust",
+            "%s. No messages expire and no schedules fire until the clock has been set, has been "
+            "synchronized for %.0f minutes, or has run for %.0f hours without a jump. If the clock is "
+            "correct, run mq clock --trust",
             self.doubt,
             TRUST_SECONDS / 60,
             PATIENCE_SECONDS / 3600,
@@ -347,7 +347,7 @@ class Clock:
     def trust(self) -> None:
         """End a doubt, as an operator who knows that the wall clock is right."""
         if self.doubt:
-            self._end_doubt("an operator trusts it")
+            self._end_doubt("an operator confirmed it")
 
     def _end_doubt(self, why: str, *, is_settled: bool = True) -> None:
         elapsed = self._elapsed()
@@ -405,11 +405,11 @@ class Clock:
         is_plausible = self._is_new or self._last.is_plausible(_ahead_ns(self._last, self._seen))
         if is_plausible and self._seen + round(now * 1e9) >= EARLIEST_NS:
             if lasted >= SETTLE_SECONDS:
-                self._end_doubt("it was set", is_settled=False)
+                self._end_doubt("the clock was set", is_settled=False)
         elif self._synchronised is not None and min(lasted, now - self._synchronised) >= TRUST_SECONDS:
-            self._end_doubt(f"the kernel has called it synchronised for {TRUST_SECONDS / 60:.0f} minutes")
+            self._end_doubt(f"the kernel has reported it as synchronized for {TRUST_SECONDS / 60:.0f} minutes")
         elif lasted >= PATIENCE_SECONDS:
-            self._end_doubt(f"it has gone on for {PATIENCE_SECONDS / 3600:.0f} hours without a step")
+            self._end_doubt(f"the clock has run for {PATIENCE_SECONDS / 3600:.0f} hours without a jump")
 
     def record(self) -> ClockRecord:
         """What a store is to keep of the clock now."""

@@ -380,11 +380,11 @@ class Consumption:
         entry = await self._locate(index, MessageId(id), receipt, is_leased=True)
         if entry.id in index.claimed:
             raise NotLeased(
-                f"message {id} of queue {index.name} is part of a claim with one lease for all "
-                "messages. Renew or acknowledge the claim"
+                f"message {id} of queue {index.name} belongs to a claim whose messages share one lease. Renew "
+                "or acknowledge the whole claim instead"
             )
         if entry.state is not State.DELAYED or entry.meta.receipt is None:
-            raise NotLeased(f"message {id} of queue {index.name} is not leased. Fetch it first")
+            raise NotLeased(f"message {id} of queue {index.name} is not leased. Fetch the message first")
         return entry
 
     async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False) -> Entry:

@@ -45,8 +45,8 @@ async def pause_damaged(core: Core) -> None:
                 await put_record(core.storage, QUEUE, name, index.record(settings))
             index.settings = settings
             logger.error(
-                "queue %s is paused because %s is damaged (%s). Check it with mq doctor, restore the "
-                "settings of the queue, then run mq resume %s",
+                "queue %s is paused because %s is damaged (%s). Run mq doctor, restore the queue's settings, "
+                "then run mq resume %s",
                 name,
                 damage.path,
                 damage.why,

@@ -507,8 +507,8 @@ class Deliverer:
             if not request.takes:  # after a barrier this slow, a lease would not outlive a restart
                 self.upkeep.give_back(entry)
                 served[request].error = StorageSlow(
-                    f"the store took {seconds:.1f} s, which is too long for a lease, so no message was delivered. Try "
-                    "again"
+                    f"the store took {seconds:.1f} s to record the lease, which is too long, so no message "
+                    "was delivered. Try again"
                 )
         return [each for each in held if each.request.takes]
 
@@ -648,8 +648,10 @@ def _log_damage(entry: Entry, found: Stored | None) -> None:
         if found is not None and isinstance(found.body, DamagedBody)
         else "the message file has vanished"
     )
-    stays = "The message is removed" if entry.state is State.REMOVED else "The message stays where it is"
-    logger.error("cannot deliver message %s of queue %s: %s. %s", entry.id, entry.queue, why, stays)
+    stays = (
+        "The message has already been removed" if entry.state is State.REMOVED else "The message remains in the queue"
+    )
+    logger.error("cannot deliver message %s from queue %s: %s. %s", entry.id, entry.queue, why, stays)
 
 
 class DirectDispatch:
@@ -992,7 +994,10 @@ class UnackedDeliverer:
                 continue  # it went with its queue
             why = body.reason if isinstance(body, DamagedBody) else "the message file has vanished"
             logger.error(
-                "cannot deliver message %s of queue %s: %s. The message stays in the queue", entry.id, entry.queue, why
+                "cannot deliver message %s from queue %s: %s. The message remains in the queue",
+                entry.id,
+                entry.queue,
+                why,
             )
             _pass_over(self._waiters, portion.request.index, entry)
             self._set_aside(entry)

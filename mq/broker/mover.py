@@ -241,7 +241,8 @@ class Reaper:
                 elif outcome.result is Result.EXISTS and entry.id not in self._stuck:
                     self._stuck.add(entry.id)
                     reaper_logger.warning(
-                        "queue %s was deleted, but its folder still contains foreign files", entry.queue
+                        "queue %s was deleted, but its folder still contains files that do not belong to mq",
+                        entry.queue,
                     )
             if later:
                 reaper_logger.warning("temporarily unable to unlink %d messages: %s", len(later), outcome.reason)

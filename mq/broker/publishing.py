@@ -399,7 +399,7 @@ class Publisher:
         """When the message can be fetched; None for at once."""
         if draft.at_ms is not None:
             if draft.delay is not None:
-                raise InvalidSetting("give either a time or a delay for the message, not both")
+                raise InvalidSetting("use either a delivery time or a delay for the message, not both")
             is_over = self._clock.is_over(check_time(draft.at_ms, self._clock.wall_ms()))
             return None if is_over else GIVEN_MS + draft.at_ms
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)

@@ -355,7 +355,7 @@ class Unacked:
         entry, index = held.entry, self._catalog.queues.get(held.entry.queue)
         try:
             if index is None:
-                raise NoSuchMessage("the queue of the message was deleted")
+                raise NoSuchMessage("the message's queue was deleted")
             await self._consuming.extend(index, entry.id, self._config.visibility_seconds, entry.meta.receipt)
         except (NoSuchMessage, ReceiptMismatch):
             self._forget(held)

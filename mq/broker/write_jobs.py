@@ -278,11 +278,11 @@ class WriteJobs:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
-            logger.error("rows of a write job are damaged and were left in new/: %s", entry.id)
+            logger.error("found damaged rows of a write job; the rows were left in new/: %s", entry.id)
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
-            logger.error("rows of a write job have no job record and were left in new/: %s", entry.id)
+            logger.error("found rows of a write job that has no job record; the rows were left in new/: %s", entry.id)
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
         else:
@@ -525,7 +525,7 @@ class WriteJobs:
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
         if len(parts) > MOST_PARTS:
-            raise BatchTooLarge(f"a commit can include at most {MOST_PARTS} parts. Write with fewer tasks")
+            raise BatchTooLarge(f"a commit can include at most {MOST_PARTS} parts. Use fewer tasks for the write")
         wanted = list(job.chunks(parts))
         there = sum(chunk.rows for chunk in wanted)
         if there != rows:
@@ -641,7 +641,7 @@ class WriteJobs:
         if job.ending.locked() or self._due(job) > trio.current_time():
             return
         if job.state is JobState.OPEN:
-            logger.warning("write job %s was abandoned, so its rows are being removed", job.name)
+            logger.warning("write job %s timed out, so its rows are being removed", job.name)
             await self._abort(job)
             return
         async with job.ending:
@@ -844,8 +844,8 @@ class _Job:
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} already has rows of {whose} with number {number}. Give each request "
-            "for a part its own number"
+            f"part {part} of write job {self.name} already has rows with number {number} from {whose}. Use a "
+            "different number for each request in a part"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -932,7 +932,7 @@ def _check_has(job: _Job, queue: str) -> None:
 
 def _check_open(job: _Job) -> None:
     if job.state is not JobState.OPEN:
-        raise Conflict(f"write job {job.name} is {job.state.value} and accepts no more rows")
+        raise Conflict(f"write job {job.name} is {job.state.value}, so it does not accept more rows")
 
 
 def _check_room(index: QueueIndex, rows: int, size: int) -> None:

@@ -87,7 +87,7 @@ def parse_neighbor(text: str) -> Neighbor:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
-        raise _NotAnAddress(f"{shorten(text)} is not the ADDRESS:PORT of a node's AMQP server")
+        raise _NotAnAddress(f"{shorten(text)} is not the address of a node's AMQP server. Use ADDRESS:PORT")
     return Neighbor(host, int(port))
 
 
@@ -255,7 +255,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
             f"the password file is writable by users other than its owner. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
-        logger.warning("%s is readable by every user of this machine. Restrict it with chmod o-r", path)
+        logger.warning("the file %s is readable by every user of this machine. Restrict access with chmod o-r", path)
     if not password:
         raise source.wrong("password_file", f"the password file {shorten(path)} is empty")
     return password

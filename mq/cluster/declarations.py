@@ -261,7 +261,7 @@ class ClusterDeclarations:
                 logger.warning("node %s does not share a declaration with the cluster: %s", self._node, error)
                 return
             except StorageError as error:
-                logger.debug("temporarily unable to pass a declaration to the cluster: %s", error)
+                logger.debug("temporarily unable to share a declaration with the cluster: %s", error)
                 await trio.sleep(RETRY_SECONDS)
             else:
                 return
@@ -289,6 +289,6 @@ def _check_replicated(queue: str, declared: Mapping[str, Any]) -> None:
         Conflict: it cannot.
     """
     if declared.get("auto_delete") or EXPIRES in declared.get("arguments", {}):
-        raise Conflict(f"queue {queue} is a cluster queue and cannot be auto-delete or have {EXPIRES}")
+        raise Conflict(f"queue {queue} is a cluster queue, which cannot be auto-delete or have the argument {EXPIRES}")
     if is_server_named(queue):
         raise Conflict(f"the name of cluster queue {queue} must not begin with {SERVER_NAMED}. Choose another name")

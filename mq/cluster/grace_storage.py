@@ -244,7 +244,7 @@ class GraceStorage:
         with self._watching():
             outcomes = await self._below.commit([Unlink(entry) for entry in entries])
         if any(outcome.result is Result.FENCED for outcome in outcomes):
-            self._broken("somebody else is master")
+            self._broken("another node is the master")
         return outcomes
 
     def _oldest(self, most: int) -> list[Entry]:

@@ -401,7 +401,7 @@ def _asked(method: str, target: Callable[..., Awaitable[Any]], *args: Any, **nam
     try:
         return target(*args, **named)
     except TypeError as error:
-        raise CallerError(f"invalid arguments for method {method}") from error
+        raise CallerError(f"invalid arguments for the method {method}") from error
 
 
 async def _pass_over(pieces: AsyncIterable[bytes]) -> None:

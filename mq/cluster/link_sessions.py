@@ -159,7 +159,7 @@ class LinkSessions:
             NoSuchQueue: it cannot.
         """
         if not replies.startswith(REPLIES) or replies in self._sessions or self._nursery is None:
-            raise NoSuchQueue(f"a cluster link cannot consume from {replies}")
+            raise NoSuchQueue(f"a cluster link cannot consume from reply queue {replies}")
         session = self._sessions[replies] = LinkSession(replies, self._end)
         return session
 
@@ -336,7 +336,7 @@ class _Reply:
             if left < 0 and position:
                 if isinstance(each, Seen):
                     raise BatchTooLarge(
-                        f"the requested messages exceed {LARGEST_REPLY} bytes in total. Request fewer messages"
+                        f"the requested messages exceed {LARGEST_REPLY} bytes in total. Request fewer messages at once"
                     )
                 return list(value[position:])
         return []

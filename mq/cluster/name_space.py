@@ -148,7 +148,7 @@ class Names:
                 return queue in self.queues
             why = round_.why or why
             if trio.current_time() >= deadline:
-                raise NotServed(f"temporarily unable to check whether the cluster has a queue {queue}: {why}")
+                raise NotServed(f"temporarily unable to check whether the cluster has a queue named {queue}: {why}")
 
     # What this node has for itself
 
@@ -335,8 +335,8 @@ class Names:
         if twice:
             shown = ", ".join(twice[:MOST_SHOWN]) + (", ..." if len(twice) > MOST_SHOWN else "")
             raise StorageUnusable(
-                f"node {self._node} has local queues with the names of cluster queues: {shown}. Start "
-                "mq without --cluster, move the messages of these queues and delete them. Then start "
+                f"node {self._node} has local queues with the same names as cluster queues: {shown}. Start mq "
+                "without --cluster, move the messages out of these queues and delete the queues. Then start "
                 "the node again"
             )
 

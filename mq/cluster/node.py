@@ -272,7 +272,7 @@ class ClusterNode:
         unnamed = [link for link in self._links if not link.node]
         if named or (len(unnamed) == 1 and node != self._config.node):
             return (named or unnamed)[0]
-        known = " and ".join(link.node or f"an unknown node at {link.neighbor}" for link in self._links)
+        known = " and ".join(link.node or f"an unidentified node at {link.neighbor}" for link in self._links)
         raise Conflict(f"node {self._config.node} has no neighbor named {node}. Its neighbors: {known}")
 
     def _linked(self, link: PeerLink) -> NeighborLink:
@@ -452,7 +452,7 @@ class ClusterNode:
                     async for _ in changes:
                         self._news.set()
             except CoordinatorError as error:
-                logger.debug("cannot watch the membership: %s", error)
+                logger.debug("cannot watch for membership changes: %s", error)
             await trio.sleep(RETRY_SECONDS)
 
     async def _follow_members(self, tenure: Tenure, nursery: trio.Nursery, stop: Callable[[Exception], None]) -> None:
@@ -477,7 +477,8 @@ class ClusterNode:
             if is_oldest and self.is_draining and any(self._others_to_lead()):
                 stop(
                     CandidacyEnded(
-                        "the node is drained, so it hands over the master role and will rejoin as the youngest member"
+                        "the node is drained, so it is handing over the master role and will rejoin as the "
+                        "youngest member"
                     )
                 )
             elif is_oldest and not is_master and tenure.lasts:

@@ -41,7 +41,7 @@ MEASURE_SECONDS: Final = 1.0
 """Between two looks at how long a neighbour takes to answer."""
 MOVED: Final = "cluster-moved"
 """The kind of the records of moved neighbours; their keys are the addresses of the file."""
-LOST: Final = "the link to the master broke before the master answered, so the outcome of the request is unknown"
+LOST: Final = "the link to the master was lost before the master answered, so the outcome of the request is unknown"
 
 
 class _Answer:
@@ -74,7 +74,7 @@ class _Exchange(ClientChannel):
         try:
             self.told(BasicProperties(message.properties).text("correlation_id"), decode(message.body, self.body_of))
         except (Malformed, Refusal) as error:
-            self._connection.end(f"a neighbour says what nobody understands: {error}")
+            self._connection.end(f"the neighbor sent an invalid message: {error}")
 
     def consumer_ended(self) -> None:
         """End the exchange: the neighbour is stopping."""
@@ -239,7 +239,7 @@ class PeerLink:
                 with trio.CancelScope() as self._attempt:
                     await self._serve()
             except (ClientError, MQError, ExceptionGroup) as error:
-                self._tell(f"no link to {self.neighbor}: {error}")
+                self._tell(f"cannot connect to neighbor {self.neighbor}: {error}")
             await trio.sleep(AGAIN_SECONDS)
 
     def move(self, neighbor: Neighbor) -> None:
@@ -258,7 +258,7 @@ class PeerLink:
             await exchange.begin(replies)
             try:
                 self.node = await line.call("hello", [config.password, config.node, VERSION], {})
-                self._tell(f"linked to node {self.node} at {self.neighbor}")
+                self._tell(f"connected to node {self.node} at {self.neighbor}")
                 self.is_up, self._took, self._asked = True, 0.0, None
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._measure, line)

@@ -117,8 +117,8 @@ class RefusalNotes:
 _OPEN: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without blocking, for a pipe without a reader would keep mq from starting."""
 _REASONS: Final = {
-    errno.ELOOP: "it is a symbolic link. Give the path of the file itself",
-    errno.ENXIO: "it is a pipe or a socket, not a file",
+    errno.ELOOP: "the path is a symbolic link. Use the path of the file itself",
+    errno.ENXIO: "the path is a pipe or a socket, not a file",
 }
 
 

@@ -177,13 +177,13 @@ class Budget:
         self._memory = memory
         self._all = Share("all clients", memory, 1)
         # What is sent to clients empties queues: publishers alone cannot take all the memory, nor readers alone.
-        self._incoming = Share("all that clients send", memory, None)
-        self._outgoing = Share("all that clients are sent", memory, None)
-        self._declared = Share("all that is declared", self.declarations, 1)
+        self._incoming = Share("all requests", memory, None)
+        self._outgoing = Share("all responses", memory, None)
+        self._declared = Share("all AMQP declarations", self.declarations, 1)
         # Rows wait for a day: arriving bodies keep a quarter of the disk.
         self._rows = Share("all write jobs", self.disk, None)
         # Clients hold deliveries as long as they like: answers and deliveries of others keep the rest.
-        self._unsettled = Share("all unsettled deliveries", memory, UNSETTLED_PART)
+        self._unsettled = Share("all unacknowledged deliveries", memory, UNSETTLED_PART)
         self._strangers = Share("clients that have not logged in", memory, STRANGER_PART)
         self._users: dict[str, Share] = {}
         self._slow: dict[Paced, None] = {}
@@ -191,15 +191,15 @@ class Budget:
         self._much_is_freed = trio.Event()
         self._refusals = {
             use: Refusals(
-                f"refused %d reservations of %s for {use}, most recently %d bytes for %s: %s use %d of %d bytes (%s)"
+                f"refused %d reservations of %s (use: {use}), most recently %d bytes for %s. In use by %s: %d "
+                "of %d bytes (%s)"
             )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"disconnected %d slow clients that were using %s for {use}, most recently %s with %d bytes: %s use %d "
-                "of "
-                "%d bytes (%s)"
+                f"disconnected %d slow clients that were using %s (use: {use}), most recently %s with %d "
+                "bytes. In use by %s: %d of %d bytes (%s)"
             )
             for use in Use
         }
@@ -252,7 +252,7 @@ class Budget:
         Args:
             client: the name of the user, or of the connection.
         """
-        share = Share(client or "another node, or a start", self.declarations, DECLARED_PART)
+        share = Share(client or "declarations of other nodes and earlier runs", self.declarations, DECLARED_PART)
         return Room(ClientMemory(self, share.name, share), Use.DECLARED, (self._declared, share))
 
     def write_job(self, name: str, owner: str | None) -> Room:

@@ -134,7 +134,9 @@ class FewLines:
         count, end = self._minute.get()
         if now >= end:
             if count > MOST_LINES:
-                self._logger.log(self._level, "%d more log messages of this kind: %s", count - MOST_LINES, self._text)
+                self._logger.log(
+                    self._level, "suppressed %d more log messages of this kind: %s", count - MOST_LINES, self._text
+                )
             count, end = 0, now + QUIET_SECONDS
         if count < MOST_LINES:
             self._logger.log(self._level, self._text, *values)

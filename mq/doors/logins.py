@@ -33,7 +33,7 @@ GUEST: Final = "guest"
 class GuestFromElsewhere(SecretRefused):
     """A login as ``guest`` with the well-known password ``guest`` from another machine."""
 
-    why = "the user guest can only log in from the daemon's machine"
+    why = "the user guest can only log in from the machine that mq runs on"
 
     def __init__(self) -> None:
         where = "the machine that mq runs on. Use a token or another user"

@@ -211,8 +211,8 @@ class Standby:
         if pid != self._warned_of:
             self._warned_of = pid
             logger.error(
-                "the active daemon, process %d, has not responded for %g s but still holds the lock of the "
-                "root. Kill it (kill -9 %d) so that this standby can take over",
+                "the active daemon, process %d, has not responded for %g s but still holds the root's lock. "
+                "Kill it (kill -9 %d) so that this standby can take over",
                 pid,
                 SILENT_SECONDS,
                 pid,
@@ -315,7 +315,9 @@ class Owner:
     async def _listen(self) -> trio.socket.SocketType:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
-                raise CannotListen("cannot listen for standby daemons: state/turn is not a socket. Move this file away")
+                raise CannotListen(
+                    "cannot listen for standby daemons: state/turn exists and is not a socket. Move this file away"
+                )
             os.unlink(self._path)  # of an owner that has ended, for this one has the lock
         opened = _new_socket()
         try:

@@ -400,7 +400,7 @@ async def _read(call: ActionCall, messages: Sequence[Message]) -> list[tuple[Mes
             call.room.cover(call.room.size + _WRITTEN * message.body.size)
             found.append((message, await _body(message)))
         except CorruptMessage as error:
-            logger.error("cannot deliver message %s of queue %s: %s", message.id, message.queue, error)
+            logger.error("cannot deliver message %s from queue %s: %s", message.id, message.queue, error)
             damaged = error
         except MQError:
             await call.desk.broker.give_back(messages[position:])

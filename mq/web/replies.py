@@ -232,7 +232,7 @@ class MessagePage:
                 self._room.cover(self._used)
                 body = message.body.data if type(message.body) is BytesBody else await read_body(message)
             except CorruptMessage as error:
-                logger.error("cannot deliver message %s of queue %s: %s", message.id, message.queue, error)
+                logger.error("cannot deliver message %s from queue %s: %s", message.id, message.queue, error)
             except MQError:
                 await close([each.message for each in seen[position:]])
                 raise

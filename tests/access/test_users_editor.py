@@ -117,7 +117,7 @@ def test_what_would_not_be_read_again_is_not_written(path: Path, monkeypatch: py
     file = UsersFile(write_users(path, COMMENTED))
     before = path.read_bytes()
     monkeypatch.setattr(users_editor.tomlkit, "dumps", lambda document: "[users")
-    with pytest.raises(InvalidSetting, match="not TOML"):
+    with pytest.raises(InvalidSetting, match="not valid TOML"):
         file.remove("bob")
     assert path.read_bytes() == before
 

@@ -84,7 +84,7 @@ def test_an_empty_file_has_no_users(path: Path) -> None:
 def test_what_is_wrong_is_named_and_no_value_quoted(path: Path, text: str, key: str) -> None:
     write_users(path, text)
     told = refusal(path)
-    assert told.startswith(f"{key} in the users file ")
+    assert told.startswith(f"invalid entry {key} in the users file ")
     assert "hunter2" not in told
 
 
@@ -97,7 +97,7 @@ def test_what_is_nested_too_deep_is_told(path: Path) -> None:
 def test_what_is_not_toml_is_told(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     told = refusal(path)
-    assert "is not TOML" in told or "is not UTF-8" in told
+    assert "is not valid TOML" in told or "is not UTF-8" in told
     assert "hunter2" not in told
 
 

@@ -176,7 +176,7 @@ def test_who_takes_too_long() -> None:
     peer.clock.now = 110.0
     peer.connection.tick()
     assert peer.connection.is_over
-    assert "timeout" in peer.connection.why
+    assert "timed out" in peer.connection.why
 
 
 def test_frames_are_as_large_as_agreed_on() -> None:

@@ -93,7 +93,7 @@ async def test_guest_is_let_in_from_this_machine_alone(
             address=address,
         )
     is_foreign = answer == "403"
-    assert ("the user guest can only log in from the daemon's machine" in caplog.text) == is_foreign
+    assert ("the user guest can only log in from the machine that mq runs on" in caplog.text) == is_foreign
     assert (b"may only log in from the machine" in (reply.body if isinstance(reply.body, bytes) else b"")) == is_foreign
 
 

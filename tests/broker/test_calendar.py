@@ -165,7 +165,7 @@ async def test_delay_counts_time_without_a_daemon_once_a_clock_far_ahead_is_trus
             broker.clock.trust()
         await trio.sleep(PATIENCE_SECONDS)
         assert {await consumed(broker), await consumed(broker)} == {b"x", b"near"}
-        assert ("trusts it" if is_trusted else "24 hours without a step") in caplog.text
+        assert ("an operator confirmed it" if is_trusted else "24 hours without a jump") in caplog.text
         assert await delayed(broker) == 2
         await trio.sleep(DAY - 60)
         assert await take(broker) is None

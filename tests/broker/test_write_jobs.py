@@ -113,7 +113,7 @@ async def test_an_aborted_job_leaves_nothing_and_takes_nothing(disk_address: str
         await hold(broker)
         await broker.writes.abort("r", "job")
         assert await broker._storage.scan(State.NEW) == []
-        with pytest.raises(Conflict, match="accepts no more rows"):
+        with pytest.raises(Conflict, match="does not accept more rows"):
             await hold(broker)
     async with opened(disk_address) as broker:
         with pytest.raises(Conflict, match="was aborted"):
@@ -412,7 +412,7 @@ class Client:
 
     async def write(self, broker: Broker) -> None:
         if not self.is_committed:
-            with suppress(Conflict):  # committed before the cut, it accepts no more rows
+            with suppress(Conflict):  # committed before the cut, it does not accept more rows
                 await hold(broker)
             assert (await broker.writes.commit("q", "job", PARTS, 6)).state == "done"
             self.is_committed = True

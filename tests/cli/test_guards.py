@@ -214,7 +214,9 @@ def test_a_hangup_changes_the_users_of_connections_that_are_open(tmp_path: Path,
         assert ask(connection, "PUT", "/q", f"Bearer {OTHER_TOKEN}")[0] == 200
         assert ask(connection, "POST", "/q/messages", f"Bearer {OTHER_TOKEN}")[0] == 403
         Path(users).write_text("[users.alice]\nfly = true")
-        daemon.hang_up('cannot reload the users file; the previous users remain in effect: users."alice"."fly"')
+        daemon.hang_up(
+            'cannot reload the users file; the previous users remain in effect: invalid entry users."alice"."fly"'
+        )
         assert ask(connection, "PUT", "/q", f"Bearer {OTHER_TOKEN}")[0] == 200
         assert connection.sock is socket  # one connection, all the while
         connection.close()

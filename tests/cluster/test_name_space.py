@@ -470,7 +470,7 @@ async def test_a_node_that_has_a_queue_of_the_clusters_name_for_itself_does_not_
         while isinstance(error, BaseExceptionGroup):
             [error] = error.exceptions
         assert isinstance(error, StorageUnusable)
-        assert "node c has local queues with the names of cluster queues: q." in str(error)
+        assert "node c has local queues with the same names as cluster queues: q." in str(error)
         assert "without --cluster" in str(error)
 
 

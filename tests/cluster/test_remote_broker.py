@@ -106,7 +106,7 @@ def leadership_of(broker: Any) -> Leadership:
 async def test_a_method_or_an_argument_that_is_not_known_is_refused(
     method: str, args: list[Any], named: dict[str, Any]
 ) -> None:
-    with pytest.raises(CallerError, match=rf"^(unknown method|invalid arguments for method) {method}$"):
+    with pytest.raises(CallerError, match=rf"^(unknown method|invalid arguments for the method) {method}$"):
         await leadership_of(Asked()).perform(Holder(), method, args, named)
 
 

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_had_is_refused_and_the_old_one_goes_on(path: Path
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda path: path.symlink_to("elsewhere"), "it is a symbolic link"),
+        (lambda path: path.symlink_to("elsewhere"), "the path is a symbolic link"),
         (lambda path: path.mkdir(), "Is a directory"),
         (lambda path: os.mkfifo(path), "not a file"),
     ],

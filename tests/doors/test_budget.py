@@ -287,13 +287,13 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
                 memory.reserve(Use.ANSWER, 7)
         [line] = caplog.messages
         assert line.startswith(
-            "refused 1 reservations of memory for answer, most recently 7 bytes for user alice, connection a con"
+            "refused 1 reservations of memory (use: answer), most recently 7 bytes for user alice, connection a con"
         )
-        assert line.endswith("user alice use 200 of 200 bytes (--memory)")
+        assert line.endswith("In use by user alice: 200 of 200 bytes (--memory)")
         await trio.sleep(61)
         with pytest.raises(NoMemory):
             memory.reserve(Use.ANSWER, 7)
-    assert caplog.messages[1].startswith("refused 3 reservations of memory for answer")
+    assert caplog.messages[1].startswith("refused 3 reservations of memory (use: answer)")
     assert budget.refused == {Use.ANSWER: 4}
 
 
@@ -322,9 +322,9 @@ async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, cap
         memory.reserve(Use.STAGED, 7)
     [line] = caplog.messages
     assert line.startswith(
-        "refused 1 reservations of disk for staged, most recently 7 bytes for user -, connection a connection"
+        "refused 1 reservations of disk (use: staged), most recently 7 bytes for user -, connection a connection"
     )
-    assert line.endswith("this connection use 20 of 20 bytes (--staging)")
+    assert line.endswith("In use by this connection: 20 of 20 bytes (--staging)")
     assert budget.refused == {Use.STAGED: 1}
 
 

@@ -175,7 +175,7 @@ async def test_a_number_of_a_part_is_refused_for_a_second_queue(endpoints: Endpo
     await ask(endpoints, "POST", f"{q}?part=0&number=0", lines("a"))
     reply = await ask(endpoints, "POST", "/r/writes/job?part=0&number=0", lines("a"))
     assert reply.status == 409
-    assert "its own number" in detail(reply)
+    assert "Use a different number" in detail(reply)
 
 
 async def test_a_number_of_a_part_is_refused_for_other_rows(endpoints: Endpoints, q: str) -> None:

@@ -267,4 +267,4 @@ def check_binding(kind: ExchangeType, arguments: Mapping[str, Any]) -> None:
     """
     if kind is ExchangeType.HEADERS and arguments.get(X_MATCH, "all") not in X_MATCHES:
         given = arguments[X_MATCH]
-        raise Refusal(Code.PRECONDITION_FAILED, f"invalid x-match {given!r}. Use one of {', '.join(X_MATCHES)}")
+        raise Refusal(Code.PRECONDITION_FAILED, f"invalid x-match value {given!r}. Use one of {', '.join(X_MATCHES)}")

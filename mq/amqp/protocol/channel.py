@@ -75,7 +75,7 @@ class Channel:
                 self._publishes.take(frame)
             elif self._publishes.expects_content:
                 name = _method_of(frame).name
-                raise Refusal(Code.UNEXPECTED_FRAME, f"expected content for class 60, got {name} instead")
+                raise Refusal(Code.UNEXPECTED_FRAME, f"expected a content frame for class 60 but received {name}")
             elif isinstance(frame, PublishFrames):
                 self._publishes.publish(frame)
             elif isinstance(frame, AckFrames):
@@ -95,7 +95,7 @@ class Channel:
     def _handle(self, method: base.Frame) -> None:
         handler = _HANDLERS.get(type(method))
         if handler is None:
-            raise Refusal(Code.COMMAND_INVALID, f"{method.name} is not a method that a client can send on a channel")
+            raise Refusal(Code.COMMAND_INVALID, f"a client cannot send the method {method.name} on a channel")
         handler(self, method)
 
     def _handle_while_closing(self, frame: ChannelFrame) -> None:
@@ -268,7 +268,10 @@ class Channel:
 
     def _consume_replies(self, method: methods.Basic.Consume) -> None:
         if not method.no_ack:
-            raise Refusal(Code.PRECONDITION_FAILED, "reply consumer cannot acknowledge")
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                "a direct reply-to consumer must set no_ack, because it cannot acknowledge messages",
+            )
         if self._publishes.replies is not None:
             raise Refusal(Code.PRECONDITION_FAILED, "the channel already has a direct reply-to consumer")
         session = self._session
@@ -299,10 +302,10 @@ class Channel:
         if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"{self._session.unsettled} deliveries are not acknowledged. Acknowledge some of them first",
+                f"the client has {self._session.unsettled} unacknowledged deliveries. Acknowledge some of them first",
             )
         if not method.no_ack and not self._session.may_hold(1):
-            text = f"{self._session.unsettled} deliveries are not acknowledged, and there is no memory for more"
+            text = f"the client has {self._session.unsettled} unacknowledged deliveries, and no memory is left for more"
             raise Refusal(Code.RESOURCE_ERROR, f"{text}. Acknowledge some of them first")
         self._ask(commands.Get(self.key, queue, method.no_ack), method)
 

@@ -308,9 +308,11 @@ class Connection:
             return
         now = self._clock()
         if now >= self._heartbeats.dead_at:
-            self._be_over("missed heartbeats from client")
+            self._be_over("no heartbeat received from the client")
         elif now >= self._deadline:
-            self._be_over("" if self.state is ConnectionState.LEFT else f"timeout while {self.state.value}")
+            self._be_over(
+                "" if self.state is ConnectionState.LEFT else f"timed out in connection state {self.state.value}"
+            )
         elif now >= self._heartbeats.send_at:
             self._sending.append(HEARTBEAT)
 

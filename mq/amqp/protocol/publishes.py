@@ -20,7 +20,7 @@ from mq.amqp.wire.properties import NONE, BasicProperties
 
 ALWAYS_KEPT: Final = 64 * 1024
 """Bytes of a body up to which it is kept until its queues have refused it."""
-EXPECTS_METHOD: Final = "expected method frame, got content instead"
+EXPECTS_METHOD: Final = "expected a method frame but received a content frame"
 
 
 class Mode(Enum):
@@ -49,7 +49,7 @@ class Content:
             Refusal: 406, the body is too long; 502, 505: it is malformed, or a second one.
         """
         if self.missing >= 0:
-            raise Refusal(Code.UNEXPECTED_FRAME, "expected content body, got content header instead")
+            raise Refusal(Code.UNEXPECTED_FRAME, "expected a content body but received a content header")
         _check_size(frame.body_size, body_max)
         self.properties = BasicProperties(frame.properties)
         self.missing = frame.body_size
@@ -61,7 +61,7 @@ class Content:
             Refusal: 505, it comes before the header; 501, it is more than was announced.
         """
         if self.missing < 0:
-            raise Refusal(Code.UNEXPECTED_FRAME, "expected content header, got content body instead")
+            raise Refusal(Code.UNEXPECTED_FRAME, "expected a content header but received a content body")
         if len(frame.payload) > self.missing:
             raise Refusal(
                 Code.FRAME_ERROR, f"the body is {len(frame.payload) - self.missing} bytes longer than declared"
@@ -108,7 +108,9 @@ class Publishes:
             Refusal: 406; the other one was chosen.
         """
         if self.mode not in (Mode.PLAIN, mode):
-            raise Refusal(Code.PRECONDITION_FAILED, f"cannot switch from {self.mode.value} to {mode.value} mode")
+            raise Refusal(
+                Code.PRECONDITION_FAILED, f"cannot switch the channel from {self.mode.value} mode to {mode.value} mode"
+            )
         self.mode = mode
 
     def begin(self, method: methods.Basic.Publish) -> None:
@@ -198,7 +200,10 @@ class Publishes:
         self._check_user(properties)
         if properties.text("reply_to") == REPLY_TO:
             if self.replies is None:
-                raise Refusal(Code.PRECONDITION_FAILED, "fast reply consumer does not exist")
+                raise Refusal(
+                    Code.PRECONDITION_FAILED,
+                    "the channel has no direct reply-to consumer. Consume from amq.rabbitmq.reply-to before publishing",
+                )
             properties = properties.replying_to(self.replies.name)
         expiration = properties.expiration_ms
         shown, hidden = self._copied_to(method, properties)

@@ -321,7 +321,7 @@ class Session:
             Refusal: 506; that is too much.
         """
         if self.buffered + size > self.limits.buffered_max:
-            why = "incomplete and uncommitted messages of this client exceed the size limit"
+            why = "the incomplete and uncommitted messages from this client exceed the size limit"
             raise Refusal(Code.RESOURCE_ERROR, why)
 
     def demand(self, right: Right, what: str, name: str | None) -> None:
@@ -339,7 +339,10 @@ class Session:
             return
         self.denied(right, what, name)
         shown = "every queue" if name is None else f"{what} '{name}' in vhost '{self.vhost}'"
-        raise Refusal(Code.ACCESS_REFUSED, f"access to {shown} refused for user '{self.user.name}': no {right} right")
+        raise Refusal(
+            Code.ACCESS_REFUSED,
+            f"access to {shown} refused for user '{self.user.name}': the user does not have the {right} right",
+        )
 
     def demand_any(self, what: str, name: str) -> None:
         """Check that the user has any right on it.

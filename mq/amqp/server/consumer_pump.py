@@ -331,7 +331,7 @@ class ConsumerPump:
                     found = await read(left[0], self.queue)
                 except CorruptMessage as error:
                     logger.error(
-                        "cannot deliver message %s of queue %s: %s", left[0].message.id, self.queue.name, error
+                        "cannot deliver message %s from queue %s: %s", left[0].message.id, self.queue.name, error
                     )
                     self._damaged.append(left.popleft())  # kept here, or this queue would hand it out again and again
                     continue

@@ -138,7 +138,7 @@ class DeadLetterRouter:
             body = message.body.data if isinstance(message.body, BytesBody) else await message.body.read()
             came = arrival_of(None, message.id, queue.name, attributes, body, redelivered=False)
         except CorruptMessage as error:
-            logger.error("dead letter %s of queue %s was lost: %s", message.id, queue.name, error)
+            logger.error("dead letter %s from queue %s was lost: %s", message.id, queue.name, error)
             return []
         properties = remembered(_parsed, came.properties)(came.properties)
         hidden = hidden_keys_of(attributes)
@@ -175,7 +175,7 @@ class DeadLetterRouter:
         try:
             targets = self._topology.route(queue.vhost, exchange, key, properties.headers, shown + hidden)
         except Refusal as refusal:
-            logger.warning("dead letters of queue '%s' are being dropped: %s", queue.name, refusal)
+            logger.warning("dead letters from queue '%s' are being dropped: %s", queue.name, refusal)
             return []
         dead = _DeadLetter(exchange, key, properties, publication.body, hidden_keys=hidden)
         return [

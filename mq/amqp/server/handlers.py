@@ -377,7 +377,7 @@ class Handlers:
                     await self._broker.declarations.look(queue.key)
                     return commands.Got(found, self._broker.declarations.ready(queue.key))
                 except CorruptMessage as error:
-                    logger.error("cannot deliver message %s of queue %s: %s", held[0].message.id, queue.name, error)
+                    logger.error("cannot deliver message %s from queue %s: %s", held[0].message.id, queue.name, error)
                     unsent += held  # passed over while the next one is looked at
                     held = []
                 except BaseException:

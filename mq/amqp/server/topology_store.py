@@ -72,8 +72,8 @@ class TopologyStore:
             lost = self._topology.load(records)
             for binding in self._topology.stranded:
                 logger.error(
-                    "the binding of exchange %r to %r has no effect because one of the exchanges has no record. "
-                    "Declare this exchange again and restart mq, or delete the binding (%s)",
+                    "the binding of exchange %r to %r has no effect because one of the two exchanges does "
+                    "not exist. Declare the missing exchange again and restart mq, or delete the binding (%s)",
                     binding.source,
                     binding.to.name,
                     binding.record().key,

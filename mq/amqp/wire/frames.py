@@ -341,7 +341,7 @@ class FrameReader:
         if len(self._held) <= start + size:
             return None
         if self._held[start + size] != _END:
-            raise Refusal(Code.FRAME_ERROR, f"a frame ends with the octet {self._held[start + size]}, not with {_END}")
+            raise Refusal(Code.FRAME_ERROR, f"a frame ends with byte {self._held[start + size]} instead of {_END}")
         self._at = start + size + 1
         return _parse(kind, channel, self._held[start : start + size])
 
@@ -357,13 +357,13 @@ def _parse(kind: int, channel: int, payload: bytes) -> Frame:
         if channel:
             raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat must be on channel 0")
         return HeartbeatFrame(channel)
-    raise Refusal(Code.FRAME_ERROR, f"invalid frame: type {kind} with {len(payload)} bytes")
+    raise Refusal(Code.FRAME_ERROR, f"invalid frame of type {kind} with {len(payload)} bytes")
 
 
 def _method(payload: bytes) -> base.Frame:
     """As pamqp's unmarshal, but strict: nothing may be missing, and nothing may follow."""
     if len(payload) > LARGEST_TABLE:
-        raise Refusal(Code.SYNTAX_ERROR, f"a method of {len(payload)} bytes is too large")
+        raise Refusal(Code.SYNTAX_ERROR, f"a method frame of {len(payload)} bytes is too large")
     index = int.from_bytes(payload[:4])
     found = read(index, payload)
     if found is not None:
@@ -405,7 +405,8 @@ def _content_header(channel: int, payload: bytes) -> HeaderFrame:
     class_id, weight, body_size = _CONTENT_HEADER.unpack_from(payload)
     if class_id != _BASIC or weight:
         raise Refusal(
-            Code.UNEXPECTED_FRAME, f"a content header has the unexpected class {class_id} and weight {weight}"
+            Code.UNEXPECTED_FRAME,
+            f"a content header has an unexpected class or weight (class {class_id}, weight {weight})",
         )
     return HeaderFrame(channel, body_size, payload[_CONTENT_HEADER.size :])
 

@@ -102,7 +102,10 @@ class BasicProperties:
             return None
         text = self.text("expiration")
         if not _NUMBER.fullmatch(text) or int(text) > LONGEST_EXPIRATION_MS:
-            raise Refusal(Code.PRECONDITION_FAILED, f"invalid expiration '{text}': use milliseconds, up to ten years")
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                f"invalid expiration '{text}': use a number of milliseconds, at most ten years",
+            )
         return int(text)
 
     def text(self, name: str) -> str:
@@ -198,7 +201,7 @@ class BasicProperties:
 
 def _keys(name: str, listed: Any) -> tuple[str, ...]:
     if not isinstance(listed, list):
-        raise Refusal(Code.PRECONDITION_FAILED, f"invalid message: the header {name} is not a list of routing keys")
+        raise Refusal(Code.PRECONDITION_FAILED, f"invalid message: the header {name} must be a list of routing keys")
     return tuple(key for key in listed if isinstance(key, str))
 
 

@@ -152,7 +152,7 @@ def decoded(table: bytes) -> dict[str, Any]:
         Refusal: 502; the bytes are no table, or more than :data:`LARGEST_TABLE`.
     """
     if len(table) > LARGEST_TABLE:
-        raise Refusal(Code.SYNTAX_ERROR, f"a table of {len(table)} bytes is too large")
+        raise Refusal(Code.SYNTAX_ERROR, f"a field table of {len(table)} bytes is too large")
     check(table)
     try:
         return decode.field_table(table)[1] if len(table) <= _SMALL else _table(table, 4, len(table))

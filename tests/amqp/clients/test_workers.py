@@ -119,12 +119,12 @@ def test_replies_end_with_who_asked(connect: Callable[[], BlockingConnection], h
 
 def test_who_asks_for_replies_has_to_consume_them_first(channel: BlockingChannel, queue: str) -> None:
     channel.queue_declare(queue)
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="fast reply consumer does not exist"):
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="the channel has no direct reply-to consumer"):
         channel.basic_publish("", queue, b"?", pika.BasicProperties(reply_to=REPLY_TO))
 
 
 def test_replies_cannot_be_acknowledged(channel: BlockingChannel) -> None:
-    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="reply consumer cannot acknowledge"):
+    with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="a direct reply-to consumer must set no_ack"):
         next(channel.consume(REPLY_TO, inactivity_timeout=WAIT_SECONDS))
 
 

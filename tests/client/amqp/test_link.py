@@ -125,7 +125,11 @@ async def test_every_wait_ends_with_the_connection(way: str) -> None:
             await server.stream.send(b"\x01\0\x01\0\0\0\x04\0\x14\0\x0bX")
         await anyio.wait_all_tasks_blocked()
         assert [type(outcome.error) for outcome in outcomes] == [Interrupted] * 4
-        why = {"hangs up": "closed the connection", "closes": "CONNECTION_FORCED - bye", "lies": "ends with the octet"}
+        why = {
+            "hangs up": "closed the connection",
+            "closes": "CONNECTION_FORCED - bye",
+            "lies": "ends with byte",
+        }
         with pytest.raises(Unreachable, match=why[way]):
             await client.get("q")
 
