@@ -32,12 +32,10 @@ each_batch = pytest.mark.parametrize("glutton", BATCHES.values(), ids=BATCHES)
 
 
 @pytest.fixture
-def small_heap() -> Iterator[None]:
+def small_heap() -> None:
     """What thousands of tests before left in this process is not the server's to collect."""
     gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+    gc.freeze()  # for good: to thaw it would thaw all that pytest collected, too
 
 
 class Steps(trio.abc.Instrument):

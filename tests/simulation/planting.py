@@ -334,7 +334,11 @@ def _defined(loaded: tuple[ModuleType, ...]) -> list[FunctionType]:
 
 
 def _all_functions() -> list[FunctionType]:
-    return [each for each in gc.get_objects() if type(each) is FunctionType]
+    gc.unfreeze()  # as pytest's conftest left them: frozen objects are not listed
+    try:
+        return [each for each in gc.get_objects() if type(each) is FunctionType]
+    finally:
+        gc.freeze()
 
 
 def _mark(code: CodeType) -> tuple[str, str, int]:
