@@ -115,6 +115,7 @@ class Broker:
         self._waiters.close()
         with suppress(StorageUnsure), self.progress.patient():
             await self._in_flight.finished()
+            self.clock.look()  # an idle broker may not have seen a step
             await self._wiring.record_time()
 
     # The store

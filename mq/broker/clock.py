@@ -85,7 +85,7 @@ class ClockRecord(NamedTuple):
             says so, of delays.
         doubted: when the youngest message joined that is older than the doubt in which this was recorded, in UUID
             ticks; 0 where the clock was not in doubt.
-        is_settled: whether the wall clock had gone on for :data:`DATE_SECONDS` without being set.
+        is_settled: whether the wall clock had gone on for :data:`DATE_SECONDS` without a step, as far as was seen.
     """
 
     steady_ms: int
@@ -189,7 +189,7 @@ class Clock:
         self._seen = offset  # the wall clock's offset at the last look
         self._stepped = elapsed()  # when that changed last
         self._synchronised: float | None = None  # since when the kernel has called its clock so
-        self._believed = -math.inf  # when a step was believed, or a doubt ended, last
+        self._changed = -math.inf  # when that changed last which a record is to say besides the time
         self._rests_until = -math.inf  # until then work is noted already
         self._has_worked = False  # since the last record
         self._aged: list[Aged] = []
@@ -355,7 +355,7 @@ class Clock:
         if not self._is_down_known:
             down_ns = shown - self._steady if self.is_anew else _ahead_ns(self._last, shown)
             self._age(down_ns, is_of_delays=True)
-        self.doubt, self._believed, self._is_settled = "", elapsed, is_settled
+        self.doubt, self._changed, self._is_settled = "", elapsed, is_settled
         self._wall = self._date = self._seen = shown
         logger.warning("the wall clock is trusted again: %s", why)
         self._trusted.set()
@@ -377,7 +377,7 @@ class Clock:
         now = self._elapsed()
         seen = self._read_wall_ns() - round(now * 1e9)
         if abs(seen - self._seen) > STEP_NS:
-            self._stepped = now
+            self._stepped, self._is_settled = now, False
         self._seen = seen
         is_synchronised = bool(self.doubt) and self._kernel.is_synchronised()
         self._synchronised = (self._synchronised or now) if is_synchronised else None
@@ -389,7 +389,7 @@ class Clock:
         if is_small or lasted >= SETTLE_SECONDS:
             step, self._wall = (seen - self._wall) / 1e9, seen
             if not is_small:
-                self._believed, self._is_settled = now, False
+                self._changed = now
                 logger.warning(
                     "the wall clock was set %s by %s. Delivery times and cron schedules follow the new time; leases "
                     "and delays do not change",
@@ -399,7 +399,8 @@ class Clock:
                 self._tell()
         if abs(seen - self._date) <= STEP_NS or lasted >= DATE_SECONDS:
             self._date = seen
-        self._is_settled |= lasted >= DATE_SECONDS
+        if lasted >= DATE_SECONDS and not self._is_settled:
+            self._changed, self._is_settled = now, True
 
     def _reconsider(self, now: float, lasted: float) -> None:
         is_plausible = self._is_new or self._last.is_plausible(_ahead_ns(self._last, self._seen))
@@ -427,6 +428,11 @@ class Clock:
 
     # Those who wait for it
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the wall clock has gone on for :data:`DATE_SECONDS` without a step, as far as was seen."""
+        return self._is_settled
+
     def set_waiting(self, name: str, *, is_waiting: bool) -> None:
         """Look at the wall clock often while something of that name waits for an instant that a user gave."""
         if is_waiting and name not in self._waiting:
@@ -440,8 +446,18 @@ class Clock:
         self._told.append(told)
 
     def wake(self) -> None:
-        """Look at the wall clock soon: the kernel reports that it was set, or that the machine has slept."""
+        """Look at the wall clock soon."""
         self._woken.set()
+
+    def note_step(self) -> None:
+        """Look at the wall clock, and record a step: the kernel reports that it was set, or that the machine has slept.
+
+        A power cut may come before the step is believed. The next start must not take it for time without a daemon.
+        """
+        self.look()
+        if not self._is_settled:
+            self._changed = self._elapsed()
+        self.wake()
 
     async def trusted(self) -> None:
         """Wait while the wall clock is in doubt."""
@@ -470,7 +486,7 @@ class Clock:
                 await self._woken.wait()
             self.look()
             now = self._elapsed()
-            if now - recorded >= (WORK_SECONDS if self._has_worked else RECORD_SECONDS) or self._believed > recorded:
+            if now - recorded >= (WORK_SECONDS if self._has_worked else RECORD_SECONDS) or self._changed > recorded:
                 recorded, self._has_worked = now, False
                 await keep(self.record())
 

@@ -134,7 +134,7 @@ class StepNotice:
 
 
 async def heed_steps(clock: Clock) -> None:
-    """Have a broker's clock looked at whenever the kernel reports a step. Runs for ever.
+    """Have a broker's clock looked at whenever the kernel reports a step, and until it has settled. Runs for ever.
 
     Where the kernel reports none it ends: then the event loop of a program that runs by a :class:`BootClock` wakes up
     every :data:`~mq.broker.clock.LOOK_SECONDS`.
@@ -148,8 +148,12 @@ async def heed_steps(clock: Clock) -> None:
         if isinstance(trio_clock, BootClock):
             trio_clock.longest_sleep = math.inf
         while True:
-            await notice.wait()
-            clock.wake()
+            with trio.move_on_after(math.inf if clock.is_settled else LOOK_SECONDS) as scope:
+                await notice.wait()
+            if scope.cancelled_caught:
+                clock.wake()  # an idle broker does not look by itself
+            else:
+                clock.note_step()
     finally:
         notice.close()
         if isinstance(trio_clock, BootClock):

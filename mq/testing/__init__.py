@@ -8,5 +8,6 @@
 * ``clients``: clients over HTTP; ``users``: programs that embed the broker; ``claimants``: durable batch consumers;
   ``group_users``: users of message groups; ``write_job_users``: users of write jobs;
   ``schedule_users``: schedules, and a consumer of what they publish.
-* ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect.
+* ``history``: the promises P1 to P7, checked against what clients were told; ``expected``: what users expect;
+  ``clock_ledger``: how far a start may believe a wrong wall clock.
 """

@@ -37,6 +37,7 @@ from mq.storage.options import StorageOptions
 from mq.testing.calls import StepByStep
 from mq.testing.claimants import Claimants, ConsumerLedger
 from mq.testing.clients import Clients
+from mq.testing.clock_ledger import ClockLedger, NotedClock
 from mq.testing.disk import Disk, Medium
 from mq.testing.expected import Expected
 from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
@@ -272,14 +273,14 @@ class _Run:
         self.wrong = Random(f"wrong clock of {seed}")
         self.wrong_seconds = 0.0  # by so much the clock is wrong for a while, besides
         self.wrong_until = 0.0
-        self.believed = 0.0  # by so much steady time may be ahead, as a start has believed a clock
+        self.clocks = ClockLedger(self._now, lambda: self.ahead_seconds + self.wrong_seconds, self._end_leases)
         self.boots, self.booted = 0, 0.0
         self.clock: Clock | None = None
         self.steps = Random(f"clock of {seed}") if self.plan.steps else None
         self.elapsed = 0.0
         self.history = History(self._now, self.plan.lease_seconds, ordered=self.plan.brokers == 1)
         scarce = "no handles" in self.plan.faults
-        self.expected = Expected(self.history, self._now, self._steady, lambda: self.believed, scarce=scarce)
+        self.expected = Expected(self.history, self._now, self._steady, lambda: self.clocks.believed, scarce=scarce)
         self.batches = ConsumerLedger(self.history, self._now)
         self.groups = GroupLedger(self.history, self._now)
         self.schedules = ScheduleLedger(self.history, self._now)
@@ -368,21 +369,18 @@ class _Run:
         """Set the clock. Call it while no broker serves the store."""
         # A machine that starts has its clock set, unless that is wrong by days: then it is in doubt.
         if self._now() >= self.wrong_until or -BEHIND_SECONDS <= self.wrong_seconds <= AHEAD_SECONDS + DAY:
-            if -BEHIND_SECONDS <= self.wrong_seconds < 0:
-                self._believe(-self.wrong_seconds)
             self.wrong_seconds = 0.0
         if self.steps is None:
             return
         before, self.ahead_seconds = self.ahead_seconds, self.steps.choice(STEPS_SECONDS)
         ahead = self.ahead_seconds - before
         self._note(f"the clock is set by {ahead / 86_400:.0f} days")
-        is_believed = self.brokers > 1 or ahead <= AHEAD_SECONDS  # brokers that share a store know no other clock
-        if ahead > 0 and is_believed:
-            self._believe(ahead)
+        if self.plan.brokers > 1 and ahead > 0:  # brokers that share a store know no other clock
+            self.clocks.believed += ahead
+            self._end_leases()
 
-    def _believe(self, seconds: float) -> None:
-        """Note that the next start takes so many seconds for time that has passed, which has not."""
-        self.believed += seconds
+    def _end_leases(self) -> None:
+        """Note that time was counted which has not passed: leases, delays and key windows end by it."""
         self.history.leases_end()
         self.expected.leases_end()
         self.batches.leases_end()
@@ -518,7 +516,7 @@ class _Run:
             strict=self.plan.strict,
         )
         random = Random(self.random.random())
-        clock = Clock(self._clock_ns, trio.current_time, self._kernel())
+        clock = NotedClock(self.clocks, self._clock_ns, trio.current_time, self._kernel())
         broker = await stack.enter_async_context(
             open_broker(storage, config, observers=[self.history], clock=clock, random=random)
         )

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, Published, open_broker
+from mq.broker.clock import KEY, KIND, ClockRecord
 from mq.broker.config import RETRY_SECONDS
 from mq.errors import NoSuchMessage, NoSuchQueue, StorageFull
 from mq.message import MessageId
@@ -250,3 +251,16 @@ async def test_an_epoch_is_greater_than_those_before_it_though_the_clock_was_set
     async with opened(disk_address) as broker:
         await broker.claims.forget("q", "c")
         assert (await broker.claims.start("q", "c")).epoch > before
+
+
+async def test_stop_records_that_the_clock_was_set_though_an_idle_broker_did_not_look(wall_clock: WallClock) -> None:
+    """Or the next start takes the step for time without a daemon, by which leases and times to live end."""
+    store = MemoryStorage()
+    async with open_broker(store, clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        await trio.sleep(3600)
+        wall_clock.ahead_seconds = 3 * 86_400.0
+    record = ClockRecord.stored((await store.records(KIND))[KEY])
+    assert record is not None
+    assert not record.is_settled

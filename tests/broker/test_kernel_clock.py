@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, kernel_clock, open_broker
-from mq.broker.clock import LOOK_SECONDS, Clock
+from mq.broker.clock import LOOK_SECONDS, Clock, ClockRecord
 from mq.broker.kernel_clock import BootClock, StepNotice, boot_seconds, heed_steps, is_synchronised, this_boot
 
 START_NS: Final = 1_700_000_000 * 10**9
@@ -65,6 +65,12 @@ class Machine:
 
     def wall_ns(self) -> int:
         return START_NS + round((self.boot - 1000.0 + self.wall_ahead) * 1e9)
+
+    def set_clock(self, ahead: float) -> None:
+        """Set the wall clock, which the kernel reports."""
+        self.wall_ahead = ahead
+        for fd in self._notices:
+            os.write(fd, b"x")
 
     def sleep_at(self, seconds: float, lasts: float) -> None:
         """Sleep once the machine was awake for so long."""
@@ -177,3 +183,46 @@ def test_lease_is_over_as_the_machine_wakes_up(machine: Machine) -> None:
         return late
 
     assert run(wait) <= 1
+
+
+DAY: Final = 86_400.0
+
+
+async def records_after_a_step(machine: Machine, seconds: float) -> list[ClockRecord]:
+    """The records that an idle broker's clock has written so long after the clock was set a day ahead."""
+    clock = Clock(machine.wall_ns, kernel_clock.boot_seconds)
+    clock.begin(None)
+    records: list[ClockRecord] = []
+
+    async def keep(record: ClockRecord) -> None:
+        records.append(record)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(heed_steps, clock)
+        nursery.start_soon(clock.run, keep)
+        await trio.sleep(100)
+        machine.set_clock(DAY)
+        await trio.sleep(seconds)
+        nursery.cancel_scope.cancel()
+    return records
+
+
+def test_idle_broker_records_a_step_at_once_so_that_no_start_takes_it_for_downtime(machine: Machine) -> None:
+    [record] = trio.run(records_after_a_step, machine, 1.0, clock=BootClock())
+    machine.boot += 5.0
+    other = Clock(machine.wall_ns, kernel_clock.boot_seconds)
+    other.begin(record)
+    assert other.doubt
+    assert abs(other.steady_ms() - record.steady_ms) < 10
+
+
+def test_idle_broker_records_the_new_time_and_that_it_has_settled_and_then_sleeps(machine: Machine) -> None:
+    records = trio.run(records_after_a_step, machine, DAY / 2, clock=BootClock())
+    ahead = [round((each.wall_ms - each.steady_ms) / 1000) for each in records]
+    assert list(zip(ahead, [each.is_settled for each in records], strict=True)) == [
+        (0, False),
+        (DAY, False),
+        (DAY, True),
+    ]
+    dates = [round((each.date_ms - each.steady_ms) / 1000) for each in records]
+    assert dates == [0, 0, DAY]
