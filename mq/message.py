@@ -87,9 +87,7 @@ class MessageId(str):
         if type(text) is cls:
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
-            raise InvalidId(
-                f"invalid message id: {shorten(text)}. Use the X-Message-Id that a publish or fetch returned"
-            )
+            raise InvalidId(f"invalid message ID: {shorten(text)}. Use the X-Message-Id returned by a publish or fetch")
         return super().__new__(cls, text)
 
     @property

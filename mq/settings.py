@@ -215,23 +215,23 @@ def _parse_networks(value: object) -> tuple[str, ...]:
     return networks
 
 
-_BASE_PATH: Final = ValueKind(_parse_path, "a path of letters, digits and . _ ~ - such as /mq", "PATH")
+_BASE_PATH: Final = ValueKind(_parse_path, "a path of letters, digits and . _ ~ - (such as /mq)", "PATH")
 _NETWORKS: Final = ValueKind(
-    _parse_networks, "a list of addresses or networks, separated by commas, such as 10.0.0.0/8, or unix", "NETWORKS"
+    _parse_networks, "a comma-separated list of addresses or networks (such as 10.0.0.0/8) or unix", "NETWORKS"
 )
-_TEXT: Final = ValueKind(_parse_text, "a text of visible characters", "TEXT")
+_TEXT: Final = ValueKind(_parse_text, "text without spaces or control characters", "TEXT")
 _FILE: Final = _TEXT._replace(metavar="FILE")
 _FOLDER: Final = _TEXT._replace(metavar="FOLDER")
 _ADDRESS: Final = _TEXT._replace(metavar="ADDRESS")
 _NAME: Final = _TEXT._replace(metavar="NAME")
-_NAMES: Final = ValueKind(_parse_names, "a list of names, separated by commas, each at most 255 bytes long", "NAMES")
-_USER: Final = ValueKind(_parse_user, "the name or the number of a user of this machine", "USER")
+_NAMES: Final = ValueKind(_parse_names, "a comma-separated list of names of at most 255 bytes each", "NAMES")
+_USER: Final = ValueKind(_parse_user, "the name or number of a user on this machine", "USER")
 _SOCKET: Final = ValueKind(
-    _parse_socket, "a path, perhaps with a file mode in octal, such as /run/mq/http,mode=0660", "FILE[,mode=MODE]"
+    _parse_socket, "a path, optionally with an octal file mode, such as /run/mq/http,mode=0660", "FILE[,mode=MODE]"
 )
-_KEEP: Final = ValueKind(_parse_keep, "a size, a duration or both, such as 10GiB,30d", "SIZE,DURATION")
+_KEEP: Final = ValueKind(_parse_keep, "a size, a duration, or both, such as 10GiB,30d", "SIZE,DURATION")
 _SCHEDULES: Final = ValueKind(
-    _parse_schedules, "a number, perhaps with a rate, both from 0 to 10000, such as 100,10/s", "NUMBER[,RATE/s]"
+    _parse_schedules, "a number, optionally with a rate, each from 0 to 10000, such as 100,10/s", "NUMBER[,RATE/s]"
 )
 _SWITCHED: Final = ValueKind(_parse_switch, "true or false", "")
 
@@ -579,9 +579,11 @@ def _read_file(flags: Mapping[str, str | None], environment: Mapping[str, str]) 
     try:
         file = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise InvalidSetting(f"cannot read {shorten(path)} (from {source}): {error.strerror}") from error
+        raise InvalidSetting(
+            f"cannot read the settings file {shorten(path)} (from {source}): {error.strerror}"
+        ) from error
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deeply
-        raise InvalidSetting(f"{shorten(path)} (from {source}) is not a TOML file: {error}") from error
+        raise InvalidSetting(f"the settings file {shorten(path)} (from {source}) is not valid TOML: {error}") from error
     _check_keys(file, path)
     return file, path
 

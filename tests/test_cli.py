@@ -118,10 +118,10 @@ def test_a_near_miss_in_the_environment_is_told_and_no_more(
 @pytest.mark.parametrize(
     ("store", "durable", "said"),
     [
-        ("posix:/tmp/mq", True, "/tmp/mq is below /tmp,"),
-        ("layered:posix:/var/../tmp/x", True, "below /tmp,"),
-        ("layered:memory:", False, "keeps all messages in memory; they are lost when mq stops"),
-        ("tmpfs:/dev/shm/mq", False, "messages are lost on a power failure"),
+        ("posix:/tmp/mq", True, "/tmp/mq is inside /tmp,"),
+        ("layered:posix:/var/../tmp/x", True, "inside /tmp,"),
+        ("layered:memory:", False, "stores all messages in memory, so they will be lost when mq stops"),
+        ("tmpfs:/dev/shm/mq", False, "messages will be lost in a power failure"),
         ("layered:posix:/var/lib/mq", True, ""),
         ("posix:/var/tmp/mq", True, ""),
         ("posix:/tmpfiles", True, ""),

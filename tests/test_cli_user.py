@@ -296,7 +296,7 @@ def test_wrong_limit_says_what_a_limit_is(path: str, option: str, value: str) ->
     done = run("limit", "shop", "--users", path, option, value)
     assert done.exit_code == 2
     assert "number" in done.stderr
-    assert "none for no limit" in done.stderr
+    assert '"none" for no limit' in done.stderr
 
 
 def test_limit_of_an_unknown_user_is_refused(path: str) -> None:

@@ -72,7 +72,7 @@ def test_vhosts_are_names_with_commas_between(tmp_path: Path) -> None:
     assert load_settings({"amqp_vhosts": "blue, green"}, {}).amqp_vhosts == ("blue", "green")
     assert load_settings({}, in_file(tmp_path, 'amqp_vhosts = ["a,b", "c"]')).amqp_vhosts == ("a,b", "c")
     for wrong in ("", "a,,b", "x" * 256):
-        assert "amqp_vhosts must be a list of names, separated by commas" in refusal({"amqp_vhosts": wrong}, {})
+        assert "amqp_vhosts must be a comma-separated list of names" in refusal({"amqp_vhosts": wrong}, {})
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_trusted_proxies_are_networks() -> None:
     networks = ("127.0.0.1", "10.0.0.0/8", "fd00::/8", "unix")
     assert load_settings({"trusted_proxies": ", ".join(networks)}, {}).trusted_proxies == networks
     for wrong in ("proxy.example", "10.0.0.0/33", "10.0.0.0/8,,::1", "*"):
-        assert "trusted_proxies must be a list of addresses or networks" in refusal({"trusted_proxies": wrong}, {})
+        assert "trusted_proxies must be a comma-separated list of addresses or networks" in refusal(
+            {"trusted_proxies": wrong}, {}
+        )
 
 
 def test_a_file_may_hold_values_of_toml(tmp_path: Path) -> None:
@@ -295,7 +297,7 @@ def test_a_file_that_is_not_toml(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "mq.toml"
     path.write_bytes(broken)
     text = refusal({"config": str(path)}, {})
-    assert "is not a TOML file" in text
+    assert "is not valid TOML" in text
     assert "(from --config)" in text
 
 

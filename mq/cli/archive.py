@@ -133,7 +133,7 @@ def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:
                 if content is not None:
                     yield _outgoing(content.read(), _from_pax(member.pax_headers))
     except (tarfile.TarError, EOFError, ValueError) as error:
-        raise BadArchive(f"cannot read the tar file: {error}") from error
+        raise BadArchive(f"cannot read the tar archive: {error}") from error
 
 
 def _from_pax(headers: Mapping[str, str]) -> dict[str, Any]:

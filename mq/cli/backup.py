@@ -94,7 +94,7 @@ def restore_command(
             _show(list_backups(folder), as_json=as_json)
             return
         if root is None:
-            raise click.UsageError("missing argument ROOT, the folder to restore to")
+            raise click.UsageError("the argument ROOT (the folder to restore to) is missing")
         header, restored, damaged = restore(folder, root, StorageOptions(**trust), number=number, told=bar.told)
     except StorageUnusable as error:
         fail(str(error), CANNOT_START)

@@ -23,7 +23,9 @@ ONE_MACHINE: Final = (
     "etcd has a single member: if its disk fails, all queues of the cluster are lost. Run three members on "
     "three machines"
 )
-ONE_NODE: Final = "only one node is connected: if it fails, no node serves the queues. Start the other two"
+ONE_NODE: Final = (
+    "only one node is connected: if this node fails, no node will serve the queues. Start the other two nodes"
+)
 LOOK_SECONDS: Final = 0.25
 LINK_REPLIES: Final = "mq.cluster.replies."
 """What a link of a neighbour consumes from (:data:`mq.cluster.link_sessions.REPLIES`)."""
@@ -49,7 +51,7 @@ def status_command(remote: Remote, as_json: bool) -> None:
         return
     say_table(_HEADER, _rows(seen))
     left, served = seen["lease_remaining_seconds"], "served" if seen["is_available"] else "not served"
-    lease = "not a member now" if left is None else f"lease: {left:.1f} of {seen['lease_seconds']:g} s left"
+    lease = "not a member at the moment" if left is None else f"lease: {left:.1f} of {seen['lease_seconds']:g} s left"
     say(
         f"node {seen['node']}: {seen['role']}, {lease}; queues: {seen['queues']}, {served}; term: "
         f"{seen['term']}; failovers since start: {seen['failovers']}"
@@ -155,7 +157,7 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
         places |= {link["node"]: link["address"] for link in seen["links"] if link["node"]}
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
-        fail(f"only {' and '.join(sorted(names))} knows the new address. Give the URLs of both other nodes")
+        fail(f"only node {' and '.join(sorted(names))} knows the new address. Specify the URLs of both other nodes")
     say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")
     say("# Cluster file for the new machine; copy coordinator, password_file and the other settings from another node.")
     say(f'name = "{node}"')
@@ -167,9 +169,9 @@ def _left(client: Client) -> Iterator[str]:
     """What a node that is drained still has, a line each; none where it can be stopped."""
     seen = client.cluster()
     if seen["role"] == "master":
-        yield f"node {seen['node']} still serves the queues"
+        yield f"node {seen['node']} is still serving the queues"
     elif not seen["is_available"]:
-        yield "no node serves the queues yet"
+        yield "no node is serving the queues yet"
     elif seen["role"] == "alone":
         yield f"node {seen['node']} is not a member at the moment"
     if count := len(_clients(client)):
@@ -216,7 +218,8 @@ def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from _dangers_at(each)
     if asked != {""} and len(asked) < SIZE:
         yield (
-            f"only {len(asked)} of {SIZE} nodes were checked ({', '.join(sorted(asked))}): give the URLs of all nodes"
+            f"only {len(asked)} of {SIZE} nodes were checked ({', '.join(sorted(asked))}). Specify the URLs "
+            "of all nodes"
         )
     if len({each["term"] for each in seen}) > 1:
         yield "the nodes are not in the same term: a new master is being elected"
@@ -231,15 +234,15 @@ def _dangers_at(each: Mapping[str, Any]) -> Iterator[str]:
     if len(members) < SIZE:
         yield f"node {node} sees {len(members)} of {SIZE} nodes: {', '.join(members) or 'none'}"
     if not each["is_available"]:
-        yield f"node {node} sees no node that serves the queues"
+        yield f"node {node} does not see a node that is serving the queues"
     if left is None or left < whole / 2:
-        yield f"node {node} has only {left or 0:.1f} of {whole:g} s of its lease left: etcd is slow"
+        yield f"the lease of node {node} ends in {left or 0:.1f} of {whole:g} s: etcd is slow"
     for link in each["links"]:
         neighbor = f"{link['node'] or 'its neighbor'} at {link['address']}"
         if not link["is_up"]:
             yield f"node {node} cannot reach {neighbor}"
         elif link["latency_seconds"] > whole:
-            yield f"node {node} waits {link['latency_seconds']:.1f} s for a response from {neighbor}"
+            yield f"node {node} has to wait {link['latency_seconds']:.1f} s for a response from {neighbor}"
         if not link["is_inbound_up"]:
             yield f"{neighbor} cannot reach node {node}"
 

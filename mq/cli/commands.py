@@ -70,13 +70,15 @@ class Duration(click.ParamType[float]):
             try:
                 value = parse_duration(value)
             except ValueError:
-                self.fail(f"{shorten(value)} is not a valid duration. Write {DURATION_EXAMPLES}", param, ctx)
+                self.fail(
+                    f"{shorten(value)} is not a valid duration. Use a form such as {DURATION_EXAMPLES}", param, ctx
+                )
         seconds = float(value)
         if not self.low <= seconds <= self.high:
             bounds = f"at least {show_duration(self.low)}"
             if self.high != inf:
                 bounds += f" and at most {show_duration(self.high)}"
-            self.fail(f"{shorten(str(value))} is out of range. It must be {bounds}", param, ctx)
+            self.fail(f"{shorten(str(value))} is out of range. The value must be {bounds}", param, ctx)
         return seconds
 
 

@@ -81,7 +81,10 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
         raise NotFound(404, f"Spark consumer {name!a:.60} does not exist. To list consumers, use mq consumers")
     for each in found:
         client.forget_consumer(each["queue"], name)
-        say(f"deleted the consumer from {each['queue']} after {each['acknowledged']} acknowledged batches", err=True)
+        say(
+            f"deleted the consumer from queue {each['queue']}; it had acknowledged {each['acknowledged']} batches",
+            err=True,
+        )
 
 
 def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -165,6 +168,6 @@ def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
     if as_json:
         say_json(found)
         return
-    say(f"wall clock {found['wall_time']}{', synchronized' if found['synchronised'] else ''}")
+    say(f"wall clock: {found['wall_time']}{', synchronized' if found['synchronised'] else ''}")
     if found["problem"]:
         say(f"the system clock is not trusted: {found['problem']}. If the clock is correct, run mq clock --trust")

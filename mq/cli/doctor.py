@@ -103,7 +103,7 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
         known = f"{len(losses)} losses found" if losses else "no losses found"
-        say(f"{known}; the root can be served now")
+        say(f"{known}; the root can now be served")
 
 
 def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:

@@ -184,8 +184,8 @@ def _move(
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
     say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
-        where = "their original queues are" if to is None else f"{to} is"
-        warn(f"{left} messages were not moved from {queue}, because {where} full or missing")
+        where = "their original queues are" if to is None else f"queue {to} is"
+        warn(f"{left} messages were not moved from queue {queue}, because {where} full or missing")
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

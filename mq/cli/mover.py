@@ -91,7 +91,7 @@ class _Program:
     async def _add(self, entry: Entry) -> None:
         flaw = await self._flaw(entry)
         if flaw:
-            self._tell(f"message {entry.id} of queue {entry.queue} is damaged ({flaw}) and was not moved")
+            self._tell(f"message {entry.id} in queue {entry.queue} is damaged ({flaw}) and was not moved")
             return
         seconds = await self._remaining_seconds(entry)
         if seconds is not None:
@@ -127,10 +127,14 @@ class _Program:
         if outcome.result is Result.FAILED:
             raise StorageFailed(f"the disk failed: {self._folder.failure}. Repair the disk and restart mq-mover")
         if outcome.result is Result.NO_QUEUE:
-            self._tell(f"queue {entry.queue} does not exist: its messages are moved once it is created")
+            self._tell(
+                f"queue {entry.queue} does not exist. Its messages will be moved once the queue has been created"
+            )
             self.mover.add(entry, trio.current_time() + RETRY_SECONDS)
         if outcome.result is Result.EXISTS:
-            self._tell(f"queue {entry.queue} already has a message {entry.id}: the other one was not moved")
+            self._tell(
+                f"queue {entry.queue} already contains a message with ID {entry.id}, so the second one was not moved"
+            )
 
     def _tell(self, text: str) -> None:
         if text not in self._told:

@@ -43,8 +43,8 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                "neighbors must be two or three comma-separated addresses: those of the other two nodes, or of all "
-                f"three nodes with this node ({settings.node or '--node'}) as one of the host names, not "
+                "neighbors must be the comma-separated addresses of the other two nodes, or of all three "
+                f"nodes if one of the host names is the name of this node ({settings.node or '--node'}), not "
                 f"{len(settings.neighbors)} addresses"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))

@@ -107,7 +107,7 @@ def archive(
     After an interruption, run the same command again: no message is lost or archived twice.
     """
     if finish == bool(queues):
-        raise click.UsageError("name the queues to archive, or use --finish without queues")
+        raise click.UsageError("specify the queues to archive, or use --finish without queues")
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.archive")
@@ -187,7 +187,7 @@ def _options(url: str | None, given: tuple[str, ...]) -> dict[str, str]:
             raise click.BadParameter(f"use the form NAME=VALUE, not {text!r}", param_hint="--option")
         if name.lower() in _SECRETS:
             raise click.BadParameter(
-                f"{name} is not allowed on the command line, where other users can read it: set MQ_TOKEN",
+                f"{name} is not allowed on the command line, where other users could read it. Set MQ_TOKEN instead",
                 param_hint="--option",
             )
         options[name] = value

@@ -260,7 +260,7 @@ class _Runner:
         except LeaseLost as error:
             warn(f"message {message.id} may be processed twice: {error}")
         except StillRuns as error:
-            fail(f"{error}: message {message.id} was not requeued and will be delivered again when its lease ends")
+            fail(f"{error}, so message {message.id} was not requeued and will be delivered again when its lease ends")
         except BaseException:
             with contextlib.suppress(ClientError):
                 client.requeue(message)
@@ -269,7 +269,7 @@ class _Runner:
             client.remove(message)
             return True
         when = "after the queue's retry delay" if self._retry_delay is None else f"in {self._retry_delay:g} seconds"
-        warn(f"the command exited with {status}: message {message.id} will be delivered again {when}")
+        warn(f"the command exited with status {status}, so message {message.id} will be delivered again {when}")
         client.requeue(message, self._retry_delay, f"the command exited with {status}")
         return False
 
@@ -315,7 +315,7 @@ class _Poster:
         """Post; False when it was given back."""
         why = self._webhook.post(client, stream)
         if why:
-            warn(f"the webhook failed for message {stream.message.id}, which will be delivered again: {why}")
+            warn(f"the webhook failed for message {stream.message.id}, so the message will be delivered again: {why}")
         return not why
 
 

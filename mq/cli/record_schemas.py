@@ -31,7 +31,7 @@ def flaw_of(kind: str, value: Value) -> str:
     try:
         check(value)
     except (ValueError, KeyError, TypeError, AttributeError, MQError) as error:
-        return f"its value is not valid for a record of kind {kind}: {error!r}"
+        return f"the value is not valid for a record of kind {kind}: {error!r}"
     return ""
 
 

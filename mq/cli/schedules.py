@@ -95,7 +95,7 @@ def put_command(
     were missed while the daemon was down, a single message is published for all of them.
     """
     if (cron is None) == (every is None):
-        raise click.UsageError('use either --cron "0 3 * * *" or --every DURATION')
+        raise click.UsageError('use either --cron (such as "0 3 * * *") or --every DURATION')
     if zone is not None and every is not None:
         raise click.UsageError("--zone requires --cron")
     if message is not None and file is not None:

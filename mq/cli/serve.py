@@ -285,9 +285,9 @@ async def _take_until(
 def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
     """Why no schedules can be kept; empty where they can."""
     if is_node:
-        return "a cluster node only has schedules for highly available queues"
+        return "a cluster node only supports schedules for highly available queues"
     if config.others_move:  # others may have fired, and this broker knows none of their keys
-        return "schedules need a daemon that serves its root alone: start it without --peers and --no-mover"
+        return "schedules require a daemon that is the only one on its root. Start mq without --peers and --no-mover"
     return ""
 
 
@@ -314,18 +314,18 @@ def forgotten(store: str, *, durable: bool) -> list[str]:
         durable: what it answers survives the loss of power.
     """
     kind, _, place = store.removeprefix("layered:").partition(":")
-    advice = "Use a root on a disk, such as --root /var/lib/mq"
+    advice = "Use a root on disk, such as --root /var/lib/mq"
     if kind == "memory":
-        return [f"WARNING: {store} keeps all messages in memory; they are lost when mq stops. {advice}"]
+        return [f"WARNING: {store} stores all messages in memory, so they will be lost when mq stops. {advice}"]
     if not durable:
         return [
             (
-                f"WARNING: {place} is in memory, or on a disk that cannot be flushed: messages are lost on a power "
-                f"failure. {advice}"
+                f"WARNING: {place} is in memory or on a disk that cannot be flushed, so messages will be lost "
+                f"in a power failure. {advice}"
             )
         ]
     if kind in _FOLDERS and Path(os.path.realpath(place)).is_relative_to(_EMPTIED):
-        return [f"WARNING: {place} is below {_EMPTIED}, which most systems clear at boot. {advice}"]
+        return [f"WARNING: {place} is inside {_EMPTIED}, which most systems clear at boot. {advice}"]
     return []
 
 

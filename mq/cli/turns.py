@@ -57,8 +57,8 @@ def check_turns(settings: Settings, *, is_node: bool) -> None:
         )
     if settings.reuse_port and not settings.peers and not settings.standby:
         raise InvalidSetting(
-            "--reuse-port is for several daemons on one root: add --standby (one serves, the others wait), or --peers "
-            "with the number of other daemons"
+            "--reuse-port is only useful for several daemons on one root. Add --standby (one daemon serves, "
+            "the others wait), or --peers with the number of other daemons"
         )
 
 

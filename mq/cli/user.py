@@ -30,7 +30,7 @@ from mq.message import shorten
 from mq.settings import load_settings
 
 _LONGEST_SECONDS: Final = 3660 * 86_400
-_TAKES_EFFECT: Final = "A running daemon reads the change on SIGHUP."
+_TAKES_EFFECT: Final = "Send SIGHUP to a running daemon to apply the change."
 
 _WITHOUT_RIGHTS: Final = (
     '{name} has no rights yet. Add some in the users file below [users."{name}"], such as consume = '
@@ -63,7 +63,7 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_editor(*args: Any, users: str | None, is_cluster: bool, **rest: Any) -> Any:
         if is_cluster and users is not None:
-            raise click.UsageError("use either --users for a users file or --cluster for the users of a cluster")
+            raise click.UsageError("use either --users (for a users file) or --cluster (for the users of a cluster)")
         daemon = {name: rest.pop(name) for name in REMOTE_NAMES}  # what is wrong with them is no matter of a file
         with _refusing(), told():
             editor: UsersFile | ClusterUsers = ClusterUsers(remote_of(daemon)) if is_cluster else _file(users)
@@ -80,7 +80,7 @@ def _parse_limit(context: click.Context, parameter: click.Parameter, given: str 
     value = int(number) if number == int(number) else number
     if not is_limit(str(parameter.name), value):
         what = "a number greater than 0" if parameter.name == "max_publish_rate" else "a whole number"
-        raise click.BadParameter(f"the limit must be {what}, or none for no limit")
+        raise click.BadParameter(f'the limit must be {what}, or "none" for no limit')
     return value
 
 

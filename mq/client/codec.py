@@ -39,7 +39,7 @@ def duration(name: str, value: Duration) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} must be a duration in seconds, or text such as {DURATION_EXAMPLES}; got {value!r}")
+        raise ValueError(f"{name} must be a number of seconds or a text such as {DURATION_EXAMPLES}, not {value!r}")
     return number
 
 
@@ -123,11 +123,11 @@ def body_of(line: Mapping[str, Any]) -> bytes:
     if isinstance(text, str):
         return text.encode()
     if not isinstance(encoded, str):
-        raise ValueError('the message has neither "body" nor "base64"')
+        raise ValueError('the message has neither a "body" nor a "base64" key')
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f'the "base64" of the message is not valid: {error}') from error
+        raise ValueError(f'the "base64" value of the message is not valid: {error}') from error
 
 
 def head_of(queue: str, answer: Answer) -> Head:
@@ -251,7 +251,9 @@ def queue_of(value: object) -> Queue:
 def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
-        raise UnexpectedResponse("the daemon returned a message without an id. Is the server mq?")
+        raise UnexpectedResponse(
+            "the daemon returned a message without an ID. Check that the URL belongs to an mq daemon"
+        )
     return kind(
         queue=queue,
         id=id,
@@ -273,7 +275,7 @@ def _instant(text: object) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise UnexpectedResponse(f"cannot read a message: the time of the message is not valid: {error}") from error
+        raise UnexpectedResponse(f"cannot read a message, because its time is not valid: {error}") from error
 
 
 def _death(value: Mapping[str, Any]) -> DeadLetterEvent:

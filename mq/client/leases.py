@@ -99,7 +99,7 @@ class Renewal:
         if isinstance(error, Refused) and error.status in _LOST:
             return LeaseLost(error.status, error.detail)
         if now >= self._ends:
-            return LeaseLost(412, f"the lease of message {self._id} ended before it could be extended: {error}")
+            return LeaseLost(412, f"the lease of message {self._id} expired before it could be extended: {error}")
         self._due = now + min(_LONGEST_PAUSE_SECONDS, self.seconds / _PAUSES)
         return None
 
@@ -249,6 +249,6 @@ class AsyncLease(_Loss):
                 await self._renew(self._message, self._renewal.seconds, limit)
                 self._renewal.extended(sent)
                 return None
-            raise Interrupted(f"no response within {limit:g} seconds")
+            raise Interrupted(f"the daemon did not respond within {limit:g} seconds")
         except ClientError as error:
             return self._renewal.failed(error, anyio.current_time())

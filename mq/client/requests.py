@@ -407,14 +407,16 @@ _GIVEN_BACK: Final = _earlier(None, 404, 409, 412)
 def _id(answer: Answer) -> str:
     id = answer.headers.get("x-message-id")
     if not id:
-        raise UnexpectedResponse("the daemon stored a message without returning its id. Is the server mq?")
+        raise UnexpectedResponse(
+            "the daemon stored a message without returning its ID. Check that the URL belongs to an mq daemon"
+        )
     return id
 
 
 def _count(answer: Answer, name: str) -> int:
     value = answer.members().get(name)
     if not isinstance(value, int):
-        raise UnexpectedResponse(f"the daemon did not report how many messages it {name}")
+        raise UnexpectedResponse(f"the daemon did not report the number of messages that it {name}")
     return value
 
 

@@ -59,7 +59,7 @@ class Sending:
         refused = [outcome for outcome in outcomes if not outcome.ok]
         if self._span is not None and refused:
             self._span.set_attribute("error.type", str(refused[0].status))
-            text = f"{len(refused)} of {len(outcomes)} were not stored: {refused[0].detail}"
+            text = f"{len(refused)} of {len(outcomes)} messages were not stored: {refused[0].detail}"
             self._span.set_status(trace.StatusCode.ERROR, text)
 
 

@@ -46,10 +46,10 @@ class Access:
         if parts.scheme in ("amqp", "amqps"):
             raise ValueError(f"{self.url!a:.80} is an AMQP URL: use the HTTP URL, such as {DEFAULT_URL}")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"{self.url!a:.80} is not the URL of a daemon. Use http://HOST:PORT or https://HOST:PORT")
+            raise ValueError(f"{self.url!a:.80} is not a valid daemon URL. Use http://HOST:PORT or https://HOST:PORT")
         if parts.username is not None:
             raise ValueError(
-                "URLs appear in logs, so they must not contain credentials: pass the credentials separately"
+                "URLs appear in logs, so they must not contain credentials. Pass the credentials separately"
             )
         if self.token and self.user:
             raise ValueError("use either a token or a user name and password")
@@ -116,7 +116,7 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
         return Interrupted(f"cannot connect to {url}, but an earlier attempt may have been executed: {reason}")
     if isinstance(error, _NOT_SENT):
         return Unreachable(f"cannot connect to {url}: {reason}")
-    return Interrupted(f"the connection to {url} broke; the request may have been executed: {reason}")
+    return Interrupted(f"the connection to {url} was lost; the request may have been executed: {reason}")
 
 
 def _text_headers(response: httpx.Response) -> Mapping[str, str]:

@@ -43,9 +43,9 @@ class Webhook:
     ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{url!a:.80} is not a webhook URL. Use http://HOST:PORT/PATH or https://HOST/PATH")
+            raise ValueError(f"{url!a:.80} is not a valid webhook URL. Use http://HOST:PORT/PATH or https://HOST/PATH")
         if parts.username is not None:
-            raise ValueError("other users can see URLs in process lists, so they must not contain a password")
+            raise ValueError("URLs are visible to other users in process lists, so they must not contain a password")
         self._url = url
         self._max_handling = max_handling
         self._retry_delay = retry_delay
@@ -95,8 +95,8 @@ class Webhook:
                 self._drop_body(answer)
                 status = answer.status_code
         except httpx.HTTPError as error:
-            return f"no answer: {' '.join(str(error).split()) or type(error).__name__}"
-        return "" if 200 <= status < 300 else f"answered with {status}"
+            return f"no response: {' '.join(str(error).split()) or type(error).__name__}"
+        return "" if 200 <= status < 300 else f"the webhook returned status {status}"
 
     def _drop_body(self, answer: httpx.Response) -> None:
         """Read the body of an answer, if it is short and comes soon. Its status has said all there is to say."""

@@ -205,8 +205,8 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise InvalidSetting(f"cannot read {shorten(path)} (from --cluster): {reason}") from error
+        reason = error.strerror if isinstance(error, OSError) else "the file is not UTF-8"
+        raise InvalidSetting(f"cannot read the cluster file {shorten(path)} (from --cluster): {reason}") from error
 
 
 def _with_keys(text: str) -> str:
@@ -224,7 +224,7 @@ def _parse(path: str, text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidSetting(f"{path} (from --cluster) is not a TOML file: {error}") from error
+        raise InvalidSetting(f"the cluster file {path} (from --cluster) is not valid TOML: {error}") from error
 
 
 def _neighbor(source: _ConfigSource, values: Mapping[str, Any], key: str) -> Neighbor:
@@ -239,7 +239,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
         return source.text(values, "password")
     if "password_file" not in values:
         if is_needed:
-            why = "any client of this node's AMQP port could pose as one of its neighbors"
+            why = "without a password, any client that reaches this node's AMQP port could act as a neighbor"
             raise source.wrong(
                 "password_file", f"password_file is missing: {why}. Add the file, or start mq with --insecure"
             )

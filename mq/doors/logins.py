@@ -148,7 +148,7 @@ class Logins:
     def _refuse_if_delayed(self, line: LoginLine) -> None:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
-            raise TryLater("too many wrong passwords for this user from this address", seconds)
+            raise TryLater("too many login attempts with a wrong password for this user from this address", seconds)
 
     async def _wait(self, line: LoginLine) -> None:
         """Wait for the turn of a login."""

@@ -95,7 +95,9 @@ class Journal:
         try:
             self._writer.sync()
         except OSError as error:
-            logger.warning("the start of the journal may be lost in a power failure: %s", error.strerror)
+            logger.warning(
+                "cannot sync the start of the journal, which may be lost in a power failure: %s", error.strerror
+            )
         self._thread = threads.start(self._run, name="mq-journal")
 
     def saw(self, transitions: Sequence[Transition]) -> None:
@@ -206,7 +208,7 @@ class Journal:
             self._writer.write(batch)
         except OSError as error:
             if self._lost is None:
-                logger.warning("cannot write the journal; message transitions are being dropped: %s", error.strerror)
+                logger.warning("cannot write the journal; state transitions are being dropped: %s", error.strerror)
             self._lost = _longer(self._lost, batch.num_rows, since_ns)
 
     def _write_gap(self) -> None:
@@ -215,7 +217,7 @@ class Journal:
             gap = note_batch(GAP, self._clock_ns(), count=lost.missing, since_ns=lost.since_ns)
             self._writer.write(gap, missing=lost.missing - 1)
             self._lost = None
-            logger.warning("%d transitions are missing from the journal", lost.missing)
+            logger.warning("%d state transitions could not be written to the journal", lost.missing)
 
     def _rotate(self) -> None:
         try:

@@ -94,7 +94,7 @@ class CronLine:
         self._zone = _zone_of(zone)
         if len(line) > LONGEST_LINE or len(line.split()) != _FIELDS:
             raise InvalidSetting(
-                "cron must have five fields (minute, hour, day of the month, month, day of the "
+                "a cron expression must have five fields (minute, hour, day of the month, month, day of the "
                 f"week), not {shorten(line)}"
             )
         try:
@@ -150,8 +150,8 @@ def _zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidSetting(
-            "zone must be the name of a time zone known to this machine, such as Europe/Berlin or "
-            f"{UTC_NAME}, not {shorten(name)}"
+            f"the zone must be a time zone known to this machine, such as Europe/Berlin or {UTC_NAME}, not "
+            f"{shorten(name)}"
         ) from None
 
 
@@ -258,5 +258,5 @@ def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
         )
     instants = schedule.instants()
     if instants.following(now_ms) is None:
-        raise InvalidSetting(f"cron {schedule.cron} does not match any time in the next fifty years")
+        raise InvalidSetting(f"the cron expression {schedule.cron} does not match any time in the next fifty years")
     return instants

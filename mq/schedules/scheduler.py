@@ -114,14 +114,15 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has reached the maximum of {len(others)} schedules per user. Delete one first, "
-                "or start mq with a larger --schedules-per-user"
+                f"user {owner} has reached the maximum of {len(others)} schedules per user. Delete a schedule "
+                "first, or start mq with a higher number in --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
             raise Conflict(
-                f"the schedules of user {owner} would publish {rate:.4g} messages per second, but the "
-                f"limit is {self.rate:g}. Run them less often, or start mq with a higher rate in --schedules-per-user"
+                f"the schedules of user {owner} would publish {rate:.4g} messages per second in total, but "
+                f"the limit is {self.rate:g}. Run them less often, or start mq with a higher rate in "
+                "--schedules-per-user"
             )
 
 
@@ -200,7 +201,7 @@ class Scheduler:
             try:
                 schedule = Schedule.stored(record)
             except (ValueError, KeyError, TypeError) as error:
-                logger.error("schedule %s is ignored because its record cannot be read: %r", shorten(name), error)
+                logger.error("ignoring schedule %s, because its record cannot be read: %r", shorten(name), error)
                 continue
             try:
                 plan = _Plan(schedule, schedule.instants())
@@ -237,7 +238,7 @@ class Scheduler:
         async with self._changing:
             old = self._plans.get(schedule.name)
             if old is None and len(self._plans) >= MOST_SCHEDULES:
-                raise Conflict(f"the maximum of {MOST_SCHEDULES} schedules has been reached. Delete one first")
+                raise Conflict(f"the maximum of {MOST_SCHEDULES} schedules has been reached. Delete a schedule first")
             more = schedule.bytes - (0 if old is None else old.bytes)
             if more > 0 and self._bytes + more > MOST_BYTES:
                 raise Conflict(
@@ -498,7 +499,7 @@ class Scheduler:
         try:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
-            logger.warning("cannot save the times of the last runs of %d schedules: %s", len(done), error)
+            logger.warning("cannot save the last run times of %d schedules: %s", len(done), error)
         async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 

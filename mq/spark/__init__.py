@@ -67,7 +67,7 @@ def _check(python: str) -> None:
         done = subprocess.run([found, "-c", "import mq.spark"], capture_output=True, text=True, timeout=60, check=False)
         if done.returncode == 0:
             return
-        why = f"cannot use mq ({done.stderr.strip().rpartition(chr(10))[2]})"
+        why = f"cannot import mq ({done.stderr.strip().rpartition(chr(10))[2]})"
     raise SparkSourceError(
         f"Spark uses the Python interpreter {found or python}, which {why}: set PYSPARK_PYTHON to {sys.executable} "
         "before "

@@ -70,7 +70,7 @@ def read_columns(data: bytes) -> Columns:
         body_bytes = int.from_bytes(ends.slice(4 * count), "little")
         ids, bodies = rest.slice(24 * count + 4, _ID_BYTES * count), rest.slice((24 + _ID_BYTES) * count + 4)
         if len(bodies) != body_bytes:
-            raise ValueError(f"received {len(bodies)} bytes of message bodies instead of {body_bytes}")
+            raise ValueError(f"received {len(bodies)} bytes of message bodies instead of {body_bytes} bytes")
         ticks = _array(pa.int64(), count, rest.slice(8 * count, 8 * count))
         id_ends = pa.array(range(0, _ID_BYTES * (count + 1), _ID_BYTES), pa.int32()).buffers()[1]
         return Columns(
@@ -82,7 +82,7 @@ def read_columns(data: bytes) -> Columns:
             said,
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UnexpectedResponse(f"the response of the daemon does not contain message columns: {error}") from error
+        raise UnexpectedResponse(f"the daemon's response does not contain message columns: {error}") from error
 
 
 def ticks_of(micros: int) -> int:
@@ -264,6 +264,8 @@ def _target(*segments: str, **parameters: str | int | float | None) -> str:
 
 def _page(answer: Answer) -> ColumnsPage:
     if answer.headers.get("content-type") != COLUMNS:
-        raise UnexpectedResponse(f"the daemon does not support {COLUMNS}: upgrade it to the version of the data source")
+        raise UnexpectedResponse(
+            f"the daemon does not support {COLUMNS}. Upgrade the daemon to the version of the data source"
+        )
     link = answer.headers.get("link", "")
     return ColumnsPage(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

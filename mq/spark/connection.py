@@ -188,7 +188,10 @@ class DaemonConnection:
                 if pause is None:
                     raise
             else:
-                pause, why = tries.after_answer(answer), f"the daemon at {self._options.url} answers {answer.status}"
+                pause, why = (
+                    tries.after_answer(answer),
+                    f"the daemon at {self._options.url} returned status {answer.status}",
+                )
                 if pause is None:
                     return call.result(answer, repeated=tries.perhaps_served, is_unsure=tries.is_unsure)
             if is_first:  # else a query would stand still for minutes without a word why
@@ -211,7 +214,7 @@ class DaemonConnection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Interrupted(
-                f"the connection to {self._options.url} broke; the request may have been executed: {error!r}"
+                f"the connection to {self._options.url} was lost; the request may have been executed: {error!r}"
             ) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, body)

@@ -244,25 +244,29 @@ def read_options(given: Mapping[str, str], way: str | None = None) -> Options:
             raise InvalidOption(f'unknown option "{name}"{_hint(name)}')
         field, option = known[name.lower()]
         if way is not None and way not in option.ways:
-            raise InvalidOption(f'option "{option.name}" is for {" and ".join(option.ways)}, not for {way}')
+            raise InvalidOption(
+                f'option "{option.name}" is only supported for {" and ".join(option.ways)}, not for {way}'
+            )
         values[field] = _value(option, str(text))
     options = Options(**values)
     _check_queues(options, way)
     if way == READ_STREAM and not options.consumer:
-        raise InvalidOption('option "consumer" is missing. Give this query a name so that it can resume')
+        raise InvalidOption(
+            'option "consumer" is missing. Set it to a name for this query, so that the query can resume'
+        )
     if bool(options.user) != bool(options.password):
-        raise InvalidOption('options "user" and "password" must be set together')
+        raise InvalidOption('the options "user" and "password" must be set together')
     begin, end = options.starting_time, options.ending_time
     if begin is not None and end is not None and begin >= end:
         raise InvalidOption('option "endingTime" must be later than "startingTime"')
     if options.token and options.user:
-        raise InvalidOption('use either the option "token" or the options "user" and "password"')
+        raise InvalidOption('the option "token" cannot be combined with "user" and "password". Use one or the other')
     return options
 
 
 def _check_queues(options: Options, way: str | None) -> None:
     if options.queue and options.queue_pattern:
-        raise InvalidOption('use either the option "queue" or the option "queuePattern"')
+        raise InvalidOption('the options "queue" and "queuePattern" cannot be combined. Use one of them')
     if way in _READS and not options.queue and not options.queue_pattern:
         raise InvalidOption('option "queue" is missing: set it, or set "queuePattern"')
     if way == WRITE and len(options.queues) > 1:

@@ -132,7 +132,7 @@ def _texts(columns: Columns) -> pa.Array:
             try:
                 body.as_py().decode()
             except UnicodeDecodeError:
-                raise InvalidRow(f"message {id} is not UTF-8 text: read the column value as binary") from None
+                raise InvalidRow(f'message {id} is not UTF-8 text. Read the column "value" as binary') from None
         raise
 
 
@@ -190,9 +190,9 @@ def check_written(schema: StructType, queue: str) -> None:
             '"idempotencyKey"'
         )
     if "value" not in types:
-        raise InvalidSchema(f'the column "value", the message body, is missing; the columns are {", ".join(types)}')
+        raise InvalidSchema(f'the column "value" (the message body) is missing; the columns are {", ".join(types)}')
     if not queue and QUEUE not in types:
-        raise InvalidSchema('set the option "queue", or add a column "queue"')
+        raise InvalidSchema('the write has no target queue. Set the option "queue", or add a column "queue"')
     for name in types:
         if name not in (*WRITTEN, *NOT_WRITTEN):
             raise InvalidSchema(f"unknown column {name}; known columns: {', '.join(WRITTEN)}")
@@ -263,7 +263,7 @@ class LineMaker:
     def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
         if value is None:
-            raise ValueError('column "value" is null, but a message needs a body: filter or coalesce such rows')
+            raise ValueError('column "value" is null, but a message must have a body. Filter out or coalesce such rows')
         body = value.encode() if isinstance(value, str) else bytes(value)
         line: dict[str, Any] = _as_member(body)
         for column, name in _AS_MEMBERS:
@@ -338,11 +338,11 @@ def _attributes(headers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for pair in headers:
         name = (pair["key"] or "").lower()
         if not name:
-            raise ValueError('column "headers" has a header without a name')
+            raise ValueError('column "headers" contains a header without a name')
         if name in found:
             raise ValueError(
-                f'column "headers" has the header "{name}" twice. Header names are unique and not '
-                "case-sensitive: join the values, or rename the headers"
+                f'column "headers" contains the header "{name}" twice. Header names are case-insensitive and '
+                "must be unique. Join the values, or rename the headers"
             )
         found[name] = _text(pair["value"])
     return found
@@ -358,7 +358,7 @@ def _as_member(body: bytes) -> dict[str, Any]:
 def _text(value: bytes | str | None) -> str:
     """A header's value as an attribute: text on one line as it is, any other bytes as an encoded word."""
     if value is None:
-        raise ValueError('column "headers" has a header without a value')
+        raise ValueError('column "headers" contains a header without a value')
     text = value if isinstance(value, str) else bytes(value).decode("utf-8", "surrogateescape")
     if _CARRIED.fullmatch(text) and not text.startswith(_BINARY):
         return text

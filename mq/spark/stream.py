@@ -202,9 +202,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if missing and options.fail_on_claim_lost:
                     raise ClaimLost(
                         f"{missing} messages of batch {partition.batch} are damaged in the store (queue "
-                        f"{partition.queue}, consumer {options.consumer}). Find them with mq doctor and "
-                        'remove them, or set the option "failOnClaimLost" to false to remove them with this '
-                        "batch"
+                        f"{partition.queue}, consumer {options.consumer}). Find the damaged messages with mq "
+                        'doctor and remove them, or set the option "failOnClaimLost" to false to remove them '
+                        "with this batch"
                     )
                 connection.run(calls.note_read(*place, of=partition.of, checkpoint=partition.checkpoint))
             except SparkSourceError as error:
@@ -330,8 +330,8 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For each queue the number of its batch, and how many rows that has."""
         if offset["consumer"] != self._options.consumer:
             raise SparkSourceError(
-                f'option "consumer" is {self._options.consumer}, but the checkpoint belongs to '
-                f"{offset['consumer']}: use another checkpointLocation, or that name"
+                f'option "consumer" is {self._options.consumer}, but the checkpoint belongs to consumer '
+                f"{offset['consumer']}. Use another checkpointLocation, or the name {offset['consumer']}"
             )
         if "queues" in offset:
             return dict(offset["queues"])
@@ -380,9 +380,9 @@ def _is_gone(connection: DaemonConnection, options: Options, incarnation: int, e
 
 def _lost_with_queue(options: Options, batch: int, rows: int) -> ClaimLost:
     return ClaimLost(
-        f"{rows} messages of batch {batch} are lost: queue {options.queue} was deleted after the batch was "
-        f"planned (consumer {options.consumer} at {options.url}). To continue without them, set the option "
-        '"failOnClaimLost" to false'
+        f"{rows} messages of batch {batch} are lost, because queue {options.queue} was deleted after the "
+        f"batch was planned (consumer {options.consumer} at {options.url}). To continue without them, set the "
+        'option "failOnClaimLost" to false'
     )
 
 
@@ -517,10 +517,10 @@ class QueueClaims:
             if not options.take_over:
                 raise SparkSourceError(
                     f"batch {batch} is in Spark's commit log, but this query read only {found['read']} of its "
-                    f"{found['messages']} rows: the sink skipped it (as a file sink does if its folder has "
-                    "the _spark_metadata of another checkpoint), or foreachBatch did not read all rows. "
-                    "Nothing was removed from the queue. Write to another folder, or read all rows, and "
-                    f"start again with {_TAKE_OVER} to read the batch again {self._where()}"
+                    f"{found['messages']} rows: either the sink skipped the batch (as a file sink does if its "
+                    "folder contains the _spark_metadata of another checkpoint), or foreachBatch did not "
+                    "read all rows. Nothing was removed from the queue. Write to another folder, or read all "
+                    f"rows, and restart the query with {_TAKE_OVER} to read the batch again {self._where()}"
                 ) from error
             return False
         self._acknowledged = batch
@@ -567,10 +567,10 @@ class QueueClaims:
         if options.take_over or position["checkpoint"] in (None, checkpoint):
             return
         raise SparkSourceError(
-            f'option "consumer": {options.consumer} belongs to a query with a different checkpoint. Use that '
-            "checkpointLocation, or another consumer name. If the checkpoint is lost, or this query replaces "
-            f"the other one, start it with {_TAKE_OVER}: it continues at the position of the consumer, and "
-            f"may read the last rows again {self._where()}"
+            f'option "consumer": {options.consumer} belongs to a query with a different checkpoint. Use the '
+            "checkpointLocation of that query, or another consumer name. If the checkpoint is lost, or this "
+            f"query replaces the other one, start this query with {_TAKE_OVER}. It then continues at the "
+            f"consumer's position and may read the last rows again {self._where()}"
         ) from error
 
     def _check_taken_over(self, batch: int) -> None:
@@ -580,13 +580,14 @@ class QueueClaims:
         here = f"the checkpoint is at batch {batch} of consumer {self._options.consumer}"
         if batch <= self._acknowledged:
             raise SparkSourceError(
-                f"{here}, which has acknowledged batch {self._acknowledged}: it is an old copy, and messages "
-                f"read after it are no longer in the queue. To continue without them, start with {_TAKE_OVER} "
-                f"{self._where()}"
+                f"{here}, which has already acknowledged batch {self._acknowledged}: the checkpoint is an old "
+                "copy, and messages read since then are no longer in the queue. To continue without them, "
+                f"start the query with {_TAKE_OVER} {self._where()}"
             )
         raise SparkSourceError(
-            f"{here}, whose last batch is {self._acknowledged}: the consumer was deleted, or the daemon's "
-            f"root is an old copy. To continue from there, start with {_TAKE_OVER} {self._where()}"
+            f"{here}, whose last acknowledged batch is {self._acknowledged}: the consumer was deleted, or the "
+            f"daemon's root is an old copy. To continue from batch {self._acknowledged}, start the query with "
+            f"{_TAKE_OVER} {self._where()}"
         )
 
     def _where(self) -> str:
@@ -617,7 +618,7 @@ class QueueClaims:
         advice = [_ADVICE[fate].format(**names) for fate in missing if fate in _ADVICE]
         if held.get("lease_expired"):
             advice.append(
-                'The lease of the batch had expired: raise "leaseSeconds" above the longest time that a '
+                'The lease of the batch had expired: set "leaseSeconds" to more than the longest time that a '
                 "driver may be offline."
             )
         else:
@@ -641,9 +642,9 @@ _WHERE: Final = {
 """Where a message is that a claim has lost, in words."""
 _ADVICE: Final = {
     "dead_lettered": (
-        "Each claim of a redelivered message counts as a receive, and the queue has max_receives={receives}: "
-        "raise it, move the messages back (mq redrive {dead}), and restart the query to get them in the "
-        "batch again."
+        "Each claim of a redelivered message counts as a receive, and the queue has max_receives={receives}. "
+        "Raise max_receives, move the messages back (mq redrive {dead}) and restart the query to get them in "
+        "the batch again."
     ),
     "leased": "Restart the query after the other consumer has requeued its messages to get them in the batch again.",
     "delayed": "Restart the query after the delay to get the delayed messages in the batch again.",

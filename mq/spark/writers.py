@@ -113,9 +113,9 @@ class MqWriter(DataSourceArrowWriter):
         written again with the same ``writeId``."""
         if not self._options.is_staged and not self._options.write_id:
             logger.warning(
-                "the write to queue %s failed after some of its rows may have been stored; running it again "
-                'would store them twice. To make writes repeatable, set the option "writeId" to a name for '
-                'the write, or "commitMode" to staged, which stores all rows or none',
+                "the write to queue %s failed after some of its rows may have been stored; running the write "
+                'again would store them twice. To make writes repeatable, set the option "writeId" to a name '
+                'for the write, or set "commitMode" to staged, which stores all rows or none',
                 self._options.asked_for,
             )
         _abort(self._options, messages, self._job)
@@ -143,7 +143,9 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId") if context is not None else None
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
-            raise SparkSourceError("Spark does not report the query and micro-batch: use a supported Spark version")
+            raise SparkSourceError(
+                "this version of Spark does not report the query and the micro-batch. Use a supported Spark version"
+            )
         run = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
         job = f"{query}.{batch}.{run or ''}"  # a query that is started again is another run
         return _publish(self._options, f"{query}/{batch}", job, as_batches(iterator, self._schema))
@@ -171,7 +173,12 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
             connection.queue()
         again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
-        logger.warning("of %d rows, %d were already in queue %s (same idempotency key)", rows, again, options.asked_for)
+        logger.warning(
+            "the write included %d rows; %d of them were already in queue %s (same idempotency key)",
+            rows,
+            again,
+            options.asked_for,
+        )
 
 
 def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -> int:
@@ -215,8 +222,8 @@ def _check_keys(stored: Sequence[StoredRows]) -> None:
         raise InvalidRow(
             f"row {other} of partition {keyed[second].partition} has the same idempotency key as row {row} of "
             f"partition {keyed[first].partition}, so only one of them was stored. Keys must be unique: the "
-            'key of a row is its column "idempotencyKey", otherwise "id", or its content if "writeId" is '
-            'set. Drop duplicate rows, or add a column "idempotencyKey"'
+            'key of a row is its column "idempotencyKey", or else its column "id", or else its content if '
+            '"writeId" is set. Drop duplicate rows, or add a column "idempotencyKey"'
         )
 
 

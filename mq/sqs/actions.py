@@ -143,7 +143,7 @@ class ActionCall(NamedTuple):
         what = "a right" if is_any else f"the right to {right}"
         raise SqsError(
             ACCESS_DENIED,
-            f"User {self.user.name} is not authorized to perform sqs:{self.action}. It requires {what} on "
+            f"User {self.user.name} is not authorized to perform sqs:{self.action}. This action requires {what} on "
             + (self.names.arn(queue) if queue else "this broker"),
         )
 

@@ -190,7 +190,7 @@ def _redrive(name: str, text: str) -> dict[str, Any]:
     policy = _object(name, text)
     arn, most = policy.pop("deadLetterTargetArn", None), policy.pop("maxReceiveCount", None)
     if policy:
-        raise _wrong(name, f"Unknown key {shorten(next(iter(policy)))}.")
+        raise _wrong(name, f"Unknown key {shorten(next(iter(policy)))} in the policy.")
     if not isinstance(arn, str):
         raise _wrong(name, "The redrive policy does not contain the mandatory attribute deadLetterTargetArn.")
     if isinstance(most, bool) or not isinstance(most, int | str):

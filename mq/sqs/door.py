@@ -283,8 +283,8 @@ class SqsDoor(Handler):
             if self._logins.access.by_aws_key(signature.key_id) is None:
                 raise SqsError(
                     "InvalidClientTokenId",
-                    "The security token included in the request is invalid: no user of mq has this "
-                    "key. Create one with mq user aws-key",
+                    "The security token included in the request is invalid: no mq user has this access key. "
+                    "Create a key with mq user aws-key",
                 )
         except SqsError as error:
             self._logins.note_failure("sqs", request.address, "", error.name)

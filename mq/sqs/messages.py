@@ -101,11 +101,11 @@ def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         if name != TRACE:
             raise SqsError(
                 "InvalidParameterValue",
-                f"{shorten(name)} is not a system attribute that can be sent. Known attribute: {TRACE}",
+                f"the system attribute {shorten(name)} cannot be sent. The only supported attribute is {TRACE}",
             )
     found = {name: _attribute(name, value) for name, value in given.items()}
     if any(each.type != "String" for each in found.values()):
-        raise SqsError("InvalidParameterValue", f"{TRACE} must be of the type String")
+        raise SqsError("InvalidParameterValue", f"{TRACE} must have the type String")
     return found
 
 
@@ -127,7 +127,7 @@ def _attribute(name: str, value: Mapping[str, Any]) -> Attribute:
     kind = "BinaryValue" if matched[1] == "Binary" else "StringValue"
     given: str | bytes | None = value.get(kind)
     if given is None or ("StringValue" in value and "BinaryValue" in value):
-        raise _wrong(name, f"the type {matched[1]} must have a {kind} and no other value")
+        raise _wrong(name, f"an attribute of type {matched[1]} must have a {kind} and no other value")
     if not given:
         raise _wrong(name, "the value must not be empty")
     if isinstance(given, str) and _TEXT.fullmatch(given) is None:
@@ -410,7 +410,8 @@ class ReceiptHandle(NamedTuple):
         except (ValueError, InvalidId):
             pass
         raise SqsError(
-            "ReceiptHandleIsInvalid", "The input receipt handle is invalid. Use the one that ReceiveMessage returned."
+            "ReceiptHandleIsInvalid",
+            "The input receipt handle is invalid. Use the receipt handle returned by ReceiveMessage.",
         )
 
     @property

@@ -58,7 +58,7 @@ def queue_of_url(url: str) -> QueueName:
     path = _BELOW.search(matched[1])  # a proxy may have put the daemon under a path
     queue = None if path is None else queue_of_path(path[0])
     if queue is None:
-        raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Get the URL with GetQueueUrl")
+        raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Use the URL returned by GetQueueUrl")
     return known_name(queue)
 
 

@@ -164,7 +164,7 @@ def _after(token: str) -> str:
     try:
         return base64.urlsafe_b64decode(token.encode("ascii")).decode()
     except (binascii.Error, ValueError):
-        raise SqsError("InvalidParameterValue", "NextToken must be a value that this action returned") from None
+        raise SqsError("InvalidParameterValue", "NextToken must be a value returned by this action") from None
 
 
 async def delete_queue(call: ActionCall) -> Mapping[str, Any]:

@@ -224,12 +224,12 @@ def _counted(tree: Tree, name: str) -> list[Any]:
         return [group]
     if isinstance(group, dict) and all(key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS for key in group):
         return [group[key] for key in sorted(group, key=int)]
-    raise SqsError("MalformedInput", f"{name} must be numbered: {name}.1, {name}.2")
+    raise SqsError("MalformedInput", f"{name} must be numbered, as in {name}.1, {name}.2")
 
 
 def _entry(shape: MapOf, value: Any) -> tuple[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get(shape.key_name), str) or "Value" not in value:
-        raise SqsError("MalformedInput", f"{shape.name} must have a {shape.key_name} and a Value")
+        raise SqsError("MalformedInput", f"each {shape.name} must have a {shape.key_name} and a Value")
     return value[shape.key_name], from_form(shape.value, value["Value"], shape.name)
 
 

@@ -101,7 +101,7 @@ def _signature(credential: str, headers: str, digest: str, time: str, expires: i
     if scope is None or scope[4] != _SERVICE:
         raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
     if _TIME.fullmatch(time) is None or not time.startswith(scope[2]):
-        raise _incomplete("X-Amz-Date must have the form YYYYMMDDTHHMMSSZ and the same date as Credential")
+        raise _incomplete("X-Amz-Date must have the form YYYYMMDDTHHMMSSZ and the same date as the Credential")
     names = tuple(headers.split(";"))
     return Signature(scope[1], scope[3], time, credential.partition("/")[2], names, digest, expires)
 
@@ -131,8 +131,8 @@ def check_time(signature: Signature, now: float) -> None:
         here = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
         raise SqsError(
             "SignatureDoesNotMatch",
-            f"The signature has expired or is not yet valid: it was created at {signature.time}, and the time on the "
-            f"server is {here}. Correct the clock",
+            f"The signature has expired or is not yet valid: it was created at {signature.time}, but the "
+            f"server's time is {here}. Correct the client's or the server's clock",
         )
 
 

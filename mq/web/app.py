@@ -93,7 +93,7 @@ class _Connection(TrioASGIHTTPConnection):
             await self._respond(response, request.arriving, send)
         except* (h11.ProtocolError, trio.BusyResourceError):
             # what came after the request was malformed, and Hypercorn has ended the connection by itself
-            logger.debug("the connection ended before the response was complete")
+            logger.debug("the connection was closed before the response was complete")
 
     async def _respond(self, response: _QuartResponse, arriving: ArrivingBody, send: ASGISendCallable) -> None:
         async with response.response as chunks, trio.open_nursery() as nursery:

@@ -147,7 +147,7 @@ class Authorizer(Handler):
         is_look = request.method in _LOOKS and not (rule.operation is not None and rule.operation.leases)
         if not is_look and not session.has(request.headers.get(CSRF_HEADER, "")):
             self._note_refusal(rule, request, session.user)
-            return problem(403, "the session's CSRF token is missing or wrong in X-CSRF-Token. Reload the page")
+            return problem(403, "the header X-CSRF-Token does not contain the session's CSRF token. Reload the page")
         if rule.operation is not None and rule.operation.handle is log_out:
             self._sessions.end(cookie)
             note("logout", protocol="http", address=request.address, user=session.user.name)

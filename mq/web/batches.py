@@ -366,7 +366,7 @@ def _checked_value(value: Mapping[str, Any], name: str, kind: SettingKind) -> An
 def _body_of(value: Mapping[str, Any]) -> bytes:
     text, encoded = value.get("body"), value.get("base64")
     if (text is None) == (encoded is None):
-        raise InvalidRequest('a message must have either "body" (text) or "base64"')
+        raise InvalidRequest('a message must have either a "body" (text) or a "base64" key')
     if isinstance(given := encoded if text is None else text, bytes):  # of a long line
         return given
     try:

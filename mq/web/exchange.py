@@ -207,5 +207,5 @@ def problem(status: int, detail: str, *headers: tuple[str, str], is_unsure: bool
     return document(status, value, *headers, type="application/problem+json")
 
 
-BUG: Final = problem(500, "internal error in mq. See its log")
+BUG: Final = problem(500, "internal error in mq; see the mq log")
 """The answer to a request that met an unforeseen error."""

@@ -156,9 +156,8 @@ class BrowserGuard(Handler):
 
 
 _NO_LEASE: Final = (
-    "browsers cannot fetch messages, because any web page could make them do so. Use the console at "
-    f"/. A program with a browser's User-Agent can send the header {CSRF_HEADER.title()}, which may "
-    "be empty"
+    "browsers cannot fetch messages, because any web page could cause such a request. Use the console at /. "
+    f"A program with a browser's User-Agent can send the header {CSRF_HEADER.title()}, which may be empty"
 )
 
 

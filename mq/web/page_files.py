@@ -91,7 +91,7 @@ def file_reply(path: bytes, name: str, headers: Mapping[str, str]) -> Reply:
     there = page_files()
     address = f"{FOLDER}{there.version}/{name}".encode()
     if path != address or name not in there.files or name == INDEX:
-        return problem(404, "the console has no such file. Reload the page", NOT_CACHED)
+        return problem(404, "this file is not part of the console. Reload the page", NOT_CACHED)
     return _reply(there.files[name], headers, _CACHED_FOREVER)
 
 

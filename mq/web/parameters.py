@@ -265,7 +265,7 @@ def refuse_message_headers(headers: Mapping[str, str]) -> None:
     """
     for name in headers:
         if name.startswith(_OF_MESSAGES):
-            raise _unknown_header(name, "In a batch, set the attributes of each message in its own entry")
+            raise _unknown_header(name, "In a batch, set the properties of each message in the message's own entry")
     if content_codings(headers.get("content-encoding", "")) is not None:
         raise InvalidRequest(
             "Content-Encoding is not supported for a batch. Send the batch uncompressed, and set "

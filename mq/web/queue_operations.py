@@ -70,7 +70,7 @@ async def redrive(context: RequestContext) -> Reply:
     if wanted:
         raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known keys: to, max, ids")
     if ids is not None and (not isinstance(ids, list) or not all(isinstance(id, str) for id in ids)):
-        raise InvalidRequest('"ids" must be a list of message ids')
+        raise InvalidRequest('"ids" must be a list of message IDs')
     target = None if to is None else check_value("to", to, QUEUE)
     moved, left = await context.broker.redrive(context.queue, target, most, ids)
     return document(200, {"moved": moved, "remaining": left})

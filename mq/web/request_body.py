@@ -169,7 +169,7 @@ class LimitedBody:
         except StopAsyncIteration:
             if self._announced not in (None, self._size):
                 raise BodyIncomplete(
-                    f"the body ended after {self._size} of {self._announced} bytes. Send the request again"
+                    f"the request body ended after {self._size} of {self._announced} bytes. Send the request again"
                 ) from None
             raise
         self._size += len(chunk)

@@ -104,7 +104,7 @@ def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
     if (cron is None) == (every is None):
         raise InvalidRequest('a schedule must have either "cron", such as "0 3 * * *", or "every", a number of seconds')
     if every is not None and wanted.get("zone") is not None:
-        raise InvalidRequest('"zone" is only supported with "cron". Remove "zone"')
+        raise InvalidRequest('"zone" is only supported together with "cron". Remove "zone"')
     message = wanted.get("message")
     if not isinstance(message, Mapping):
         raise InvalidRequest('"message" must be an object, such as {"body": "text"}')

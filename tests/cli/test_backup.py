@@ -129,7 +129,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
         (("restore", "backups", "there"), "is not empty: move it away"),
         (("restore", "backups", "backups/root"), "choose another root"),
         (("restore", "backups", "new", "--number", 7), "no backup 7: list its backups with mq restore --list"),
-        (("restore", "backups"), "missing argument ROOT"),
+        (("restore", "backups"), "the argument ROOT"),
     ],
 )
 def test_what_is_refused_says_what_to_do(

@@ -83,7 +83,7 @@ def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], m
     assert (done.status, done.lines) == (
         1,
         [
-            "node c sees no node that serves the queues",
+            "node c does not see a node that is serving the queues",
             "the nodes are not in the same term: a new master is being elected",
         ],
     )
@@ -97,7 +97,7 @@ def test_a_check_says_what_speaks_against_it(answers: list[dict[str, object]], m
     [
         ({"is_up": False, "latency_seconds": None}, "node a cannot reach b at b.test:5672"),
         ({"is_inbound_up": False}, "b at b.test:5672 cannot reach node a"),
-        ({"latency_seconds": 5.5}, "node a waits 5.5 s for a response from b at b.test:5672"),
+        ({"latency_seconds": 5.5}, "node a has to wait 5.5 s for a response from b at b.test:5672"),
         ({"node": "", "is_up": False, "latency_seconds": None}, "node a cannot reach its neighbor at b.test:5672"),
     ],
 )
@@ -119,7 +119,7 @@ def test_that_one_machine_has_all_of_it_is_said_loudly(answers: list[dict[str, o
     assert (done.status, "WARNING: etcd has a single member: if its disk fails" in done.error) == (0, True)
     nodes = [{"name": "a", "uptime_seconds": 90.0, "is_master": True, "is_draining": False}]
     answers[:] = [seen("a") | {"nodes": nodes}]
-    assert "WARNING: only one node is connected: if it fails" in mq("cluster", verb).error
+    assert "WARNING: only one node is connected: if this node fails" in mq("cluster", verb).error
     answers[:] = [seen(each) for each in "abc"]
     assert "WARNING" not in mq("cluster", verb, *(URLS if verb == "check" else ())).error
 
@@ -181,7 +181,7 @@ def test_clients_that_stay_are_closed(daemon: object, mq: Mq, monkeypatch: pytes
 def test_a_node_that_is_not_empty_in_time_says_why(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     Drained(monkeypatch, (True, ["one"]))
     done = mq("cluster", "drain", "--wait", "0")
-    assert (done.status, done.lines) == (1, ["node b still serves the queues", "1 clients are connected over AMQP"])
+    assert (done.status, done.lines) == (1, ["node b is still serving the queues", "1 clients are connected over AMQP"])
     assert "node b was not drained within 0 s" in done.error
 
 
@@ -213,4 +213,4 @@ def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
     assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
     waiting.append(seen("a"))
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
-    assert (done.status, "Give the URLs of both other nodes" in done.error) == (1, True)
+    assert (done.status, "Specify the URLs of both other nodes" in done.error) == (1, True)

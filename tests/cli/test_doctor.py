@@ -115,7 +115,7 @@ def test_record_that_makes_no_sense_is_found(root: Path, mq: Mq) -> None:
     done = mq("doctor", root)
     assert done.status == 5
     assert any(
-        line.startswith(f"record   {record}: its value is not valid for a record of kind queue") for line in done.lines
+        line.startswith(f"record   {record}: the value is not valid for a record of kind queue") for line in done.lines
     )
 
 

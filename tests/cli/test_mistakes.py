@@ -62,7 +62,7 @@ def test_the_client_takes_durations_with_units(client: Client) -> None:
     client.extend(message, "3m")
     with client.handling(message, max_handling="1h"):
         pass
-    with pytest.raises(ValueError, match=r"delay must be a duration .* got '10y'"):
+    with pytest.raises(ValueError, match=r"delay must be a number of seconds .* not '10y'"):
         client.publish("q", "x", delay="10y")
 
 

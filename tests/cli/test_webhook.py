@@ -83,7 +83,7 @@ def test_all_but_2xx_gives_it_back_after_what_the_queue_says(client: Client, mq:
     hook.statuses = [status]
     done = mq("receive", "q", "--to", hook.url)
     assert done.status == 1
-    assert f"answered with {status}" in done.error
+    assert f"the webhook returned status {status}" in done.error
     assert client.queue("q").delayed == 1
     assert len(hook.got) == 1
 
@@ -95,7 +95,7 @@ def test_the_reason_is_told_among_the_dead(client: Client, mq: Mq, hook: Hook) -
     hook.statuses = [500, 507]
     assert mq("receive", "q", "--max", 2, "--wait", 5, "--to", hook.url, "--retry-delay", 0).status == 1
     [dead] = client.browse("dead")
-    assert dead.dead_letter_history[0].error == "answered with 507"
+    assert dead.dead_letter_history[0].error == "the webhook returned status 507"
 
 
 def test_an_answer_without_end_is_not_waited_for(client: Client, mq: Mq) -> None:
@@ -137,7 +137,7 @@ def test_a_webhook_that_never_answers_gives_it_back(client: Client, mq: Mq) -> N
 def test_a_webhook_that_is_away_gives_it_back(client: Client, mq: Mq, free_port: int) -> None:
     client.publish("q", b"hello")
     done = mq("receive", "q", "--to", f"http://127.0.0.1:{free_port}", "--retry-delay", 0)
-    assert (done.status, "no answer" in done.error) == (1, True)
+    assert (done.status, "no response" in done.error) == (1, True)
     assert client.queue("q").ready == 1
 
 

@@ -66,7 +66,7 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
         ('password = "secret"', "", "password_file is missing"),
         ('password = "secret"', 'password_file = "/nowhere"', "line 5: cannot read the password file"),
         ('password = "secret"', 'password = "s"\nlease_seconds = 1', "line 6: lease_seconds must be a whole number"),
-        ('name = "a"', "name =", "is not a TOML file"),
+        ('name = "a"', "name =", "is not valid TOML"),
     ],
 )
 def test_errors_name_the_line(file: Path, old: str, new: str, said: str) -> None:
@@ -123,7 +123,7 @@ def test_what_goes_with_no_cluster(file: Path) -> None:
             cluster_of(settings)
     with pytest.raises(InvalidSetting, match="--strict cannot be combined with --cluster"):
         cluster_of(Settings(cluster=str(file), amqp_port=5672, strict=True))
-    with pytest.raises(InvalidSetting, match="neighbors must be two or three comma-separated addresses"):
+    with pytest.raises(InvalidSetting, match="neighbors must be the comma-separated addresses of the other two nodes"):
         cluster_of(Settings(neighbors=("10.9.0.2:5672",)))
 
 
@@ -133,5 +133,5 @@ def test_node_leaves_itself_out_of_three_neighbors() -> None:
         config = cluster_of(Settings(node=f"mq-{number}", neighbors=all_three, amqp_port=5672, insecure=True))
         assert config is not None
         assert [str(each) for each in config.neighbors] == [each for each in all_three if f"mq-{number}." not in each]
-    with pytest.raises(InvalidSetting, match=r"with this node \(other\) as one of the host names, not 3 addresses"):
+    with pytest.raises(InvalidSetting, match=r"is the name of this node \(other\), not 3 addresses"):
         cluster_of(Settings(node="other", neighbors=all_three, amqp_port=5672, insecure=True))

@@ -429,7 +429,7 @@ async def test_batches_and_looks_go_to_the_master(autojump_clock: MockClock) -> 
 
 async def test_what_no_node_could_keep_is_refused(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster, cluster.hosts["b"].amqp() as client:
-        with pytest.raises(Conflict, match="cannot be auto-delete or have x-expires"):
+        with pytest.raises(Conflict, match="cannot be auto-delete or have the argument x-expires"):
             await client.declare_queue("q", arguments={"x-queue-type": "quorum", "x-expires": 1000})
 
 
@@ -612,13 +612,13 @@ async def test_when_a_node_can_be_stopped(autojump_clock: MockClock) -> None:
         await cluster.hosts["c"].kill()
         await trio.sleep(5)
         assert "node a sees 2 of 3 nodes: a, b" in await dangers_now(cluster)
-        assert "only 2 of 3 nodes were checked (a, b): give the URLs of all nodes" in await dangers_now(cluster)
+        assert "only 2 of 3 nodes were checked (a, b). Specify the URLs of all nodes" in await dangers_now(cluster)
         for name in "ab":
             cluster.ground.cut(name)
         await trio.sleep(5)
         found = await dangers_now(cluster)
-        assert "node b sees no node that serves the queues" in found
-        assert "node b has only 0.0 of 2 s of its lease left: etcd is slow" in found
+        assert "node b does not see a node that is serving the queues" in found
+        assert "the lease of node b ends in 0.0 of 2 s: etcd is slow" in found
 
 
 async def test_a_node_tells_how_many_machines_keep_the_cluster(autojump_clock: MockClock) -> None:

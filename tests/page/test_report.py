@@ -81,7 +81,7 @@ def report() -> Report:
             for name in names
         ],
     }
-    complaints = ["7 transitions are missing in 1-host.journal: the disk was full or slow"]
+    complaints = ["7 transitions are missing from 1-host.journal, because the disk was full or slow"]
     return Report(tables, complaints, NOON + timedelta(hours=1), {"mq": "1.2.3", "Spark": "4.3.0", "Python": "3.11.7"})
 
 

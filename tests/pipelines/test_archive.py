@@ -293,7 +293,7 @@ def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_pat
         for log in ("offsets", "commits"):  # an old copy
             for name in ("1", ".1.crc"):
                 (out / "_checkpoints" / "orders" / log / name).unlink()
-        with pytest.raises(Conflict, match="lost or an old copy"):
+        with pytest.raises(Conflict, match="was lost, or is an old copy"):
             archive(spark, ["orders"], str(out), options)
         with pytest.raises(
             StreamingQueryException, match=r'belongs to a query with a different checkpoint.* "takeOver"'

@@ -21,7 +21,7 @@ def test_help_of_the_program_is_not_cut_off() -> None:
 def test_java_home_without_java_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(
-        InvalidSetting, match=rf"^JAVA_HOME is {tmp_path}, which does not contain bin/java: .* unset it$"
+        InvalidSetting, match=rf"^JAVA_HOME is {tmp_path}, which does not contain bin/java\. .* unset it$"
     ):
         provide_java()
     result = CliRunner().invoke(main, ["archive", "q", "--out", str(tmp_path / "out")])

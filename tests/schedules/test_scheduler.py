@@ -506,4 +506,4 @@ async def test_records_that_cannot_be_read_stop_nothing(served: Served, caplog: 
             assert scheduler.status("far").next_ms is None
             await trio.sleep(60)
             assert await ready(broker) == 1
-    assert 'schedule "odd" is ignored because its record cannot be read' in caplog.text
+    assert 'ignoring schedule "odd", because its record cannot be read' in caplog.text

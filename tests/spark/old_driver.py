@@ -40,7 +40,7 @@ def main(url: str, folder: str, remote: str = "") -> None:
         assert running.awaitTermination(120)
         read = spark.read.parquet(f"{folder}/out").count()
     except PySparkException as error:
-        if "readStream needs Spark 4.2 or later" not in str(error):
+        if "readStream requires Spark 4.2 or later" not in str(error):
             raise
         read = 0
     spark.stop()

@@ -254,7 +254,7 @@ def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, option
     with task(0, **{"sql.streaming.queryId": "another", "streaming.sql.batchId": "2"}):
         MqStreamWriter(options, VALUE).write(iter([batch]))
     assert client.queue(options.queue).ready == 4
-    with task(0), pytest.raises(SparkSourceError, match="does not report the query and micro-batch"):
+    with task(0), pytest.raises(SparkSourceError, match="does not report the query and the micro-batch"):
         MqStreamWriter(options, VALUE).write(iter([batch]))
 
 
@@ -291,7 +291,7 @@ def test_over_tls_as_a_user(tmp_path: Path) -> None:
             with pytest.raises(SparkSourceError, match='options "token", "user" and "password": '):
                 MqReader(unknown, COLUMNS).partitions()
         for wrong in ({"ca_file": ""}, {"certificate_file": ""}):
-            with pytest.raises(SparkSourceError, match=r'option "url": cannot connect to|the connection .* broke'):
+            with pytest.raises(SparkSourceError, match=r'option "url": cannot connect to|the connection .* was lost'):
                 MqReader(with_options(options, token=TOKEN, **wrong), COLUMNS).partitions()
         for wrong in ({"ca_file": "/nowhere.pem"}, {"certificate_file": "/nowhere.pem"}):
             [name] = wrong

@@ -56,9 +56,9 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
         ({"queue": "a,b,a"}, READ, "each once"),
         ({"queue": "a,b"}, WRITE, 'option "queue" must name a single queue for a write'),
-        ({"queue": "a", "queuePattern": "b"}, READ, 'use either the option "queue" or'),
+        ({"queue": "a", "queuePattern": "b"}, READ, 'the options "queue" and "queuePattern" cannot be combined'),
         ({"queuePattern": "("}, READ, "a regular expression"),
-        ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is for read and readStream'),
+        ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is only supported for read and readStream'),
         ({"queue": "q", "startingTime": "yesterday"}, READ, 'option "startingTime" must be a time as'),
         ({"queue": "q", "startingTime": "2026-11-25", "endingTime": "2026-11-24"}, READ, 'option "endingTime" must be'),
         (
@@ -67,11 +67,11 @@ def test_what_spark_hands_on_means_nothing() -> None:
             'must be later than "startingTime"',
         ),
         ({"queue": "q", "provider": "mq", "option.queue": "q"}, None, "CREATE TEMPORARY VIEW name USING mq"),
-        ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is for readStream, not for read'),
-        ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is for write'),
+        ({"queue": "q", "consumer": "c"}, READ, 'option "consumer" is only supported for readStream, not for read'),
+        ({"queue": "q", "batchSize": "10"}, READ_STREAM, 'option "batchSize" is only supported for write'),
         ({"queue": "q"}, READ_STREAM, 'option "consumer" is missing'),
         ({"queue": "q", "user": "u"}, READ, 'options "user" and "password" must be set together'),
-        ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, 'use either the option "token" or'),
+        ({"queue": "q", "user": "u", "password": "p", "token": "t"}, READ, 'the option "token" cannot be combined'),
     ],
 )
 def test_a_wrong_one_is_named(given: dict[str, str], way: str, why: str) -> None:
@@ -114,7 +114,7 @@ def test_a_session_whose_python_has_no_mq_is_told_which_to_set(tmp_path: Path) -
     other.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     for each in (bare, other):
         each.chmod(0o755)
-    for python, why in ((str(bare), "cannot use mq .ModuleNotFoundError"), ("/nowhere/python", "does not exist")):
+    for python, why in ((str(bare), "cannot import mq .ModuleNotFoundError"), ("/nowhere/python", "does not exist")):
         session = Session(python)
         with pytest.raises(
             SparkSourceError,

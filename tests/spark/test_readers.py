@@ -294,10 +294,10 @@ def test_a_checkpoint_that_is_older_than_the_consumer(client: Client, options: O
         offsets.append(reader.latestOffset(offsets[-1], ReadMaxRows(5)))
         rows(reader, reader.partitions(offsets[-2], offsets[-1]))
     offsets.append(reader.latestOffset(offsets[-1], ReadMaxRows(5)))
-    old = 'at batch 1 of consumer c, which has acknowledged batch 2: it is an old copy.* "takeOver"'
+    old = 'at batch 1 of consumer c, which has already acknowledged batch 2: the checkpoint is an old copy.* "takeOver"'
     with pytest.raises(SparkSourceError, match=old):
         stream(options).partitions(offsets[0], offsets[1])
-    with pytest.raises(SparkSourceError, match="which has acknowledged batch 2"):  # as if nothing were planned
+    with pytest.raises(SparkSourceError, match="which has already acknowledged batch 2"):  # as if nothing were planned
         stream(options).partitions(stream(options).initialOffset(), offsets[1])
     with pytest.raises(SparkSourceError, match=old):
         stream(options).latestOffset(offsets[1], LIMIT)
@@ -308,7 +308,7 @@ def test_a_checkpoint_that_is_older_than_the_consumer(client: Client, options: O
     assert rows(going_on, going_on.partitions(offsets[1], end)) == bodies[10:]
     assert going_on.latestOffset(end, LIMIT) == end
     other = stream(with_options(options, consumer="d"))
-    with pytest.raises(SparkSourceError, match="the checkpoint belongs to c"):
+    with pytest.raises(SparkSourceError, match="the checkpoint belongs to consumer c"):
         other.latestOffset(end, LIMIT)
 
 
@@ -317,7 +317,9 @@ def test_a_checkpoint_that_is_newer_than_the_consumer(client: Client, options: O
     """The daemon's root is an old copy, or the consumer was forgotten."""
     bodies = fill(client, options, 5)
     end = {**stream(options).initialOffset(), "batch": batch, "rows": 5}
-    with pytest.raises(SparkSourceError, match=f'at batch {batch} of consumer c, whose last batch is 0.* "takeOver"'):
+    with pytest.raises(
+        SparkSourceError, match=f'at batch {batch} of consumer c, whose last acknowledged batch is 0.* "takeOver"'
+    ):
         stream(options).latestOffset(end, LIMIT)
     assert unsettled(client, options) == 5
     going_on = stream(with_options(options, take_over=True))
@@ -446,7 +448,7 @@ def test_a_planned_batch_of_a_deleted_queue_is_lost_and_the_queue_is_named(
         client.delete_queue(options.queue)
     else:
         bodies = made_again(client, options, again, 10)
-    lost = f'3 messages of batch 1 are lost: queue {options.queue} was .* "failOnClaimLost"'
+    lost = f'3 messages of batch 1 are lost, because queue {options.queue} was .* "failOnClaimLost"'
     for query in (reader, stream(given), stream(given)):
         with pytest.raises(ClaimLost, match=lost):
             query.partitions(start, end)
@@ -493,7 +495,7 @@ def test_a_queue_that_goes_while_its_batch_is_read(client: Client, options: Opti
     next(pages)
     next(failing)
     made_again(client, options, 6) if again else client.delete_queue(options.queue)
-    with pytest.raises(ClaimLost, match=f"are lost: queue {options.queue} was deleted"):
+    with pytest.raises(ClaimLost, match=f"are lost, because queue {options.queue} was deleted"):
         list(failing)
     list(pages)  # its rows that were under way; it ends without an error
     assert rows(tolerant, [part]) == []
@@ -667,7 +669,7 @@ def test_where_lost_messages_are_is_told_apart(client: Client, options: Options)
         "consumer c",
     ):
         assert part in told
-    assert 'raise "leaseSeconds"' in told
+    assert 'set "leaseSeconds"' in told
     client.requeue(leased)
     with pytest.raises(ClaimLost, match=r"2 of 4 messages .*: 1 removed .*, 1 delayed"):
         stream(options).partitions(start, end)
@@ -685,7 +687,7 @@ def test_a_batch_has_its_messages_again_after_a_redrive(client: Client, options:
         assert received is not None
         client.requeue(received)
     wait_for(lambda: client.queue(dead).ready == 2)
-    told = rf"2 of 3 .* missing: 2 in the dead-letter queue {dead} .*max_receives=2: raise it, .*mq redrive {dead}"
+    told = rf"2 of 3 .* 2 in the dead-letter queue {dead} .*max_receives=2\. Raise max_receives, .*mq redrive {dead}"
     for _ in range(2):
         with pytest.raises(ClaimLost, match=told):
             stream(options).partitions(start, end)
@@ -877,7 +879,7 @@ def test_rows_that_were_there_are_counted(client: Client, options: Options, capl
     write(MqWriter(named, VALUE), rows)
     assert not caplog.records
     write(MqWriter(named, VALUE), [*rows, {"value": b"4"}])
-    assert f"of 4 rows, 3 were already in queue {options.queue}" in caplog.text
+    assert f"4 rows; 3 of them were already in queue {options.queue}" in caplog.text
 
 
 def test_a_queue_that_stays_full_is_named(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:

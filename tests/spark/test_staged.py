@@ -126,7 +126,7 @@ def test_a_write_that_is_named_can_be_run_again(
     first.commit([run_task(first, 0, some("a", "b"))])
     second.commit([run_task(second, 0, some("b")), run_task(second, 1, some("c", "a"))])
     assert bodies(client, staged) == [b"a", b"b", b"c"]
-    assert f"of 3 rows, 2 were already in queue {staged.queue}" in caplog.text
+    assert f"3 rows; 2 of them were already in queue {staged.queue}" in caplog.text
 
 
 def test_rows_for_several_queues_come_together(client: Client, staged: Options) -> None:

@@ -182,7 +182,7 @@ async def test_an_unknown_header_of_messages_is_refused_as_an_unknown_parameter_
     assert f'unknown header "{name.replace("_", "-")}". Known headers: X-Message-Delay, X-Message-At' in said
     status, said = await call(endpoints, "POST /q/messages/batch", b'{"body": "x"}', **{name: "5"})
     assert status == 400
-    assert "In a batch, set the attributes of each message in its own entry" in said
+    assert "In a batch, set the properties of each message in the message's own entry" in said
     assert (await call(endpoints, "GET /q"))[1]["ready"] == 0
 
 

@@ -113,7 +113,7 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
     [
         ({}, 'either "cron"'),
         ({**EVERY, "cron": "0 3 * * *"}, 'either "cron"'),
-        ({**EVERY, "zone": "UTC"}, 'only supported with "cron"'),
+        ({**EVERY, "zone": "UTC"}, 'only supported together with "cron"'),
         ({**EVERY, "every": 0.5}, "every must be a duration from 1s"),
         ({**EVERY, "every": True}, "every must be"),
         ({**EVERY, "every": 1e300}, "every must be"),
@@ -127,12 +127,12 @@ async def test_it_fires(autojump_clock: MockClock, door: Door) -> None:
         ({**EVERY, "message": {"body": "x", "bdy": "k"}}, "unknown key"),
         ({**EVERY, "unless_waiting": "yes"}, "unless_waiting must be true or false"),
         ({**NIGHTLY, "cron": "0 25 * * *"}, 'invalid cron expression "0 25 * * *": bad hour'),
-        ({**NIGHTLY, "cron": "@daily"}, "cron must have five fields"),
+        ({**NIGHTLY, "cron": "@daily"}, "a cron expression must have five fields"),
         ({**NIGHTLY, "cron": 5}, "cron must be a cron expression"),
         ({**NIGHTLY, "cron": "* " * 200}, "cron must be a cron expression"),
         ({**NIGHTLY, "cron": "0 0 */31 * MON#5"}, "in the next fifty years"),
-        ({**NIGHTLY, "zone": "Mars"}, "zone must be the name"),
-        ({**NIGHTLY, "zone": "\ud800"}, "zone must be the name"),
+        ({**NIGHTLY, "zone": "Mars"}, "zone must be a time zone"),
+        ({**NIGHTLY, "zone": "\ud800"}, "zone must be a time zone"),
     ],
 )
 async def test_what_makes_no_sense_is_refused(door: Door, wanted: dict[str, Any], why: str) -> None:

@@ -130,7 +130,9 @@ class PublishChannel(ClientChannel):
             if len(waiting) == 1:
                 publication.fail(lambda: refusal(event.code, event.text))
             else:
-                publication.fail(lambda: Interrupted(f"one of {len(waiting)} messages was refused: {event.text}"))
+                publication.fail(
+                    lambda: Interrupted(f"the server refused one of {len(waiting)} messages: {event.text}")
+                )
         super().refused(event)
 
     def end(self, why: Why) -> None:
@@ -308,7 +310,7 @@ class ConsumeChannel(ReceiveChannel):
         if message.is_answer:
             super().arrived(message)
         elif len(self._arrived) >= self._prefetch:
-            self._link.end(f"the server sent more than the {self._prefetch} messages that were asked for")
+            self._link.end(f"the server sent more than the {self._prefetch} messages that the client requested")
         else:
             self._arrived.append(message)
             self._news.notify()

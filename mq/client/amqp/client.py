@@ -194,7 +194,7 @@ class AmqpClient:
     async def _unknown(self, tag: int) -> None:
         """Let the server judge a tag, on a channel that holds nothing; then close the connection, as the seed says."""
         if not 0 < tag <= _HIGHEST_TAG:
-            raise ValueError(f"{tag} is not a delivery tag: tags start at 1")
+            raise ValueError(f"{tag} is not a valid delivery tag: delivery tags start at 1")
         try:
             async with self._control_lock:
                 channel = await self._controller()

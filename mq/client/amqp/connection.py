@@ -55,13 +55,13 @@ def parse(url: str) -> Address:
     if parts.scheme in ("http", "https"):
         raise ValueError(f"{url!a:.80} is an HTTP URL: use an AMQP URL, such as amqp://127.0.0.1:{PORTS['amqp']}")
     if parts.username is not None or parts.password is not None:
-        raise ValueError("URLs appear in logs, so they must not contain credentials: use user=(NAME, SECRET)")
+        raise ValueError("URLs appear in logs, so they must not contain credentials. Use user=(NAME, SECRET) instead")
     try:
         port = parts.port
     except ValueError:
         port = -1
     if parts.scheme not in PORTS or not parts.hostname or parts.query or parts.fragment or port == -1:
-        raise ValueError(f"{url!a:.80} is not an AMQP URL. Use amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
+        raise ValueError(f"{url!a:.80} is not a valid AMQP URL. Use amqp://HOST:PORT/VHOST or amqps://HOST:PORT/VHOST")
     vhost = unquote(parts.path.removeprefix("/")) or "/"
     return Address(parts.hostname, port or PORTS[parts.scheme], vhost, parts.scheme == "amqps")
 
@@ -178,7 +178,7 @@ async def _linked(stream: ByteStream, login: Login, deadline: float) -> AsyncIte
             with anyio.CancelScope(deadline=deadline) as waiting:
                 await link.opened()
             if waiting.cancelled_caught:
-                link.end("the server was too slow")
+                link.end("the server did not respond in time")
                 raise Unreachable("the server did not complete the AMQP handshake in time")
             yield link
         except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group

@@ -226,7 +226,7 @@ class Link:
                     tasks.start_soon(self._write)
                     tasks.start_soon(self._beat)
         finally:
-            self.end("this program closed it")
+            self.end("this program closed the connection")
             with anyio.move_on_after(CLOSE_SECONDS, shield=True):
                 await self._last_words()
             self._done.set()
@@ -251,7 +251,7 @@ class Link:
                     self.protocol.close()
                     self._to_send.notify()
                 await self._done.wait()
-        self.end("this program closed it")
+        self.end("this program closed the connection")
 
     def end(self, why: str, refused: ClientError | None = None) -> None:
         """End the connection, and fail all that wait on it."""
@@ -342,11 +342,11 @@ class Link:
                 for event in self.protocol.receive(await self._stream.receive(_CHUNK)):
                     self._on(event)
             except anyio.EndOfStream:
-                self.end(f"the server closed the connection while {self.protocol.phase.value}")
+                self.end(f"the server closed the connection in connection phase {self.protocol.phase.value}")
             except UnexpectedResponse as error:
                 self.end(str(error), refused=error)
             except _BROKEN as error:
-                self.end(f"the connection broke: {error.__cause__ or error}")
+                self.end(f"the connection was lost: {error.__cause__ or error}")
             self._to_send.notify()
 
     async def _write(self) -> None:
@@ -359,7 +359,7 @@ class Link:
             try:
                 await self._stream.send(data)
             except _BROKEN as error:
-                self.end(f"the connection broke: {error.__cause__ or error}")
+                self.end(f"the connection was lost: {error.__cause__ or error}")
                 return
             self._sending = 0
             self._changed.notify()
@@ -371,7 +371,7 @@ class Link:
             await anyio.sleep_until(min(beats.send_at, beats.dead_at))
             now = anyio.current_time()
             if now >= beats.dead_at:
-                self.end("the server gave no sign of life for two heartbeats")
+                self.end("the server sent nothing for two heartbeat intervals")
             elif now >= beats.send_at:
                 if not self._sending:
                     self.protocol.heartbeat()
@@ -410,9 +410,11 @@ class Link:
 
     def _on_closed(self, event: Closed) -> None:
         if self.protocol.phase is Phase.CLOSED and event.code == 0:
-            self.end("this program closed it")
+            self.end("this program closed the connection")
         else:
-            self.end(f"the server closed it: {event.code} {event.text}", refused=refusal(event.code, event.text))
+            self.end(
+                f"the server closed the connection: {event.code} {event.text}", refused=refusal(event.code, event.text)
+            )
 
 
 def _tell(

@@ -135,7 +135,9 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     wanted = {queue: there[queue] for queue in queues or sorted(there)}
     unfinished = [path.name for path in wanted.values() if not _is_drained(path) and not (path / _DONE).exists()]
     if unfinished:
-        raise InvalidSetting(f"{', '.join(unfinished)} in {folder} is incomplete: run mq-pipeline archive again")
+        raise InvalidSetting(
+            f"archive {folder} is incomplete for {', '.join(unfinished)}: run mq-pipeline archive again"
+        )
     # Spark takes a folder's name for a number where it looks like one, so the queue is not read from it.
     tables = [
         spark.read.parquet(str(path)).withColumn("queue", F.lit(queue))
@@ -170,13 +172,13 @@ def _check(folder: Path, checkpoint: Path) -> None:
     if not folder.exists() or not any(folder.iterdir()):
         return
     if not _is_drained(folder):
-        raise Conflict(f"{folder} was written with --browse. Use --browse again, or choose another archive")
+        raise Conflict(f"archive {folder} was written with --browse. Use --browse again, or choose another archive")
     latest, query = _latest_batch(folder), (folder / _DRAINED).read_text()
     if latest >= 0 and (latest > _latest(checkpoint / _OFFSETS) or query != _query_of(checkpoint)):
         raise Conflict(
-            f"{folder} has more batches than its checkpoint {checkpoint}, which is lost or an old copy, so "
-            "new batches would overwrite existing ones. Restore the checkpoint, or use another archive with "
-            "--option takeOver=true"
+            f"archive {folder} has more batches than its checkpoint {checkpoint} (the checkpoint was lost, or "
+            "is an old copy), so new batches would overwrite existing ones. Restore the checkpoint, or use "
+            "another archive with --option takeOver=true"
         )
 
 
@@ -271,7 +273,7 @@ def _hidden(day: Path, name: str) -> Path:
 
 def _browse(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
     if folder.exists() and _is_drained(folder):
-        raise Conflict(f"{folder} was written without --browse. Omit --browse, or choose another archive")
+        raise Conflict(f"archive {folder} was written without --browse. Omit --browse, or choose another archive")
     if (folder / _DONE).exists():
         return
     messages = spark.read.format(SOURCE).options(**options).load()

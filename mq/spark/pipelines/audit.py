@@ -29,12 +29,12 @@ NOWHERE: Final = "out of nowhere"
 DAMAGED: Final = "damaged"
 
 MEANINGS: Final = {
-    LOST: "in its queue when a broker stopped in order, and not there when the next one started",
-    CAME_BACK: "removed, and there again",
-    TWO_PLACES: "left a place in which it was not, by what is known of it",
-    TWICE: "one id, given to two messages",
-    NOWHERE: "there, and no publish of it is known",
-    DAMAGED: "there, but its bytes are not those that were published, as mq doctor has found",
+    LOST: "the message was in its queue when a broker stopped cleanly, but was missing when the next broker started",
+    CAME_BACK: "the message was removed, but appeared again",
+    TWO_PLACES: "the message was moved from a place where, according to the journal, it was not",
+    TWICE: "two messages were published with the same ID",
+    NOWHERE: "the message exists, but the journal has no record of its publish",
+    DAMAGED: "the message exists, but mq doctor found that its contents differ from what was published",
 }
 """What each exception means, for people."""
 

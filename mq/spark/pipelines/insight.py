@@ -230,19 +230,27 @@ def _complaints(journal: ReadJournal) -> list[str]:
         found = each.found
         if found.gaps:
             told.append(
-                f"{found.missing} transitions are missing in {Path(found.path).name}: the disk was full or slow"
+                f"{found.missing} transitions are missing from {Path(found.path).name}, because the disk was "
+                "full or slow"
             )
         if each.is_cut and each.ordinal == 0:
-            told.append("the beginning is missing: older segments were removed, or mq ran without a journal before")
+            told.append(
+                "the beginning of the journal is missing, because older segments were deleted or mq ran without "
+                "a journal before"
+            )
         elif each.is_cut:
             told.append(
-                f"something is missing before {Path(found.path).name}: a broker was killed, or a segment is gone"
+                f"transitions before {Path(found.path).name} are missing, because a broker was killed or a "
+                "segment was deleted"
             )
     if journal.segments and not journal.segments[-1].found.stops:
-        told.append("the journal goes on, or its end is missing: all this is as of its last row")
+        told.append(
+            "the journal is still being written, or its end is missing; this report shows the state at its last row"
+        )
     if journal.shared:
         told.append(
-            "other programs moved messages of the store, too, and are not in this journal: so there is no audit"
+            "other programs also moved messages of this store and did not write to this journal, so no audit "
+            "is possible"
         )
     return told
 

@@ -44,7 +44,7 @@ def provide_java() -> None:
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
         raise InvalidSetting(
-            f"JAVA_HOME is {home}, which does not contain bin/java: set it to Java 17 or newer, or unset it"
+            f"JAVA_HOME is {home}, which does not contain bin/java. Set JAVA_HOME to Java 17 or newer, or unset it"
         )
     if home or shutil.which("java"):
         return

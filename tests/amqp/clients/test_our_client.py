@@ -202,7 +202,7 @@ async def test_a_tag_is_good_for_once(server: Server, client: AmqpClient, queue:
 
 async def test_what_is_no_tag_is_refused_here(client: AmqpClient, queue: str) -> None:
     for wrong in (0, -1, 2**63):
-        with pytest.raises(ValueError, match="not a delivery tag"):
+        with pytest.raises(ValueError, match="not a valid delivery tag"):
             await client.ack(wrong)
     await client.declare_queue(queue)
 

@@ -36,7 +36,7 @@ def test_an_address_shows_no_vhost() -> None:
     "url", ["", "localhost", "ftp://localhost", "amqp://", "amqp://h:99999", "amqp://h/?x=1", "amqp://h/#x"]
 )
 def test_what_is_no_url(url: str) -> None:
-    with pytest.raises(ValueError, match="is not an AMQP URL"):
+    with pytest.raises(ValueError, match="is not a valid AMQP URL"):
         parse(url)
 
 
