@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from mq_etcd.client import Client
-from mq_etcd.errors import EtcdError
+from mq_etcd.errors import EtcdError, NoSpace
 
 logger = logging.getLogger("mq.storage.etcd")
 
@@ -97,7 +97,10 @@ class Room:
                 await self._compact(found.revision)
                 # etcd counts the pages that a compaction gave back when it writes next. Where mq refuses all for want
                 # of room there is no write, and it would stay full for ever.
-                await self._client.put(self._key, b"")
+                try:
+                    await self._client.put(self._key, b"")
+                except NoSpace:
+                    await self.mend()  # or else nothing does: what is refused here does not meet the alarm
                 found = await self._client.status()
             elif now - self._compacted > COMPACT_SECONDS:
                 if self._old_revision:

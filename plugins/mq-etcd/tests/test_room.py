@@ -121,6 +121,31 @@ async def test_messages_can_be_removed_after_the_alarm_where_live_data_fill_most
         assert "mq keeps below" in refused.reason
 
 
+async def test_alarm_is_ended_where_all_messages_are_refused_before_they_meet_it(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a compaction that etcd has not carried out yet, the write by which it counts what is free meets the
+    alarm."""
+    calls: list[str] = []
+
+    async def refused_put(*_: object) -> int:
+        calls.append("put")
+        raise NoSpace("database space exceeded")
+
+    async def defragment() -> None:
+        calls.append("defragment")
+
+    async with open_client(cluster.endpoints) as client, open_storage(f"etcd:{cluster.endpoints[0]}?quota=8MiB") as mq:
+        await put_record(mq, QUEUE, "orders", {"created": 0})
+        for number in range(4):
+            await client.put(f"/live/{number}", bytes(1_000_000))
+        monkeypatch.setattr(mq._client, "put", refused_put)  # type: ignore[attr-defined]
+        monkeypatch.setattr(mq._client, "defragment", defragment)  # type: ignore[attr-defined]
+        [refused] = await mq.commit([Write("orders", IDS.new(), BODY)])
+        assert "mq keeps below" in refused.reason
+        assert calls == ["put", "defragment"]
+
+
 async def test_a_record_that_finds_no_room_says_so(cluster: Cluster) -> None:
     async with open_client(cluster.endpoints) as client, open_storage(f"etcd:{cluster.endpoints[0]}") as storage:
         await overwrite_until_full(client)
