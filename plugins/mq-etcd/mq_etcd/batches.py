@@ -24,11 +24,9 @@ from mq_etcd.errors import Compacted, EtcdError, NoSpace, TooLarge, Unavailable,
 from mq_etcd.keys import Keys
 from mq_etcd.lanes import Lane
 from mq_etcd.steps import AnyStep, step
-from mq_etcd.values import Nested
+from mq_etcd.values import Answer, Nested
 from mq_etcd.values import Outcome as EtcdOutcome
 
-MOST_STEPS: Final = 96
-"""In one transaction."""
 MOST_OPERATIONS: Final = 128
 """That etcd takes in one transaction, those of the widest nested one included."""
 MOST_IN_GROUP: Final = (MOST_OPERATIONS - 2) // 2
@@ -159,7 +157,10 @@ class Batches:
         self._sent[lane] = list(part)
         try:
             done = await lane.send([each.txn() for each in part])
-            answers = done.answers or await self._look(lane, part)
+            if done.answers is None:
+                for each, seen in zip(part, await self._find_out(lane, part), strict=True):
+                    outcomes[each.number] = each.landed(seen, done.revision)
+                return
         except Uncertain as error:
             _tell(part, Result.UNKNOWN, str(error), outcomes)
         except (Unavailable, NoSpace, TooLarge) as error:
@@ -168,20 +169,35 @@ class Batches:
         except EtcdError as error:
             raise StorageFailed(str(error)) from error
         else:
-            for each, answer in zip(part, answers, strict=True):
-                if done.answers is None:
-                    outcomes[each.number] = each.landed(answer.answers, done.revision)
+            refused = []
+            for each, answer in zip(part, done.answers, strict=True):
+                if answer.succeeded:
+                    outcomes[each.number] = each.done()
                 else:
-                    outcomes[each.number] = each.done() if answer.succeeded else each.refused(answer.answers)
+                    refused.append(each)
+            if refused:
+                await self._ask_why(lane, refused, outcomes)
 
-    async def _look(self, lane: Lane, part: Sequence[AnyStep]) -> list[EtcdOutcome]:
-        """What stands where these steps, which have been tried, were to change something."""
+    async def _find_out(self, lane: Lane, part: Sequence[AnyStep]) -> list[list[Answer]]:
+        """What is where these steps, which have been tried, were to change something."""
         try:
-            seen = await self._client.txn([], [Nested([], each.looks()) for each in part])
+            return await lane.look([each.looks() for each in part])
         except Unavailable as error:
             lane.doubt()
             raise Uncertain(str(error)) from error
-        return [answer for answer in seen.answers if isinstance(answer, EtcdOutcome)]
+
+    async def _ask_why(self, lane: Lane, refused: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> None:
+        """Look why steps were not done. What they would have changed is as it was: no other step of the round is about
+        the same, and no other broker has the store."""
+        try:
+            seen = await lane.look([each.looks() for each in refused])
+        except Unavailable as error:
+            _tell(refused, Result.FULL, str(error), outcomes)
+        except EtcdError as error:
+            raise StorageFailed(str(error)) from error
+        else:
+            for each, its in zip(refused, seen, strict=True):
+                outcomes[each.number] = each.refused(its)
 
 
 def _rounds(numbered: Sequence[tuple[int, AnyOperation]]) -> list[list[tuple[int, AnyOperation]]]:
@@ -216,19 +232,13 @@ def _parts(steps: Sequence[AnyStep]) -> list[list[AnyStep]]:
     parts: list[list[AnyStep]] = []
     size = widest = 0
     for each in steps:
-        width = _width(each.txn())
-        is_full = not parts or len(parts[-1]) == MOST_STEPS or size + each.size > MOST_BYTES
-        if is_full or 2 + len(parts[-1]) + max(width, widest) > MOST_OPERATIONS:
+        if not parts or size + each.size > MOST_BYTES or 2 + len(parts[-1]) + max(each.width, widest) > MOST_OPERATIONS:
             parts.append([])
             size = widest = 0
         parts[-1].append(each)
         size += each.size
-        widest = max(widest, width)
+        widest = max(widest, each.width)
     return parts
-
-
-def _width(txn: Nested) -> int:
-    return max(len(txn.compares), len(txn.then), len(txn.otherwise))
 
 
 def _tell(part: Sequence[AnyStep], result: Result, reason: str, outcomes: dict[int, Outcome]) -> None:

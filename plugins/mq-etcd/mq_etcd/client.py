@@ -56,6 +56,7 @@ from mq_etcd.values import (
     Page,
     Put,
     Status,
+    changes_something,
     delete_json,
     get_json,
     outcome,
@@ -235,7 +236,7 @@ class Client:
             TooLarge: it is too long, or has too many operations.
         """
         wanted = txn_json(Nested(compares, then, otherwise))
-        changes = any(not isinstance(operation, Get) for operation in (*then, *otherwise))
+        changes = any(map(changes_something, (*then, *otherwise)))
         return outcome(await self._members.ask("/v3/kv/txn", wanted, changes=changes, repeats=repeats))
 
     def watch(self, key: str, end: str | None = None, *, revision: int | None = None) -> Watch:

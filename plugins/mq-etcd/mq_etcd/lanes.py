@@ -18,7 +18,7 @@ from mq.errors import StorageFailed, StorageFenced
 from mq_etcd.address import Fence
 from mq_etcd.client import Client
 from mq_etcd.errors import Uncertain
-from mq_etcd.values import Get, KeyValue, Nested, Operation, Outcome, Page, Put, created_at, value_is
+from mq_etcd.values import Answer, Get, KeyValue, Nested, Operation, Outcome, Page, Put, created_at, value_is
 
 
 class Done(NamedTuple):
@@ -96,6 +96,18 @@ class Lane:
         found = self._expect(value, self._seen(outcome))
         self._value = value
         return Done(None, found.modified)
+
+    async def look(self, looks: Sequence[Sequence[Get]]) -> list[list[Answer]]:
+        """What there is; for each of `looks` its answers.
+
+        Raises:
+            StorageFenced: another broker is in charge, and may have changed it.
+            EtcdError: etcd does not answer, or says no.
+        """
+        seen = await self._client.txn([created_at(*self._fence)], [Nested([], each) for each in looks])
+        if not seen.succeeded:
+            raise shut_out(self._fence)
+        return [answer.answers for answer in seen.answers if isinstance(answer, Outcome)]
 
     def doubt(self) -> None:
         """Take the last transaction for doubtful: it has been done, but what came of it is unknown."""

@@ -89,7 +89,7 @@ class Members:
             Uncertain: it changes something, and was sent; no reply came.
             EtcdError: what etcd said.
         """
-        body = json.dumps(wanted).encode("ascii")
+        body = _encoded(wanted)
         patience = self._patience + len(body) / BYTES_A_SECOND
         ends = trio.current_time() + self._deadline
         failures: dict[Endpoint, EtcdError] = {}
@@ -123,7 +123,7 @@ class Members:
         Raises:
             EtcdError: there is none.
         """
-        body = json.dumps(wanted).encode("ascii")
+        body = _encoded(wanted)
         return await self._attempt(member, path, body, seconds or self._patience, needs_leader=False)
 
     @asynccontextmanager
@@ -136,7 +136,7 @@ class Members:
         """
         member = self.current
         try:
-            connection = await self._send(member, path, json.dumps(wanted).encode("ascii"))
+            connection = await self._send(member, path, _encoded(wanted))
         except (Unavailable, Uncertain) as error:
             self.pass_over(member)
             raise Unavailable(str(error)) from error
@@ -280,6 +280,10 @@ def _away(member: Endpoint, error: BaseException, *, was_sent: bool) -> EtcdErro
     why = "it does not answer" if isinstance(error, trio.TooSlowError) else said
     kind = Uncertain if was_sent else Unavailable
     return kind(f"etcd at {member}: {why}")
+
+
+def _encoded(wanted: Json) -> bytes:
+    return json.dumps(wanted, separators=(",", ":")).encode("ascii")
 
 
 def _decoded(content: bytes, member: Endpoint) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from mq.storage.interface import QUEUE, Drop, Entry, Outcome, Put, Result
-from mq_etcd.batches import MOST_STEPS, Batches
+from mq_etcd.batches import MOST_IN_GROUP, Batches
 from mq_etcd.client import Client
 from mq_etcd.keys import Keys, buried, id_at, life_of, record_key
 from mq_etcd.names import reserved_by
@@ -92,7 +92,7 @@ class Records:
         if await self._client.get(grave) is None:
             return Outcome(Result.GONE)
         folder = self._keys.ready(entry.queue, life)
-        page = await self._client.range(folder, end_of_prefix(folder), limit=MOST_STEPS // 2)
+        page = await self._client.range(folder, end_of_prefix(folder), limit=MOST_IN_GROUP - 1)
         going: list[EtcdOperation] = []
         for place in page.found:
             going += [Delete(place.key), Delete(self._keys.body(id_at(place.key)))]

@@ -1,8 +1,9 @@
 """An operation of a batch as a transaction of its own, inside the one that carries many of them.
 
 Each has conditions, so each has an outcome of its own: what the others do does not matter. Where the conditions do not
-hold, the transaction looks instead, and what it sees says why. A group is one transaction with the conditions of all
-its operations.
+hold, nothing is done, and a look at the same keys says why. That is rare, so the look is a request of its own: in each
+transaction it was a third of what etcd reads, logs and sends to its members. A group is one transaction with the
+conditions of all its operations.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Step(NamedTuple):
         return OVERHEAD + len(self.body)
 
     @property
+    def width(self) -> int:
+        """How many conditions, operations or looks it has, at the most."""
+        return 2
+
+    @property
     def longest_body(self) -> int:
         """Bytes of the longest value that it writes for a body."""
         return len(self.body)
@@ -85,18 +91,18 @@ class Step(NamedTuple):
             return self._writing()
         if self.target is None:
             going = [Delete(self.source), Delete(self.body_key)]
-            return Nested([value_is(self.source, self.before)], going, self.looks())
+            return Nested([value_is(self.source, self.before)], going)
         held: list[Compare] = [value_is(self.source, self.before)]
         done: list[EtcdOperation] = [EtcdPut(self.target, self.after)]
         if self.source != self.target:
             held.append(absent(self.target))
             done.insert(0, Delete(self.source))
-        return Nested(held, done, self.looks())
+        return Nested(held, done)
 
     def _writing(self) -> Nested:
         assert self.target is not None
         done = [EtcdPut(self.target, self.after), EtcdPut(self.source, self.body)]
-        return Nested([absent(self.target), absent(self.source)], done, self.looks())
+        return Nested([absent(self.target), absent(self.source)], done)
 
     def looks(self) -> list[Get]:
         """What says why it was not done, or that it was."""
@@ -160,6 +166,11 @@ class RecordStep(NamedTuple):
     operation: Put | Drop
     key: str
     value: bytes | None
+
+    @property
+    def width(self) -> int:
+        """It has one operation."""
+        return 1
 
     @property
     def longest_body(self) -> int:
@@ -227,6 +238,11 @@ class GroupStep(NamedTuple):
         return sum(each.size for each in self.steps)
 
     @property
+    def width(self) -> int:
+        """How many conditions, operations or looks it has, at the most."""
+        return sum(each.width for each in self.steps)
+
+    @property
     def longest_body(self) -> int:
         """Bytes of the longest value that it writes for a body."""
         return max((each.longest_body for each in self.steps), default=0)
@@ -242,7 +258,7 @@ class GroupStep(NamedTuple):
                 txn = each.txn()
                 held += txn.compares
                 done += txn.then
-        return Nested(held, done, self.looks())
+        return Nested(held, done)
 
     def looks(self) -> list[Get]:
         """What says why it was not done, or that it was."""

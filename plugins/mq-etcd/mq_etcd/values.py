@@ -209,6 +209,13 @@ class Status(NamedTuple):
     revision: int
 
 
+def changes_something(operation: Operation) -> bool:
+    """Whether an operation is not only a look."""
+    if isinstance(operation, Nested):
+        return any(map(changes_something, (*operation.then, *operation.otherwise)))
+    return not isinstance(operation, Get)
+
+
 def end_of_prefix(prefix: str) -> str:
     """The `end` of the range of all keys that begin with `prefix`, which ends with a character below U+007F."""
     if not prefix:
@@ -224,15 +231,11 @@ def text(value: bytes) -> str:
 
 
 def compare_json(compare: Compare) -> Json:
-    """A condition as the gateway wants it."""
+    """A condition as the gateway wants it. EQUAL goes without saying."""
     field = {"CREATE": "create_revision", "MOD": "mod_revision", "VALUE": "value"}[compare.target]
     wanted = text(compare.wanted) if isinstance(compare.wanted, bytes) else str(compare.wanted)
-    return {
-        **_range_json(compare.key, compare.end),
-        "target": compare.target,
-        "result": compare.relation,
-        field: wanted,
-    }
+    condition = {**_range_json(compare.key, compare.end), "target": compare.target, field: wanted}
+    return condition if compare.relation == "EQUAL" else {**condition, "result": compare.relation}
 
 
 def operation_json(operation: Operation) -> Json:
@@ -250,11 +253,13 @@ def operation_json(operation: Operation) -> Json:
 
 def txn_json(txn: Nested) -> Json:
     """A transaction as the gateway wants it."""
-    return {
+    wanted = {
         "compare": [compare_json(compare) for compare in txn.compares],
         "success": [operation_json(operation) for operation in txn.then],
-        "failure": [operation_json(operation) for operation in txn.otherwise],
     }
+    if txn.otherwise:
+        wanted["failure"] = [operation_json(operation) for operation in txn.otherwise]
+    return wanted
 
 
 def put_json(put: Put) -> Json:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 import pytest
 import trio
 from mq_etcd.client import open_client
-from mq_etcd.testing.wire import Times, Wire, is_txn, wire_to
+from mq_etcd.testing.wire import Times, Wire, is_look, is_txn, wire_to
 from mq_etcd.values import end_of_prefix
 
 from mq.broker import open_broker
@@ -300,6 +300,20 @@ async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> No
         await wire.release()
         assert await everything(storage) == ([before] if before else [])
         assert await one(storage, operation) == Outcome(Result.DONE, after)
+
+
+async def test_done_without_a_reply_while_etcd_is_silent_is_undone(place) -> None:
+    """It was tried, and then there is no answer whether it was done: that is in doubt, too."""
+    async with wired(place, "silent") as (wire, storage):
+        id = IDS.new()
+        wire.loses, wire.holds = Times(1), is_look
+        with giving_up_soon(storage):
+            assert (await one(storage, Write("orders", id, b"body"))).result is Result.UNKNOWN
+        wire.holds = Times(0)
+        assert await everything(storage) == [Entry("orders", id, State.NEW)]
+        await one(storage, Unlink(Entry("orders", IDS.new(), State.REMOVED)))
+        assert await everything(storage) == []
+        assert await one(storage, Write("orders", id, b"body")) == Outcome(Result.DONE, Entry("orders", id, State.NEW))
 
 
 async def test_while_nothing_comes_through_nothing_is_promised(place) -> None:

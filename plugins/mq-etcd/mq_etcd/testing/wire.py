@@ -104,6 +104,11 @@ def is_txn(request: bytes) -> bool:
     return request.startswith(b"POST /v3/kv/txn ") and b"request_put" in request
 
 
+def is_look(request: bytes) -> bool:
+    """A transaction that changes nothing."""
+    return request.startswith(b"POST /v3/kv/txn ") and b"request_put" not in request
+
+
 class Times:
     """The first so many of those.
 
