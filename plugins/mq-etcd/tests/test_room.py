@@ -139,6 +139,9 @@ async def test_alarm_is_ended_where_all_messages_are_refused_before_they_meet_it
         await put_record(mq, QUEUE, "orders", {"created": 0})
         for number in range(4):
             await client.put(f"/live/{number}", bytes(1_000_000))
+        with trio.fail_after(60):
+            while (await client.status()).used < 4_000_000:  # it tells its size a moment later
+                await trio.sleep(0.01)
         monkeypatch.setattr(mq._client, "put", refused_put)  # type: ignore[attr-defined]
         monkeypatch.setattr(mq._client, "defragment", defragment)  # type: ignore[attr-defined]
         [refused] = await mq.commit([Write("orders", IDS.new(), BODY)])
