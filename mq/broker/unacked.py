@@ -259,6 +259,7 @@ class Unacked:
         """
         if len(held) <= self._committer.portion:
             await change(held)
+            await turns.spend(frames=len(held) // 4)  # what is held in memory was changed without a wait
             return
         failed: MQError | None = None
         at = 0
