@@ -154,7 +154,7 @@ class LayeredStorage:
                 outcomes |= await self._commit_above(together)
                 together = _Together()
                 outcomes[place] = await self._commit_group(operation)
-            elif self._is_above(operation) or together.has_written(operation):
+            elif self._is_above(operation) or together.has_put(operation):
                 together.add(place, operation)
             elif self._has_to_come_up(operation):
                 outcomes |= await self._commit_above(together)
@@ -332,13 +332,13 @@ class _Together:
 
     def __init__(self) -> None:
         self.operations: dict[int, AnyOperation] = {}
-        self._written: set[MessageId] = set()
+        self._put: set[MessageId] = set()
 
     def add(self, place: int, operation: AnyOperation) -> None:
         self.operations[place] = operation
-        if isinstance(operation, Write):
-            self._written.add(operation.id)
+        if isinstance(operation, Write | Move):
+            self._put.add(operation.id if isinstance(operation, Write) else operation.entry.id)
 
-    def has_written(self, operation: AnyOperation) -> bool:
-        """Whether what it moves is among them."""
-        return isinstance(operation, Move | Unlink) and operation.entry.id in self._written
+    def has_put(self, operation: AnyOperation) -> bool:
+        """Whether what it moves or unlinks is written or moved by one of them."""
+        return isinstance(operation, Move | Unlink) and operation.entry.id in self._put

@@ -107,6 +107,15 @@ async def test_a_lease_and_a_removal_stay_in_their_layer(disk: Disk, store: Laye
     assert on_disk(disk) == set()
 
 
+async def test_a_batch_that_removes_a_transient_message_is_all_in_memory(store: LayeredStorage) -> None:
+    """Its last step went to the disk, where it waited for a thread to find nothing."""
+    ready = await bring(store, "lasting", transient=True)
+    removed = Entry(ready.queue, ready.id, State.REMOVED)
+    outcomes = await store.commit([Move(ready, State.REMOVED), Unlink(removed)])
+    assert [outcome.result for outcome in outcomes] == [Result.DONE] * 2
+    assert await store.scan(State.REMOVED) == []
+
+
 async def test_a_message_from_below_comes_up_into_a_transient_queue(disk: Disk, store: LayeredStorage) -> None:
     ready = await bring(store, "lasting")
     moved = await one(store, Move(ready, State.READY, Meta(order=7), "passing"))
