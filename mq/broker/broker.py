@@ -211,6 +211,10 @@ class Broker:
         """Every queue with its messages as they are now. Read all of it without an await in between."""
         return self._queues.inventory()
 
+    def messages(self) -> int:
+        """How many messages all queues have together."""
+        return self._queues.messages()
+
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue that are not leased or held; how many were removed."""
         with self._in_flight:

@@ -331,6 +331,10 @@ class Queues:
             moving = self._catalog.on_their_way(index)
             yield Inventory(index.name, MessageId.time_ns(index.created), index.entries(), moving)
 
+    def messages(self) -> int:
+        """How many messages all queues have together."""
+        return sum(index.total for index in self._catalog.queues.values())
+
     async def purge(self, queue: str) -> int:
         """Remove all messages that are not leased, held or claimed; how many were removed.
 

@@ -6,7 +6,7 @@ context's ``obj``: text by field name, None for "not given". The files:
 
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
 * ``programs``: how a program starts and stops, and what it tells a service manager. ``memory``: gives freed memory back
-  to the operating system.
+  to the operating system. ``garbage``: collects garbage in cycles, little by little.
 * ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
 * ``streams``: standard output that is full or closed. ``terminal``: what all of them print, with control characters
   escaped on a terminal.

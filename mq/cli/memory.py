@@ -1,23 +1,22 @@
 """Memory goes back to the operating system once clients do not need it any more.
 
-CPython frees objects in cycles when enough new ones were made, and a daemon without clients makes none. glibc keeps
-what was freed in the middle of its heap. So an attack left its memory with the process for good.
+What ended connections leave in cycles is frozen, or not looked at in a daemon without clients, and glibc keeps what was
+freed in the middle of its heap. So an attack left its memory with the process for good.
 """
 
 from __future__ import annotations
 
 import ctypes
-import gc
 import os
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 
 import trio
 
+from mq.cli.garbage import collect_all
 from mq.doors.budget import MUCH_BYTES, Budget
 
 QUIET_SECONDS: Final = 2.0
@@ -25,8 +24,11 @@ QUIET_SECONDS: Final = 2.0
 GROWTH: Final = 1.1
 """Memory is returned once the process has this many times the memory that it had after the last return. Memory that
 clients have reserved does not count."""
-LARGEST_PART: Final = 0.05
-"""The largest share of the time that collecting garbage may take: it blocks the event loop."""
+MOST_MESSAGES: Final = 10_000
+"""With more messages, a collection of all garbage is put off: it takes 12 ms for so many, in one step."""
+MOST_PUT_OFF: Final = 32
+"""How often it is put off: until 256 MiB were given back, or 8,192 connections ended, each of which may have left some
+20 KiB in cycles."""
 CALM_SECONDS: Final = 1.0
 """Seconds over which the event loop's load is measured before garbage is collected."""
 CALM_SHARE: Final = 0.3
@@ -49,63 +51,57 @@ def limit_heaps() -> None:
 
 
 @asynccontextmanager
-async def returning_memory(budget: Budget) -> AsyncIterator[None]:
+async def returning_memory(budget: Budget, messages: Callable[[], int]) -> AsyncIterator[None]:
     """A block in which :func:`return_memory` runs."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(return_memory, budget)
+        nursery.start_soon(return_memory, budget, messages)
         yield
         nursery.cancel_scope.cancel()
 
 
-async def return_memory(budget: Budget) -> None:
+async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
     """Return freed memory, for ever, each time that clients have given much of it back.
 
     Args:
         budget: reports that.
+        messages: how many messages the broker has now.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    least, took = resident_bytes(), 0.0
+    least, put_off = resident_bytes(), 0
     while True:
         await budget.until_much_is_freed()
-        await trio.sleep(max(QUIET_SECONDS, took / LARGEST_PART))
+        await trio.sleep(QUIET_SECONDS)
         await _until_calm()
         budget.forget_freed()
         if resident_bytes() - budget.used <= GROWTH * least:
             continue  # clients have it; when they give it back, there will be more to return
         before = resident_bytes()
-        since = time.thread_time()
-        _collect()
-        took = time.thread_time() - since
+        is_put_off = messages() > MOST_MESSAGES and put_off < MOST_PUT_OFF
+        if is_put_off:
+            put_off += 1
+        else:
+            put_off = 0
+            collect_all()
         if trim is not None:
             await trio.to_thread.run_sync(trim, 0)
         now = resident_bytes()
         if before - now > MUCH_BYTES:
             budget.note_freed(MUCH_BYTES)  # once more: what ended meanwhile was still in use
-        else:
+        elif not is_put_off:
             least = max(1, now - budget.used)
 
 
 async def _until_calm() -> None:
     """Wait until the event loop has little to do.
 
-    A collection is one step of the event loop, of 100 ms and more. While clients keep it busy, that would delay all of
-    them, and they use the freed memory again.
+    A collection is one step of the event loop. While clients keep it busy, that would delay all of them, and they use
+    the freed memory again.
     """
     while True:
         before = time.thread_time()
         await trio.sleep(CALM_SECONDS)
         if time.thread_time() - before <= CALM_SHARE * CALM_SECONDS:
             return
-
-
-def _collect() -> None:
-    """Free what nothing refers to, with what CPython keeps at hand."""
-    # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
-    # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
-    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
-    if clear is not None:
-        clear()
-    gc.collect()
 
 
 def resident_bytes() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -31,11 +30,6 @@ STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
 _SIGNS: Final = 3
 """Signs of life in the watchdog's time: two may be late."""
-_YOUNG_OBJECTS: Final = 5_000
-_YOUNG_ROUNDS: Final = 4
-"""Collections of new objects before those that have survived them are looked at. All that happens in one step of the
-event loop: with 20 it took up to 100 ms when thousands of connections came and went."""
-_MIDDLE_ROUNDS: Final = 200
 
 
 def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusals: tuple[type[MQError], ...]) -> None:
@@ -169,12 +163,3 @@ def _send(address: str, message: str) -> None:
             sender.sendto(message.encode(), name)
     except OSError as error:
         logger.warning("cannot notify the service manager at %s (message %s): %s", address, message, error.strerror)
-
-
-def collect_seldom() -> None:
-    """Collect garbage in cycles less often, and never among the objects that exist already."""
-    # A message is a few objects without cycles. Looking at them finds nothing, and took a fifth of the processor time
-    # of browsing.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_ROUNDS, _MIDDLE_ROUNDS)

@@ -20,7 +20,7 @@ START = 100 << 20
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The instants at which garbage was collected."""
     found: list[float] = []
-    monkeypatch.setattr(memory, "_collect", lambda: found.append(trio.current_time()))
+    monkeypatch.setattr(memory, "collect_all", lambda: found.append(trio.current_time()))
     return found
 
 
@@ -36,7 +36,7 @@ async def test_memory_is_returned_once_much_was_freed(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget)
+    nursery.start_soon(memory.return_memory, budget, int)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     await trio.sleep(60)
@@ -55,7 +55,7 @@ async def test_ended_connections_count_as_freed_memory(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget)
+    nursery.start_soon(memory.return_memory, budget, int)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     for number in range(MUCH_BYTES // (32 * 1024)):
@@ -68,7 +68,7 @@ async def test_memory_that_clients_have_reserved_is_not_looked_for(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget)
+    nursery.start_soon(memory.return_memory, budget, int)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     with budget.client("a reader").reserve(Use.ANSWER, START):
@@ -89,7 +89,7 @@ async def test_memory_is_returned_only_while_the_event_loop_is_calm(
     share = 0.9  # of a core
     monkeypatch.setattr("mq.cli.memory.time.thread_time", lambda: share * trio.current_time())
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget)
+    nursery.start_soon(memory.return_memory, budget, int)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     budget.reserve(MUCH_BYTES).give_back()
@@ -100,9 +100,35 @@ async def test_memory_is_returned_only_while_the_event_loop_is_calm(
     assert len(collected) == 1
 
 
+async def test_a_whole_collection_is_put_off_while_there_are_many_messages(
+    autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
+) -> None:
+    """Looking at all objects would be a long step of the event loop. Still, garbage does not pile up for ever."""
+    messages, budget = memory.MOST_MESSAGES + 1, Budget()
+    nursery.start_soon(memory.return_memory, budget, lambda: messages)
+    await trio.testing.wait_all_tasks_blocked()
+    resident[0] = 2 * START
+
+    async def give_back() -> None:
+        budget.reserve(MUCH_BYTES).give_back()
+        await trio.sleep(60)
+
+    rounds = 0
+    while not collected:  # more rounds than that where the thread that trims the heap is slow
+        await give_back()
+        rounds += 1
+    assert rounds > memory.MOST_PUT_OFF
+    messages, resident[0] = memory.MOST_MESSAGES, 4 * START
+    rounds = 0
+    while len(collected) == 1:
+        await give_back()
+        rounds += 1
+    assert rounds < memory.MOST_PUT_OFF
+
+
 ATTRIBUTES = """
 import gc, sys
-from mq.cli.memory import _collect
+from mq.cli.garbage import collect_all
 class Group(ExceptionGroup):
     pass
 def count():
@@ -110,8 +136,8 @@ def count():
 def split():
     for _ in range(2000):
         ExceptionGroup("x", [ValueError()]).split(KeyError)
-split(); _collect(); before = count()
-split(); _collect()
+split(); collect_all(); before = count()
+split(); collect_all()
 print(count() - before)
 """
 

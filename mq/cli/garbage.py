@@ -1,0 +1,85 @@
+"""Garbage in cycles is collected little by little.
+
+CPython collects once enough more objects were made than freed. A message is some ten objects without a cycle, so a
+collection looks at them for nothing: 100 ms for 100,000 messages, in one step of the event loop, in which no client is
+served. And while as many messages go as come, CPython counts nothing: what comes to be collected in the end are all the
+objects that were made meanwhile.
+
+So the daemon collects by the time. Of the objects that were made within a few passes of the event loop, it collects
+those that nothing refers to. An object that survives is looked at three times, then it is frozen: not looked at again
+before :func:`collect_all`.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import trio
+
+ROUND_SECONDS: Final = 0.02
+"""From one round to the next, while the event loop has work. In so short a time a few ten thousand objects are made, at
+which a collection looks in 1 to 3 ms."""
+MIDDLE_ROUNDS: Final = 5
+"""Each round so many also looks at what survived the rounds before."""
+FROZEN_ROUNDS: Final = 25
+"""Each round so many looks at all that was made since the last such round, and freezes what is left."""
+_YOUNG, _MIDDLE, _OLD = range(3)
+"""CPython's generations: a collection takes the younger ones, too."""
+_NEW_OBJECTS: Final = 100_000
+_NEVER: Final = 1_000_000
+"""CPython's own thresholds: a step that makes very many objects collects within it, and never looks at all objects."""
+
+
+class GarbageRounds(trio.abc.Instrument):
+    """Collects after passes of the event loop, when a round is due: nothing in a loop without work.
+
+    Args:
+        now: seconds.
+        collect: collects a generation, and the younger ones.
+    """
+
+    __slots__ = ("_collect", "_due", "_now", "_round")
+
+    def __init__(
+        self, now: Callable[[], float] = time.perf_counter, collect: Callable[[int], object] = gc.collect
+    ) -> None:
+        self._now = now
+        self._collect = collect
+        self._due = now() + ROUND_SECONDS
+        self._round = 0
+
+    def before_io_wait(self, timeout: float) -> None:
+        """Collect if a round is due. The tasks that the pass made runnable wait for it."""
+        now = self._now()
+        if now < self._due:
+            return
+        self._due = now + ROUND_SECONDS
+        self._round += 1
+        if self._round % FROZEN_ROUNDS == 0:
+            self._collect(_OLD)
+            gc.freeze()
+        else:
+            self._collect(_MIDDLE if self._round % MIDDLE_ROUNDS == 0 else _YOUNG)
+
+
+def collect_in_rounds() -> None:
+    """Collect garbage in the event loop that runs here by :class:`GarbageRounds` from now on."""
+    collect_all()
+    gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)
+    trio.lowlevel.add_instrument(GarbageRounds())
+
+
+def collect_all() -> None:
+    """Free what nothing refers to, with what CPython keeps at hand. It takes 1.2 ms for each 1,000 messages."""
+    # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
+    # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
+    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+    if clear is not None:
+        clear()
+    gc.unfreeze()
+    gc.collect()
+    gc.freeze()

@@ -1,0 +1,82 @@
+"""Garbage is collected in short rounds, and messages are looked at three times at most."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from collections import Counter
+
+from mq.cli import garbage
+from mq.cli.garbage import FROZEN_ROUNDS, ROUND_SECONDS, GarbageRounds
+
+OLD_OBJECTS_GO, NEW_OBJECTS_COME = 400_000, 400_000
+MANY = f"""
+import gc, trio
+from mq.cli.garbage import collect_in_rounds
+
+class Thing:
+    pass
+
+async def main():
+    looked_at = []
+    def note(phase, info):
+        if phase == "start":
+            looked_at.append(sum(len(gc.get_objects(generation)) for generation in range(info["generation"] + 1)))
+    old = [Thing() for _ in range({OLD_OBJECTS_GO})]
+    collect_in_rounds()
+    gc.callbacks.append(note)
+    new = []
+    for _ in range({NEW_OBJECTS_COME} // 1000):
+        for _ in range(1000):  # CPython counts one more and one less
+            new.append(Thing())
+            old.pop()
+        await trio.sleep(0.005)
+    print(max(looked_at), gc.get_freeze_count())
+
+trio.run(main)
+"""
+
+
+def test_a_round_is_collected_only_when_it_is_due() -> None:
+    now, collected = 0.0, []
+    rounds = GarbageRounds(lambda: now, collected.append)
+    rounds.before_io_wait(0)
+    assert collected == []
+    for _ in range(FROZEN_ROUNDS):
+        now += ROUND_SECONDS
+        rounds.before_io_wait(0)
+        rounds.before_io_wait(0)
+    assert Counter(collected) == {0: 20, 1: 4, 2: 1}
+    assert collected[-1] == 2
+    gc.unfreeze()
+
+
+def test_no_collection_looks_at_all_objects() -> None:
+    """Where as many objects go as come, CPython itself collects none for long, and then all at once."""
+    done = subprocess.run([sys.executable, "-c", MANY], check=True, stdout=subprocess.PIPE)
+    most, frozen = map(int, done.stdout.split())
+    assert most < NEW_OBJECTS_COME // 2
+    assert frozen > NEW_OBJECTS_COME // 2
+
+
+def test_garbage_among_frozen_objects_is_freed_by_a_whole_collection() -> None:
+    ends: list[str] = []
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            ends.append("freed")
+
+    cycle = Cycle()
+    gc.freeze()
+    try:
+        del cycle
+        gc.collect()
+        assert ends == []
+        garbage.collect_all()
+        assert ends == ["freed"]
+    finally:
+        gc.unfreeze()
