@@ -62,7 +62,8 @@ class ConfirmedFile:
             return 0
         except (OSError, ValueError) as error:
             logger.error(
-                "%s is damaged: %s. During this startup, mq cannot detect a server that lacks confirmed changes",
+                "the file %s is damaged: %s. During this startup, mq cannot detect whether a database server "
+                "is missing confirmed changes",
                 path,
                 error,
             )
@@ -81,8 +82,8 @@ class ConfirmedFile:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "cannot record in %s what %s has confirmed (%s). The next start cannot detect a server that is "
-                    "missing confirmed changes",
+                    "cannot record in folder %s which changes the store %s has confirmed (%s). At the next "
+                    "start, mq cannot detect whether a database server is missing confirmed changes",
                     self._folder,
                     store,
                     error.strerror,

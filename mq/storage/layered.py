@@ -64,7 +64,9 @@ def make_layered(rest: str, options: StorageOptions) -> LayeredStorage:
         StorageUnusable: the store below cannot be made, or another process takes part, which has no memory of ours.
     """
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("layered: supports only a single process. Omit --peers, --no-mover and --no-reaper")
+        raise StorageUnusable(
+            "the storage backend layered: only supports a single process. Omit --peers, --no-mover and --no-reaper"
+        )
     return LayeredStorage(make_storage(rest, options), options.max_memory)
 
 

@@ -58,9 +58,11 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         StorageUnusable: something follows the colon, or another process is to take part.
     """
     if rest:
-        raise StorageUnusable("memory: takes no address. Write only memory:")
+        raise StorageUnusable("the storage backend memory: does not have an address. Use memory: without an address")
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("memory: supports only a single process. Omit --peers, --no-mover and --no-reaper")
+        raise StorageUnusable(
+            "the storage backend memory: only supports a single process. Omit --peers, --no-mover and --no-reaper"
+        )
     return MemoryStorage()
 
 

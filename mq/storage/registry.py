@@ -66,9 +66,7 @@ def make_storage(address: str, options: StorageOptions) -> Storage:
     """
     name, colon, rest = address.partition(":")
     if not colon:
-        raise StorageUnusable(
-            f"invalid store address: {shorten(address)}. Write NAME:ADDRESS, such as posix:/var/lib/mq"
-        )
+        raise StorageUnusable(f"invalid store address: {shorten(address)}. Use NAME:ADDRESS, such as posix:/var/lib/mq")
     return _make(_find(name), rest, options)
 
 

@@ -47,8 +47,9 @@ _LONGEST_WAIT_SECONDS: Final = 60.0
 """So that a waiter notices a clock that was set."""
 
 _TWO_NAMES: Final = (
-    "where a rename may not survive a crash: mq links, syncs and unlinks instead, and a message has two names for that "
-    "moment. A program that follows VSQS's text alone may receive it a second time"
+    "where a rename may not survive a crash. mq therefore links, syncs and unlinks each message, so a "
+    "message has two names for a moment. A program that follows only the VSQS specification may receive it a "
+    "second time"
 )
 
 
@@ -124,7 +125,7 @@ class Queue:
         if create:
             make_folder(system.calls, self._path)
         mount = _usable_mount(system, self._path)
-        self.caution = "" if mount.atomic_rename else f"{self._path} lies on {mount.kind}, {_TWO_NAMES}"
+        self.caution = "" if mount.atomic_rename else f"{self._path} is on {mount.kind}, {_TWO_NAMES}"
         if self.caution:
             _say_once(self.caution)
         self._names = FolderNames(system.calls, self._path, by_rename=mount.atomic_rename)

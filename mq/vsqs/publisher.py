@@ -84,8 +84,8 @@ class FolderPublisher:
         number = max(now, last + 1)
         if number > HIGHEST:
             raise StorageUnusable(
-                f"{self._names.path(last, READY)} has the highest possible number, so no message can follow it: "
-                "remove it"
+                f"{self._names.path(last, READY)} has the highest possible number, so no further message can "
+                "be published: remove this file"
             )
         self._last = number
         return number
@@ -158,7 +158,7 @@ class FolderPublisher:
             if not self._calls.is_at(fd, self._names.path(number, READY)):  # a network may ask for a rename twice
                 path = self._names.path(number, NEW)
                 raise StorageUnusable(
-                    f"{path} was removed while mq was writing it: do not change files of the queue"
+                    f"{path} was removed while mq was writing it. Do not change the queue's files"
                 ) from None
 
 

@@ -229,5 +229,6 @@ def _translated(path: str, error: OSError) -> MQError:
 
 def _no_queue(path: str) -> NoSuchQueue:
     return NoSuchQueue(
-        f"{path} does not exist, or is no longer the folder that was opened: create it with mkdir, or open it again"
+        f"the folder {path} does not exist, or was replaced since it was opened. Create the folder with "
+        "mkdir, or open the queue again"
     )

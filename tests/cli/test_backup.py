@@ -128,7 +128,10 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
         (("restore", "nowhere", "new"), "is not a backup folder"),
         (("restore", "backups", "there"), "is not empty: move it away"),
         (("restore", "backups", "backups/root"), "choose another root"),
-        (("restore", "backups", "new", "--number", 7), "no backup 7: list its backups with mq restore --list"),
+        (
+            ("restore", "backups", "new", "--number", 7),
+            "does not contain backup 7: list the backups with",
+        ),
         (("restore", "backups"), "the argument ROOT"),
     ],
 )
@@ -150,7 +153,7 @@ def test_what_is_refused_says_what_to_do(
 def test_a_folder_without_a_whole_backup(mq: Mq, root: Path, backups: Path, tmp_path: Path) -> None:
     mq("backup", root, backups)
     (backups / "backups" / "000001.jsonl").write_text("")
-    assert "has no complete backup" in mq("restore", backups, tmp_path / "new").error
+    assert "does not contain a complete backup" in mq("restore", backups, tmp_path / "new").error
     assert "is damaged" in mq("restore", backups, tmp_path / "new", "--number", 1).error
     assert mq("restore", backups, "--list").out == ""
 
@@ -173,7 +176,7 @@ def test_no_room_is_said_and_may_pass(mq: Mq, root: Path, backups: Path, monkeyp
     monkeypatch.setattr(LinuxCalls, "write", full)
     done = mq("backup", root, backups)
     assert done.status == 4
-    assert "free some space, or keep fewer backups (--keep). Earlier backups are complete" in done.error
+    assert "free some space, or keep fewer backups (--keep). Earlier backups remain complete" in done.error
 
 
 def test_a_root_of_several_machines_has_to_be_at_rest(

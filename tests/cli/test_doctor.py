@@ -88,7 +88,7 @@ def test_loss_of_a_log_is_refused_listed_and_accepted(root: Path, mq: Mq) -> Non
     note_use(LinuxCalls(), Layout.under(str(root)), RootUse.LOG)
     done = mq("doctor", root)
     assert done.status == 5
-    assert done.lines[0].startswith(f"log      {root}/state/log: it is damaged: {root}/state/log is missing; ")
+    assert done.lines[0].startswith(f"log      {root}/state/log: the log is damaged: {root}/state/log is missing; ")
     refused = mq("doctor", root, "--repair")
     assert (refused.status, len(refused.error.splitlines())) == (2, 1)
     assert f"mq doctor --accept-loss {json.dumps(str(root))}" in refused.error

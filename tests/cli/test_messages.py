@@ -169,7 +169,7 @@ def test_a_command_that_fails_gives_back(client: Client, mq: Mq) -> None:
     client.publish("q", b"hello")
     done = mq("receive", "q", "--exec", "exit 7", "--retry-delay", 0)
     assert done.status == 1
-    assert "the command exited with 7" in done.error
+    assert "the command exited with status 7" in done.error
     assert bodies(client) == [b"hello"]
 
 
@@ -322,7 +322,7 @@ def test_messages_that_stay_are_reported(client: Client, mq: Mq) -> None:
     client.publish_many("q", [str(number) for number in range(300)])
     done = mq("move", "q", "full")
     assert (done.status, done.out) == (0, "10\n")
-    assert "290 messages were not moved from q, because full is full or missing" in done.error
+    assert "290 messages were not moved from queue q, because queue full is full or missing" in done.error
     done = mq("move", "q", "full", "--json")
     assert done.json == [{"moved": 0, "remaining": 290}]
 

@@ -200,7 +200,7 @@ def test_what_a_batch_refuses_is_told(client: Client, heard: Heard) -> None:
     client.publish_many("q", [Outgoing(b"a", delay=-1), b"b"])
     span = heard.only()
     assert (span.status.status_code, span.attributes["error.type"]) == (StatusCode.ERROR, "400")
-    assert "1 of 2 were not stored" in str(span.status.description)
+    assert "1 of 2 messages were not stored" in str(span.status.description)
 
 
 def test_a_message_that_is_streamed_or_taken_is_received(client: Client, heard: Heard) -> None:

@@ -621,9 +621,9 @@ async def test_backups_of_two_roots_are_not_mixed(disk: Disk) -> None:
 async def test_two_at_a_time_are_refused(disk: Disk) -> None:
     target = make_calls()
     with open_backups(target, BACKUPS, make=True):
-        with pytest.raises(StorageUnusable, match="wait until it ends"):
+        with pytest.raises(StorageUnusable, match="wait until it has ended"):
             backed_up(disk, target)
-        with pytest.raises(StorageUnusable, match="wait until it ends"), open_backups(target, BACKUPS, make=False):
+        with pytest.raises(StorageUnusable, match="wait until it has ended"), open_backups(target, BACKUPS, make=False):
             pass
     backed_up(disk, target)
 
@@ -711,7 +711,7 @@ def test_a_backup_that_leads_out_of_its_root_is_refused(tmp_path: Path, line: li
     whole = "".join(file.read_text().splitlines(keepends=True)[:-1]) + json.dumps(line) + "\n"
     file.write_text(f'{whole}["end",{zlib.crc32(whole.encode())}]\n')
     with pytest.raises(
-        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a path in a root.* restore another"
+        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a path in a root.* Restore another"
     ):
         restore(str(folder), str(tmp_path / "restored"), StorageOptions(), number=1)
     assert not list(tmp_path.rglob("*evil*"))

@@ -267,7 +267,7 @@ def test_quarantine_overwrites_nothing_and_stays_out_of_the_root(root: Path, tmp
     (tmp_path / "new" / "foreign").write_text("2")
     with open_to_inspect(str(root)) as opened:
         found = opened.inspect(bodies=True, pause=lambda: None).found
-        with pytest.raises(StorageUnusable, match="of that name"):
+        with pytest.raises(StorageUnusable, match="the target already exists"):
             list(quarantine(opened, found, str(tmp_path)))
         with pytest.raises(StorageUnusable, match="is inside the root"):
             list(quarantine(opened, found, str(root / "state" / "q")))

@@ -925,7 +925,7 @@ def root(tmp_path: Path) -> Path:
 
 
 async def test_a_mover_leaves_a_root_with_a_log_alone(root: Path) -> None:
-    with pytest.raises(StorageUnusable, match="the daemon of this root uses a log"):
+    with pytest.raises(StorageUnusable, match="the daemon on this root uses a log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
 
 
@@ -944,7 +944,7 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
 
 def test_mover_works_again_once_the_loss_of_a_log_is_accepted(root: Path) -> None:
     shutil.rmtree(root / "state" / "log")
-    with pytest.raises(StorageUnusable, match="the daemon of this root uses a log"):
+    with pytest.raises(StorageUnusable, match="the daemon on this root uses a log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
     with pytest.raises(StorageUnusable, match=r"state/log is missing.*mq doctor --accept-loss"):
         repair(str(root))
@@ -967,7 +967,7 @@ def test_the_doctor_judges_no_file_before_the_log_is_done_again(root: Path) -> N
     with open_to_inspect(str(root)) as look:
         seen = look.inspect(bodies=True, pause=lambda: None)
     assert [(found.kind, found.detail) for found in seen.found] == [
-        (FindingKind.LOG, "1 records to be done again at the next start; then look again")
+        (FindingKind.LOG, "1 log records will be replayed at the next start; run mq doctor again after that")
     ]
     repair(str(root))
     with open_to_inspect(str(root)) as look:
@@ -1018,7 +1018,7 @@ def test_what_is_encoded_is_decoded(sayings: list[Saying]) -> None:
 
 
 def test_what_a_later_version_says_is_not_passed_over() -> None:
-    with pytest.raises(ValueError, match="does not know"):
+    with pytest.raises(ValueError, match="does not support"):
         decode(encode([Removed("x")]).replace(b"u\t", b"z\t"))
 
 

@@ -64,7 +64,9 @@ async def test_a_medium_without_barriers_is_served_and_loudly_said_not_to_be_dur
     async with open_disk(MOUNTS["rename"]._replace(flushes=False)) as disk:
         assert not disk.storage.description.durable
         [line] = [record.getMessage() for record in caplog.records]
-        assert re.match(r'NOT DURABLE: "/root" is on rename, mounted without write barriers, .* Mount it with', line)
+        assert re.match(
+            r'NOT DURABLE: "/root" is on rename, which is mounted without write barriers, .* Mount the file', line
+        )
         await disk.bring(State.READY)
     caplog.clear()
     async with open_disk(MOUNTS["rename"]) as disk:
@@ -143,9 +145,7 @@ async def test_a_file_is_no_root() -> None:
 async def test_a_link_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    with pytest.raises(
-        StorageUnusable, match="is not a folder but a link or another kind of file: give the folder itself"
-    ):
+    with pytest.raises(StorageUnusable, match="is a link or another kind of file, not a folder: use the folder itself"):
         await make_posix(str(tmp_path / "link"), StorageOptions()).open()
     assert os.listdir(tmp_path / "folder") == []
 
@@ -221,10 +221,10 @@ async def test_every_call_of_an_opening_can_fail_and_leaves_nothing_open() -> No
 
 async def test_a_flaw_of_the_file_system_is_told_before_anything_is_made() -> None:
     disk = Disk(
-        Mount("overlay", flaw='is an overlay mounted with "volatile", which ignores every sync: mount it without')
+        Mount("overlay", flaw='is on an overlay mounted with "volatile", which ignores every sync. Mount it without')
     )
     disk.inner.mkdir("/root")
-    assert 'root "/root" is an overlay mounted with "volatile"' in await line(disk)
+    assert 'root "/root" is on an overlay mounted with "volatile"' in await line(disk)
     assert disk.tree() == {}
 
 
@@ -232,7 +232,7 @@ async def test_a_flaw_of_the_file_system_is_told_before_anything_is_made() -> No
 async def test_where_moves_are_links_links_must_be_possible(number: int) -> None:
     disk = Disk(Mount("vfat"))
     disk.calls.fail("link", number, times=None)
-    assert "is on vfat, which is not known to have hard links" in await line(disk)
+    assert "is on vfat, which may not support hard links" in await line(disk)
     assert disk.files("state/stage") == set()
 
 
@@ -252,7 +252,7 @@ async def test_what_a_file_system_cannot_do_is_named(verb: str, call: str, numbe
     disk = Disk(FAR)
     disk.calls.fail(verb, number, path="state/stage/probe-*" if verb != "lock" else "state/lock", times=None)
     told = await line(disk)
-    assert f"is on fuse.far, where {call}, which mq needs, fails: {os.strerror(number)}" in told
+    assert f"is on fuse.far, where the call {call} fails ({os.strerror(number)}" in told
     assert disk.files("state/stage") == set()
 
 
@@ -282,14 +282,15 @@ async def test_a_file_system_that_only_says_that_it_can_is_found_out(lie: str, m
     disk = Disk(FAR)
     monkeypatch.setattr(disk.calls, lie, lambda *_, **__: None)
     told = await line(disk)
-    assert ("rename does not remove the old name" if lie == "rename" else "grants one flock to two processes") in told
+    why = "rename does not remove the old name" if lie == "rename" else "grants the same lock (flock) to two processes"
+    assert why in told
     assert disk.files("state/stage") == set()
 
 
 async def test_where_nothing_was_measured_a_root_is_served_only_when_asked_for() -> None:
     disk = Disk(FAR._replace(kind="nfs4", assumed=True))
     disk.inner.mkdir("/root")
-    assert "is on nfs4, on which mq has not been tested with power failures" in await line(disk)
+    assert "is on nfs4, a file system on which mq has not been tested for power failures" in await line(disk)
     assert "--untested-fs" in await line(disk)
     assert disk.tree() == {}
     async with opened(disk.another(untested=True)):
@@ -297,7 +298,7 @@ async def test_where_nothing_was_measured_a_root_is_served_only_when_asked_for()
 
 
 async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:
-    with pytest.raises(StorageUnusable, match="not in memory; use posix:") as caught:
+    with pytest.raises(StorageUnusable, match=r"not in memory\. Use posix:") as caught:
         async with open_storage(f"tmpfs:{tmp_path}/root"):
             pass
     assert "\n" not in str(caught.value)
@@ -306,7 +307,7 @@ async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["posix", "tmpfs", "fake"])
 async def test_an_address_names_a_folder(name: str) -> None:
-    with pytest.raises(StorageUnusable, match="is a storage address without a folder"):
+    with pytest.raises(StorageUnusable, match=r"the storage address .* has no folder"):
         async with open_storage(f"{name}:"):
             pass
 

@@ -39,7 +39,9 @@ async def repaired(disk: Disk, caplog: pytest.LogCaptureFixture) -> str:
     """Start again. What it says it repaired; empty for nothing."""
     caplog.clear()
     await disk.open()
-    said = [record.getMessage() for record in caplog.records if "repaired after a crash" in record.getMessage()]
+    said = [
+        record.getMessage() for record in caplog.records if "repaired the root after a crash" in record.getMessage()
+    ]
     assert len(said) <= 1
     return "".join(said)
 

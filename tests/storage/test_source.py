@@ -145,7 +145,7 @@ async def test_whether_a_message_is_whole_can_be_told(temp_root: Path) -> None:
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
             assert await folder.flaw(entry) == ""
             assert await folder.flaw(large) == ""
-            assert await folder.flaw(entry._replace(id=new_id())) == "not there"
+            assert await folder.flaw(entry._replace(id=new_id())) == "the file does not exist"
             disk.overwrite(disk.path(entry), b"bo")
             assert await folder.flaw(entry) == "2 bytes instead of 4"
             disk.overwrite(disk.path(entry), b"body")
@@ -226,7 +226,7 @@ async def test_nothing_is_moved_behind_a_broker_that_serves_alone(
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
             [outcome] = await folder.commit([Move(entry, State.READY)])
             assert outcome.result is result
-            assert ("start that one with --no-mover" in outcome.reason) is (result is Result.FULL)
+            assert ("Start that daemon with --no-mover" in outcome.reason) is (result is Result.FULL)
             await disk.storage.aclose()
             assert result is Result.DONE or (await folder.commit([Move(entry, State.READY)]))[0].result is Result.DONE
         await disk.open()

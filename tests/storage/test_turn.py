@@ -87,7 +87,7 @@ def test_it_is_refused_where_a_lock_can_be_lost(tmp_path: Path) -> None:
 def test_it_is_refused_where_one_lock_is_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     turn = open_turn(str(tmp_path / "root"), OPTIONS)
     monkeypatch.setattr(fcntl, "flock", lambda fd, how: None)
-    with pytest.raises(StorageUnusable, match="grants one lock to two processes"):
+    with pytest.raises(StorageUnusable, match="grants the same lock to two processes"):
         turn.take()
     turn.close()
 

@@ -39,9 +39,9 @@ def test_where_a_rename_is_not_atomic_it_says_so_but_not_beside_an_id(
     monkeypatch.setattr("mq.vsqs._usable_mount", lambda system, path: Mount("ext2"))
     sent = run("send", str(folder), body=b"hello")
     assert (sent.exit_code, sent.stdout.strip().isdecimal()) == (0, True)
-    assert f"{folder} lies on ext2, where a rename may not survive a crash" in sent.stderr
+    assert f"{folder} is on ext2, where a rename may not survive a crash" in sent.stderr
     assert run("receive", str(folder)).stderr == sent.stdout
-    assert caplog.text.count("lies on ext2") == 1
+    assert caplog.text.count("is on ext2") == 1
     monkeypatch.undo()
     assert run("size", str(folder)).stderr == ""
 
@@ -89,7 +89,7 @@ def test_waiting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["size", "{}/none"], "create it with mkdir"),
+        (["size", "{}/none"], "Create the folder with mkdir"),
         (["delete", "{}", "../x"], "is not a message ID"),
         (["send", "{}", "--capacity", "1"], "the queue is full (1 messages)"),
     ],

@@ -113,7 +113,7 @@ def back_up(
     calls = LinuxCalls()
     root, folder = os.path.realpath(root), os.path.realpath(folder)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"{shorten(folder, 200)} and the root contain each other: choose another folder")
+        raise StorageUnusable(f"the backup folder {shorten(folder, 200)} and the root overlap: choose another folder")
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(servable(calls, root, is_remote=mount_of(root).remote))
@@ -126,8 +126,8 @@ def back_up(
     except OSError as error:
         if error.errno in NO_ROOM:
             raise StorageFull(
-                f"no space left for the backup in {shorten(folder, 200)}: free some space, or keep fewer backups "
-                "(--keep). Earlier backups are complete"
+                f"no space left for the backup in {shorten(folder, 200)}: free some space, or keep fewer "
+                "backups (--keep). Earlier backups remain complete"
             ) from error
         where = f" ({shorten(str(error.filename), 200)})" if error.filename else ""
         who = "; run it as the user who serves the root, or as root" if error.errno in NO_PERMISSION else ""
@@ -144,7 +144,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     """
     layout, shown = Layout.under(root), shorten(root, 200)
     if any(calls.kind(path) is not FileKind.FOLDER for path in (layout.new, layout.queues, layout.state)):
-        raise StorageUnusable(f"{shown} is not an mq root: new/, queues/ and state/ are missing")
+        raise StorageUnusable(f"{shown} is not an mq root, because the folders new/, queues/ and state/ are missing")
     use = read_use(calls, layout)
     if use is RootUse.RESTORING:
         raise StorageUnusable(
@@ -234,8 +234,8 @@ def save(
     before = backups.newest()
     if before is not None and before.header.root != root:
         raise StorageUnusable(
-            f"{shorten(backups.path, 200)} contains the backups of {shorten(before.header.root, 200)}: choose "
-            f"another folder for {shorten(root, 200)}"
+            f"{shorten(backups.path, 200)} contains backups of root {shorten(before.header.root, 200)}: "
+            f"choose another folder for root {shorten(root, 200)}"
         )
     known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
     # A body that is gone from the folder is copied again. Without this no backup would have it as long as it waits.
@@ -318,8 +318,8 @@ class _Saver:
                     self._names.catch_up()
                 return
         raise StorageUnusable(
-            "the root changes faster than inotify can report: raise fs.inotify.max_queued_events, or try "
-            "again when there is less load"
+            "the root is changing faster than inotify can report: raise fs.inotify.max_queued_events, or try "
+            "again when the load is lower"
         )
 
     def _outwait_half(self, pauses: int) -> None:

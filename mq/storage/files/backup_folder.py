@@ -442,7 +442,7 @@ def open_backups(
         try:
             calls.lock(lock, exclusive=make)
         except BlockingIOError as error:
-            raise StorageUnusable(f"another backup or restore is using {shown}: wait until it ends") from error
+            raise StorageUnusable(f"{shown} is in use by another backup or restore: wait until it has ended") from error
         folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)
         yield folder

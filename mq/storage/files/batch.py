@@ -323,7 +323,7 @@ class Batch:
     def _refusal_of_shared(self, operation: MessageOperation, error: OSError) -> Outcome | None:
         """The answer where peers took this process for dead and cleared what was arriving: the caller begins anew."""
         if isinstance(operation, Write) and isinstance(error, FileNotFoundError) and self._folders.published_whole:
-            return Outcome(Result.FULL, reason="what was arriving was cleared by a peer that took this one for dead")
+            return Outcome(Result.FULL, reason="a peer considered this daemon dead and removed its incoming messages")
         return None
 
     def _new_barrier(self, files: int = 0) -> Barrier | None:
@@ -436,7 +436,7 @@ class Batch:
         try:
             self._folders.reserve.give_way(self._calls.unlink, path)
         except OSError as error:  # no start would take it for torn, once the log says nothing of it
-            raise OSError(errno.EIO, "cannot remove a part of a message", path) from error
+            raise OSError(errno.EIO, "cannot remove one of the message's files", path) from error
 
     def _relink(self, source: str, target: str) -> None:
         """Let a complete file appear under its name. Its temporary name may stay after a crash."""

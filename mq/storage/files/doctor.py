@@ -36,7 +36,7 @@ from mq.storage.interface import QUEUE, WRITE_JOBS, Damage, Entry
 from mq.storage.options import StorageOptions
 
 _READ_SIZE: Final = 1 << 20
-_ACCEPT: Final = "restore a backup, or list what is lost and serve what is left: mq doctor --accept-loss"
+_ACCEPT: Final = "restore a backup, or run mq doctor --accept-loss to list the losses and serve the rest"
 _ENOUGH: Final = 2
 """Of the folders new/, queues/ and state/, so many tell a root of mq, which may have lost one."""
 _LOCK_FILE: Final = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -163,16 +163,16 @@ def _pending(folders: Folders) -> Iterator[Finding]:
         return
     for path in layout.all() if use is not None else ():
         if calls.kind(path) is None and path not in (layout.remove, layout.stage):
-            yield Finding(FindingKind.LOST, path, f"the folder is missing, with all that was in it; {_ACCEPT}")
+            yield Finding(FindingKind.LOST, path, f"the folder is missing, including all its contents; {_ACCEPT}")
     if use is not RootUse.LOG:
         return
     try:
         count = len(read_log(calls, layout.log))
     except LogDamaged as error:
-        yield Finding(FindingKind.LOG, layout.log, f"it is damaged: {error}; {_ACCEPT}")
+        yield Finding(FindingKind.LOG, layout.log, f"the log is damaged: {error}; {_ACCEPT}")
     else:
         if count:
-            text = f"{count} records to be done again at the next start; then look again"
+            text = f"{count} log records will be replayed at the next start; run mq doctor again after that"
             yield Finding(FindingKind.LOG, layout.log, text)
 
 
@@ -189,7 +189,9 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
     try:
         there = sum(calls.kind(folder) is FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state))
         if there < _ENOUGH:
-            raise StorageUnusable(f"{shorten(root)} is not an mq root: new/, queues/ and state/ are missing")
+            raise StorageUnusable(
+                f"{shorten(root)} is not an mq root, because the folders new/, queues/ and state/ are missing"
+            )
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
@@ -264,14 +266,14 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         raise StorageUnusable("the root is in use, so nothing was moved. Stop the daemon first")
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:
-        raise StorageUnusable(f"{shorten(folder)} is inside the root: choose another folder")
+        raise StorageUnusable(f"the folder {shorten(folder)} is inside the root: choose another folder")
     for one in found:
         if one.kind in QUARANTINED:
             target = os.path.join(folder, os.path.relpath(one.path, root))
             try:
                 _make_private(os.path.dirname(os.path.abspath(target)))
                 if os.path.lexists(target):
-                    raise FileExistsError(errno.EEXIST, "something of that name is there", target)
+                    raise FileExistsError(errno.EEXIST, "the target already exists", target)
                 shutil.move(one.path, target)
             except OSError as error:
                 raise StorageUnusable(f"cannot move {shorten(one.path, 200)}: {explain(error)}") from error
@@ -389,7 +391,11 @@ class _Inspector:
                 self._deleted.add(entry.queue)
                 for inside, kind_inside in self._listed(path):
                     if parse_leaf(inside, entry.queue, State.READY) is None or kind_inside is not FileKind.FILE:
-                        self._add(FindingKind.FOREIGN, f"{path}/{inside}", "it keeps a deleted queue from going")
+                        self._add(
+                            FindingKind.FOREIGN,
+                            f"{path}/{inside}",
+                            "this file prevents the folder of a deleted queue from being removed",
+                        )
             elif entry is not None and kind is FileKind.FILE:
                 self._note(entry)
             else:
@@ -412,10 +418,10 @@ class _Inspector:
     def _see_owner(self, entry: Entry, path: str) -> None:
         if entry.queue not in self._queues and entry.queue != WRITE_JOBS:
             if entry.queue in self._deleted:
-                self._add(FindingKind.ORPHAN, path, "its queue is deleted", entry.id)
+                self._add(FindingKind.ORPHAN, path, "the queue of this message was deleted", entry.id)
             else:
                 self._add(
-                    FindingKind.WAITING, path, f"it waits for the queue {entry.queue}, which is not there", entry.id
+                    FindingKind.WAITING, path, f"the queue {entry.queue} of this message does not exist", entry.id
                 )
 
     def _see(self, entry: Entry | None, path: str, kind: FileKind) -> Entry | None:
@@ -469,7 +475,7 @@ class _Inspector:
             if id is None or kind is not FileKind.FILE:
                 self._add(FindingKind.FOREIGN, path, _what(kind))
             elif id.key not in self._ids:
-                self._add(FindingKind.SIDE, path, "its message is not there", id)
+                self._add(FindingKind.SIDE, path, "the message of this side file does not exist", id)
 
     def _see_stage(self) -> None:
         self._see_bodies(self._layout.stage)
@@ -480,7 +486,7 @@ class _Inspector:
     def _see_bodies(self, folder: str) -> None:
         for name, kind in self._listed(folder):
             if kind is FileKind.FILE:
-                self._add(FindingKind.STAGED, f"{folder}/{name}", "a body that never fully arrived")
+                self._add(FindingKind.STAGED, f"{folder}/{name}", "a message body that was not completely received")
             elif kind is not FileKind.FOLDER or folder != self._layout.stage or not is_peer_name(name):
                 self._add(FindingKind.FOREIGN, f"{folder}/{name}", _what(kind))
 
@@ -517,7 +523,7 @@ class _Inspector:
         finally:
             calls.close(fd)
         if file_of(record["key"]) != os.path.basename(path).rpartition(".")[0]:
-            return f"it is the record of another key, {record['key']}"
+            return f"the file contains the record of a different key, {record['key']}"
         return self._schema(kind, record["value"])
 
     def _listed(self, folder: str) -> list[tuple[str, FileKind]]:
@@ -537,7 +543,7 @@ def _id(name: str) -> MessageId | None:
 
 def _what(kind: FileKind) -> str:
     return {
-        FileKind.FILE: "a file whose name is not one of mq's",
-        FileKind.FOLDER: "a folder that is not mq's",
+        FileKind.FILE: "a file whose name mq does not use",
+        FileKind.FOLDER: "a folder that does not belong to mq",
         FileKind.OTHER: "a link, a pipe or a device",
     }[kind]

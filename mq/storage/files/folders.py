@@ -193,7 +193,7 @@ class Folders:
             if kind is FileKind.FOLDER and is_queue_name(name):
                 found.append(name)
             else:
-                self.skip(self.layout.queues, name, "not a queue's folder")
+                self.skip(self.layout.queues, name, "not the folder of a queue")
         return found
 
     def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
@@ -322,7 +322,7 @@ class Folders:
     def _tear(self, opened: Opened | None) -> str | None:
         """Why a message's file is torn: "" when it is not, None when that is unknown."""
         if opened is None:
-            return "not there"
+            return "the file does not exist"
         if opened.fd is not None:
             try:
                 return self._flaw_of_large(opened, opened.fd)

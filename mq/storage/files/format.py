@@ -56,7 +56,7 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     if kind is None:
         return None
     if kind is not FileKind.FILE:
-        raise FormatDamaged(f"{shorten(path, 200)} is not a file")
+        raise FormatDamaged(f"{shorten(path, 200)} is not a regular file")
     try:
         fd = calls.open(path, OPEN_READ)
     except FileNotFoundError:  # it has gone just now
@@ -77,7 +77,7 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     if use is None:
         raise StorageUnusable(
             f"root {shorten(os.path.dirname(layout.state))} has format {number}, but this version of mq only "
-            f"supports format {FORMAT}: use the version that created it ({shorten(path, 200)})"
+            f"supports format {FORMAT}: use the version of mq that created the root ({shorten(path, 200)})"
         )
     return use
 

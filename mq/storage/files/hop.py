@@ -220,7 +220,7 @@ class OwnThread:
         await trio.lowlevel.wait_readable(self._hearing)
         said = list(_TOLD.iter_unpack(os.read(self._hearing, _MOST_READ)))
         if not said:
-            raise threads.ThreadDied(f"thread {self._name} failed: the outcome of its last call is unknown")
+            raise threads.ThreadDied(f"thread {self._name} failed, so the outcome of its last call is unknown")
         count, at = said[-1]
         self.heard_late = max(0.0, time.monotonic() - at)
         if count != _END:

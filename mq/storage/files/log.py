@@ -416,7 +416,7 @@ class Log:
 
     def cut_off(self) -> None:
         """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
-        self._note_failure(OSError(errno.EIO, "a batch was interrupted"))
+        self._note_failure(OSError(errno.EIO, "writing a batch was interrupted"))
 
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
@@ -490,9 +490,9 @@ class Log:
     def _checkpoint(self) -> None:
         """Free the segment that was left. Without the lock where a thread does it."""
         segment = self._leaving
-        assert segment is not None, "no segment was left"
+        assert segment is not None, "no segment can be read"
         epoch = segment.epoch
-        failure: OSError | None = OSError(errno.EIO, "a checkpoint was interrupted")
+        failure: OSError | None = OSError(errno.EIO, "writing a checkpoint was interrupted")
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:
@@ -550,8 +550,8 @@ def _open_both(calls: Calls, folder: str) -> list[Segment]:
         older, newer = sorted(segments, key=lambda segment: segment.epoch)
         if newer.epoch - older.epoch != 1:
             raise LogDamaged(
-                f"the epochs of {older.path} and {newer.path} are {older.epoch} and {newer.epoch}, not "
-                "consecutive: one of the files is an old copy"
+                f"the epochs of {older.path} and {newer.path} are not consecutive ({older.epoch} and "
+                f"{newer.epoch}): one of the files is an old copy"
             )
     except (OSError, LogDamaged):
         close_all(calls, (segment.fd for segment in segments))
@@ -681,8 +681,8 @@ def _read(segments: Sequence[Segment]) -> list[Record]:
             flushed = max(flushed, record.flushed)
         if segment.is_torn(end):
             logger.warning(
-                "the log ends with an unreadable record (%s at %d): either its batch was never confirmed, or "
-                "this part of the file is damaged",
+                "the log ends with an unreadable record (%s at offset %d): either its batch was never "
+                "confirmed, or this part of the file is damaged",
                 segment.path,
                 end,
             )

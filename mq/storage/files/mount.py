@@ -129,14 +129,16 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
     size = room.f_frsize * room.f_blocks
     kind, source, options = _find(f"{os.major(device)}:{os.minor(device)}", path, mounts)
     if kind == "overlay" and "volatile" in options:
-        return Mount(kind, flaw='is an overlay mounted with "volatile", which ignores every sync: mount it without')
+        return Mount(
+            kind, flaw='is on an overlay mounted with "volatile", which ignores every sync. Mount it without "volatile"'
+        )
     if not _LOCAL_LOCKS.isdisjoint(options):
         return Mount(
             kind,
             remote=True,
             flaw=(
-                "is on NFS mounted with local locks, so another machine could serve it at the same time: mount "
-                'it without "nolock" and "local_lock"'
+                "is on NFS mounted with local locks, so another machine could serve the root at the same "
+                'time. Mount it without "nolock" and "local_lock"'
             ),
         )
     is_strange = kind not in _LOCAL

@@ -139,8 +139,9 @@ def open_root(
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
     if mount.assumed and not options.untested:
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, on which mq has not been tested with power failures "
-            "and lost servers. Choose a --root on ext4, xfs or btrfs, or allow it with --untested-fs"
+            f"root {shorten(root)} is on {mount.kind}, a file system on which mq has not been tested for "
+            "power failures and lost servers. Choose a --root on ext4, xfs or btrfs, or allow this file "
+            "system with --untested-fs"
         )
     try:
         return _open(calls, root, mount, options, syncfs=syncfs, peers=peers, draw=draw, accept_loss=accept_loss)
@@ -239,9 +240,9 @@ def _open(
 
 
 LOST_STATE: Final = (
-    "it is new or missing, though the root has messages. If it was deleted, these are gone: the settings of all "
-    "queues, idempotency keys, schedules, exchanges and bindings, batch consumers, write jobs, and confirmed messages "
-    "that were in the log alone"
+    "the folder is new or missing, although the root contains messages. If the folder was deleted, the "
+    "following are lost: the settings of all queues, idempotency keys, schedules, exchanges and bindings, "
+    "batch consumers, write jobs, and confirmed messages that were only in the log"
 )
 """Of the folder state/: what a root has lost with it."""
 
@@ -270,9 +271,9 @@ def _lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool)
     if lost and not accept_loss:
         raise StorageUnusable(
             f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} "
-            f"missing with all their contents. {_cure(root)}"
+            f"missing, including all contents. {_cure(root)}"
         )
-    return [Damage("", None, path, "the folder was missing, with all that was in it") for path in lost]
+    return [Damage("", None, path, "the folder was missing, including all its contents") for path in lost]
 
 
 def use_of_root(calls: Calls, layout: Layout) -> RootUse | None:
@@ -432,7 +433,9 @@ class _Start:
             self._folders.note_damage(Damage("", None, self._layout.log, flaw))
         redone = redo(self._folders, self._records, live, survived=False)
         for path in redone.lost:
-            self._folders.note_damage(Damage("", None, path, "the log names this message, and it is nowhere"))
+            self._folders.note_damage(
+                Damage("", None, path, "the log contains this message, but the message was not found in any folder")
+            )
         return live
 
     def _go_on_without_log(self, log: Log | None) -> None:
@@ -454,7 +457,7 @@ class _Start:
         listed = read_inventory(self._records)
         if listed is None:
             path = f"{self._layout.records}/{INVENTORY}"
-            why = "there is no list of all records that can be read: whether some are missing is not known"
+            why = "the list of all records cannot be read, so it is unknown whether records are missing"
             self._folders.note_damage(Damage(INVENTORY, None, path, why))
             return
         self._records.names_are_listed(listed, INVENTORY)
@@ -493,8 +496,8 @@ def _meet_peers(peer_lease: PeerLease, root: str, options: StorageOptions, *, al
         peer_lease.announce()
     elif living:
         raise RootBusy(
-            f"root {shorten(root)} was served by a daemon with --peers until recently, which may still be "
-            "running without a connection: stop it, or try again in 15 seconds"
+            f"root {shorten(root)} was recently served by a daemon with --peers, which may still be running "
+            "without a connection: stop that daemon, or try again in 15 seconds"
         )
     return alone and not living
 
@@ -532,7 +535,7 @@ def _open_checked(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict
     """
     if (kind := calls.kind(root)) is FileKind.OTHER:
         raise StorageUnusable(
-            f"root {shorten(root)} is not a folder but a link or another kind of file: give the folder itself as --root"
+            f"root {shorten(root)} is a link or another kind of file, not a folder: use the folder itself as --root"
         )
     if kind is FileKind.FILE:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
@@ -572,8 +575,8 @@ def _lock(calls: Calls, lock: int, root: str, *, shared: bool) -> bool:
     except BlockingIOError as error:
         if not shared:
             raise StorageUnusable(
-                f"root {shorten(root)} is already served by another daemon: stop that daemon, or choose another "
-                "--root. To run this one as its standby, start both with --standby"
+                f"root {shorten(root)} is already served by another daemon: stop that daemon, or choose "
+                "another --root. To run this daemon as a standby, start both daemons with --standby"
             ) from error
     _lock_shared(calls, lock, root)
     return False
@@ -648,7 +651,7 @@ def _check_links(calls: Calls, layout: Layout, root: str, mount: Mount) -> None:
         if error.errno not in _NO_LINKS:
             raise
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, which is not known to have hard links and atomic renames. "
+            f"root {shorten(root)} is on {mount.kind}, which may not support hard links and atomic renames. "
             "Choose a --root on a local disk"
         ) from error
     finally:
@@ -666,8 +669,8 @@ def _named(root: str, mount: Mount, call: str) -> Iterator[None]:
         if error.errno not in _NO_SUCH_CALL:
             raise
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, where {call}, which mq needs, fails: {error.strerror}. "
-            "Choose a --root on a local disk"
+            f"root {shorten(root)} is on {mount.kind}, where the call {call} fails ({error.strerror}), but mq "
+            "requires it. Choose a --root on a local disk"
         ) from error
 
 
@@ -695,8 +698,8 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
             handles.append(calls.open(moved, _WRITABLE))
             if not _is_locked(calls, handles[1]):
                 raise StorageUnusable(
-                    f"root {shorten(root)} is on {mount.kind}, which grants one flock to two processes, so "
-                    "two daemons could serve the root at once. Choose a --root on a local disk"
+                    f"root {shorten(root)} is on {mount.kind}, which grants the same lock (flock) to two "
+                    "processes, so two daemons could serve the root at once. Choose a --root on a local disk"
                 )
     finally:
         close_all(calls, handles)
@@ -774,8 +777,8 @@ class Turn:
         try:
             if not _is_locked(self._calls, other):
                 raise StorageUnusable(
-                    f"--standby does not work on {shorten(self._layout.state)}: its file system grants one lock to "
-                    "two processes. Choose a --root on a local disk"
+                    f"--standby does not work on {shorten(self._layout.state)}, because its file system "
+                    "grants the same lock to two processes. Choose a --root on a local disk"
                 )
         finally:
             self._calls.close(other)
@@ -800,8 +803,8 @@ def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mo
         mount = mount or mount_of_root(root)
         if mount.remote:
             raise StorageUnusable(
-                f"--standby does not work on root {shorten(root)}: it is on {mount.kind}, a network file system, where "
-                "a running daemon can lose its lock. Use --peers instead"
+                f"--standby does not work on root {shorten(root)}, because the root is on {mount.kind}, a "
+                "network file system, where a running daemon can lose its lock. Use --peers instead"
             )
         opened = _open_checked(calls, layout, root, Guard(calls, root, options, mount))
         state = opened.pop(layout.state)

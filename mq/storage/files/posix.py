@@ -128,7 +128,7 @@ class FolderStorage:
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
-            raise StorageUnusable(f"{shorten(name)} is a storage address without a folder. Write NAME:/path/to/folder")
+            raise StorageUnusable(f"the storage address {shorten(name)} has no folder. Use NAME:/path/to/folder")
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
@@ -206,15 +206,15 @@ class FolderStorage:
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
         if not self._mount.flushes and not self._mount.flaw:
             logger.warning(
-                "NOT DURABLE: %s is on %s, mounted without write barriers, so confirmed messages can be lost "
-                "in a power failure. Mount it with barriers and restart mq",
+                "NOT DURABLE: %s is on %s, which is mounted without write barriers, so confirmed messages "
+                "can be lost in a power failure. Mount the file system with barriers and restart mq",
                 shorten(self._root),
                 self._mount.kind,
             )
         if self._options.sharing is Sharing.PEERS and not self._mount.remote:
             logger.info(
-                "--peers is used on a local file system: --standby is faster there, and it keeps message order and "
-                "idempotency keys"
+                "--peers is used on a local file system, where --standby is faster and also preserves "
+                "message order and idempotency keys"
             )
         if self._mount.remote and not isinstance(self._calls, RetryingCalls):
             self._calls = RetryingCalls(self._calls)

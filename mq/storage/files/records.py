@@ -155,7 +155,7 @@ class Records:
                 match = _NAME.fullmatch(name)
                 if match is not None and type is not FileKind.FILE:
                     path = f"{self._folder}/{kind}/{name}"
-                    found[kind, match[1]] = Damage(kind, key_of(match[1]), path, "it is a folder or a link")
+                    found[kind, match[1]] = Damage(kind, key_of(match[1]), path, "the path is a folder or a link")
             for file in sorted(self._listed(kind)):
                 damage = self._check_one(kind, file, is_settled=is_settled)
                 if damage is not None and not is_settled and (kind, file) not in answered:
@@ -181,7 +181,7 @@ class Records:
             if damage is None or not is_settled:
                 self._forget_but(kind, file, version)
                 return None
-            return damage._replace(why=f"{damage.why}; version {version}, which is older, counts")
+            return damage._replace(why=f"{damage.why}; the older version {version} is used instead")
         return damage
 
     def _forget_unanswered(self, kind: str, file: str, damage: Damage) -> Damage | None:
@@ -189,7 +189,7 @@ class Records:
         damaged. Durable on return."""
         if self._versions_of(kind, file) != [1] or _WRITTEN.fullmatch(self._content(damage.path)):
             return damage
-        logger.warning("removed a torn record that was never confirmed: %s", ascii(damage.path))
+        logger.warning("removed a partially written record that was never confirmed: %s", ascii(damage.path))
         if self._kept is not None:
             self._kept.damaged.discard((kind, file, 1))
         self._unlink(kind, file, 1)
@@ -205,7 +205,7 @@ class Records:
         others = [other for other in self._versions_of(kind, file) if other != version]
         for other in others:
             if other > version:
-                logger.warning("removed a torn record: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
+                logger.warning("removed a partially written record: %s", ascii(f"{self._folder}/{kind}/{file}.{other}"))
             elif self._decoded(path := f"{self._folder}/{kind}/{file}.{other}", self._content(path)) is None:
                 self._note_damaged(kind, file, other)  # an operator has written a later one, and not moved it away
                 continue

@@ -73,7 +73,10 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
         elif is_settled and _make_queue_again(folders, name):
             queues.add(name)
         elif not is_settled:
-            why = f"queue {name} has a record and no folder: it was not made completely, or its folder is gone"
+            why = (
+                f"queue {name} has a record but no folder: either the creation of the queue was interrupted, or "
+                "the folder was deleted"
+            )
             folders.note_damage(Damage("", None, folders.layout.folder(State.READY, name), why))
             records.drop(QUEUE, name)
     moving = {state: folders.scan(state) for state in (State.REMOVED, State.DELAYED, State.NEW)}
@@ -86,7 +89,9 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
     repairs = Repairs(torn, doubled, orphaned, leftovers)
     if any(repairs):
         _sync_everything(folders)
-        logger.warning("repaired after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items()))
+        logger.warning(
+            "repaired the root after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items())
+        )
     return repairs
 
 
@@ -95,10 +100,15 @@ def _make_queue_again(folders: Folders, name: str) -> bool:
     path = folders.layout.folder(State.READY, name)
     kind = folders.calls.kind(path)
     if kind is not None:
-        folders.note_damage(Damage("", None, path, "it is not a folder: move it away, and start mq again"))
+        folders.note_damage(Damage("", None, path, "this file is not a folder: move it away, then restart mq"))
         return False
     folders.note_damage(
-        Damage("", None, path, f"the folder of queue {name} is missing, with all messages that were in it: made anew")
+        Damage(
+            "",
+            None,
+            path,
+            f"the folder of queue {name} was missing with all its messages, so an empty folder was created",
+        )
     )
     make_folder(folders.calls, path)
     sync_folder(folders.calls, folders.layout.queues)
@@ -193,7 +203,12 @@ def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> in
         if but_empty and flaw != EMPTY:
             continue
         if flaw:
-            logger.warning("a message that was never confirmed is incomplete (%s): %s %s", flaw, entry.queue, entry.id)
+            logger.warning(
+                "deleted an incomplete message that was never confirmed (%s): queue %s, message %s",
+                flaw,
+                entry.queue,
+                entry.id,
+            )
             folders.health.torn += 1
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))

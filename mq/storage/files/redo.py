@@ -46,7 +46,7 @@ from mq.storage.interface import QUEUE, Damage
 
 logger = logging.getLogger("mq.storage")
 
-_DAMAGED: Final = "its bytes are not those that the log names: it is kept, and not delivered"
+_DAMAGED: Final = "the contents differ from the checksum in the log, so the message is kept but not delivered"
 
 
 class MessageFate:
@@ -122,7 +122,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     if any(redone):
         counts = {what: count for what, count in redone._asdict().items() if what != "lost"}
         logger.warning(
-            "replayed from the log after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items())
+            "replayed the log after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items())
         )
     return redone
 
@@ -449,7 +449,7 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
                 made[key] = True
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
-            logger.warning("created the missing folder of queue %s, which has a record in the log", queue)
+            logger.warning("created the missing folder of queue %s, whose record is in the log", queue)
             calls.mkdir(f"{layout.queues}/{queue}")
 
 
@@ -458,7 +458,7 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
-            logger.info("restored a missing record from the log: %s %s", kind, shorten(key))
+            logger.info("restored a missing record from the log: kind %s, key %s", kind, shorten(key))
             records.put(kind, key, kept.value)
 
 

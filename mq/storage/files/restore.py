@@ -102,7 +102,7 @@ def restore(
     calls = LinuxCalls()
     folder, root = os.path.realpath(folder), os.path.realpath(root)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"{shorten(folder, 200)} and the root contain each other: choose another root")
+        raise StorageUnusable(f"the backup folder {shorten(folder, 200)} and the root overlap: choose another root")
     try:
         above = root if calls.kind(root) is FileKind.FOLDER else os.path.dirname(root)
         mount = mount_of(above)
@@ -127,14 +127,14 @@ def _find(backups: BackupFolder, number: int | None) -> Backup:
     if number is None:
         newest = backups.newest()
         if newest is None:
-            raise StorageUnusable(f"{shown} has no complete backup: mq backup was interrupted there")
+            raise StorageUnusable(f"{shown} does not contain a complete backup: mq backup was interrupted")
         return newest
     if number not in backups.numbers():
-        raise StorageUnusable(f"{shown} has no backup {number}: list its backups with mq restore --list")
+        raise StorageUnusable(f"{shown} does not contain backup {number}: list the backups with mq restore --list")
     try:
         return backups.read(number)
     except BackupDamaged as error:
-        raise StorageUnusable(f"backup {number} in {shown} is damaged ({error}): restore another backup") from error
+        raise StorageUnusable(f"backup {number} in {shown} is damaged ({error}). Restore another backup") from error
 
 
 def bring_back(
@@ -171,7 +171,7 @@ def bring_back(
             calls.lock(lock, exclusive=True)
         except BlockingIOError as error:
             raise StorageUnusable(
-                f"another restore or a daemon is using {shorten(root, 200)}: wait until it ends"
+                f"{shorten(root, 200)} is in use by a daemon or another restore: wait until it has ended"
             ) from error
         root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
         stack.callback(calls.close, root_fd)
@@ -214,7 +214,7 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
         raise StorageUnusable(f"{shorten(root, 200)} is not a folder: choose an empty folder or a new one")
     elif not (is_vacant(calls, root) or is_half_restored(calls, layout) or _has_just_begun(calls, layout, root)):
         raise StorageUnusable(
-            f"{shorten(root, 200)} is not empty: move it away, or choose an empty or a new folder, so that "
+            f"{shorten(root, 200)} is not empty: move it away, or choose an empty or new folder, so that "
             "restored messages are not mixed with others"
         )
     if calls.kind(layout.state) is None:

@@ -29,10 +29,11 @@ from mq.storage.files.watch import watch_folders
 from mq.storage.interface import Change, Entry, MessageOperation, Outcome, Result
 from mq.storage.options import StorageOptions
 
-_LOG: Final = "the daemon of this root uses a log. Start the daemon with --no-mover or --no-reaper, or stop it"
+_LOG: Final = "the daemon on this root uses a log. Start that daemon with --no-mover or --no-reaper, or stop it"
 """A move without a record could be undone by a power cut."""
 _SERVED: Final = (
-    "a daemon repairs the root, or serves it alone: start that one with --no-mover or --no-reaper, or stop it"
+    "a daemon is repairing the root or is the only one that may use it. Start that daemon with --no-mover or "
+    "--no-reaper, or stop it"
 )
 
 

@@ -21,5 +21,7 @@ def make_tmpfs(rest: str, options: StorageOptions) -> FolderStorage:
 def _mount_in_memory(root: str) -> Mount:
     mount = mount_of_root(root)
     if mount.persistent and not mount.flaw:
-        return mount._replace(flaw=f"is on {mount.kind}, not in memory; use posix: for a disk, or a folder on a tmpfs")
+        return mount._replace(
+            flaw=f"is on {mount.kind}, not in memory. Use posix: for a disk, or choose a folder on a tmpfs"
+        )
     return mount

@@ -88,11 +88,13 @@ def parse_address(rest: str) -> Address:
     except ValueError as error:
         raise StorageUnusable(str(error)) from error
     if not endpoints:
-        raise StorageUnusable("etcd: requires an address. Write etcd:http://127.0.0.1:2379")
+        raise StorageUnusable("the storage backend etcd: requires an address, such as etcd:http://127.0.0.1:2379")
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"etcd: unknown option {shorten(unknown[0])}. Known options: {', '.join(_KNOWN)}")
+        raise StorageUnusable(
+            f"unknown option {shorten(unknown[0])} of the storage backend etcd. Known options: {', '.join(_KNOWN)}"
+        )
     return Address(
         endpoints,
         _prefix(options.get("prefix", DEFAULT_PREFIX)),
@@ -108,7 +110,9 @@ def parse_address(rest: str) -> Address:
 
 def _prefix(text: str) -> str:
     if not text or len(text) > 200 or not text.isascii() or not text.isprintable():
-        raise StorageUnusable(f"invalid key prefix: {shorten(text)}. Write prefix=/mq/orders, in ASCII characters")
+        raise StorageUnusable(
+            f"invalid key prefix: {shorten(text)}. Use a form such as prefix=/mq/orders, in ASCII characters"
+        )
     return text.rstrip("/") + "/"
 
 
@@ -117,7 +121,7 @@ def _user(options: dict[str, str]) -> tuple[str, str] | None:
     if name is None and file is None:
         return None
     if not name or not file:
-        raise StorageUnusable("etcd: user and password-file must be used together")
+        raise StorageUnusable("the etcd options user and password-file must be used together")
     return name, _read(file).rstrip("\r\n")
 
 
@@ -125,7 +129,7 @@ def _read(file: str) -> str:
     try:
         return Path(file).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageUnusable(f"etcd: cannot read {shorten(file)}: {error}") from error
+        raise StorageUnusable(f"cannot read the etcd password file {shorten(file)}: {error}") from error
 
 
 def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
@@ -137,7 +141,7 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
         if cert is not None:
             context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise StorageUnusable(f"etcd: cannot use the files of ca, cert and key: {error}") from error
+        raise StorageUnusable(f"cannot use the files of the etcd options ca, cert and key: {error}") from error
     return context
 
 
@@ -145,7 +149,7 @@ def _bytes(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|)", text)
     if match is None or int(match[1]) == 0:
         raise StorageUnusable(
-            f"invalid quota: {shorten(text)}. Write the value of etcd's --quota-backend-bytes, such as quota=4GiB"
+            f"invalid quota: {shorten(text)}. Use the value of etcd's --quota-backend-bytes, such as quota=4GiB"
         )
     return int(match[1]) * _UNITS[match[2]]
 
@@ -156,7 +160,9 @@ def _seconds(options: dict[str, str], name: str, default: float) -> float:
         return default
     match = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text)
     if match is None or not float(text):
-        raise StorageUnusable(f"{name} must be a number of seconds, not {shorten(text)}. Write {name}={default:g}")
+        raise StorageUnusable(
+            f"{name} must be a number of seconds, not {shorten(text)}. Use a form such as {name}={default:g}"
+        )
     return float(text)
 
 
@@ -164,6 +170,6 @@ def _fence(text: str) -> Fence:
     key, at, revision = text.rpartition("@")
     if not at or not key or not revision.isascii() or not revision.isdecimal():
         raise StorageUnusable(
-            f"invalid fence: {shorten(text)}. Write KEY@REVISION, with the revision at which the key was created"
+            f"invalid fence: {shorten(text)}. Use KEY@REVISION, with the revision at which the key was created"
         )
     return Fence(key, int(revision))

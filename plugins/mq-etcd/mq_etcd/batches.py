@@ -110,8 +110,8 @@ class Batches:
                 found = (await self._client.range(key, revision=revision - 1)).found
             except Compacted as error:
                 raise StorageFailed(
-                    f"etcd has compacted record {key} as it was before a change whose outcome is unknown. Restart mq "
-                    "to accept the current record"
+                    f"etcd has compacted the earlier version of record {key}, which mq needs because the "
+                    "outcome of a change is unknown. Restart mq to accept the current version"
                 ) from error
             before[key] = found[0].value if found else None
         return [nested for each in steps for nested in each.undoing(revision, before)]
@@ -123,7 +123,9 @@ class Batches:
             if isinstance(made, Outcome):
                 outcomes[number] = made
             elif made.longest_body > LARGEST_VALUE:
-                outcomes[number] = Outcome(Result.FULL, reason="the message's attributes are longer than etcd takes")
+                outcomes[number] = Outcome(
+                    Result.FULL, reason="the message's attributes exceed the size that etcd supports"
+                )
             else:
                 steps.append(made)
         return steps
@@ -131,7 +133,7 @@ class Batches:
     async def _send(self, steps: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> None:
         """Send them. Nothing follows a change in doubt, which may be taken back."""
         if self.is_in_doubt:
-            _tell(steps, Result.FULL, "etcd has not answered for what came before it", outcomes)
+            _tell(steps, Result.FULL, "etcd has not yet reported the outcome of an earlier change", outcomes)
             return
         parts = iter(_parts(steps))
         failures: list[StorageFenced | StorageFailed] = []
@@ -151,7 +153,7 @@ class Batches:
         if failures:
             raise failures[0]
         for part in parts:  # no lane was left for them
-            _tell(part, Result.FULL, "etcd does not answer", outcomes)
+            _tell(part, Result.FULL, "etcd is not responding", outcomes)
 
     async def _carry(self, lane: Lane, part: Sequence[AnyStep], outcomes: dict[int, Outcome]) -> None:
         self._sent[lane] = list(part)

@@ -53,9 +53,9 @@ def unpack(value: bytes, id: MessageId) -> Stored:
     try:
         properties = decode_side(line)
     except Senseless:
-        damage = f"what etcd holds of message {id} is none of mq's values"
+        damage = f"message {id} is damaged: its value in etcd is not in a format of mq"
         return Stored(Properties(0, None), DamagedBody(0, damage))
     if len(body) != properties.size or checksum(body) != properties.checksum:
-        damage = f"message {id} is damaged: its bytes are not those that were published"
+        damage = f"message {id} is damaged: its contents differ from what was published"
         return Stored(properties, DamagedBody(properties.size, damage))
     return Stored(properties, BytesBody(body))

@@ -135,7 +135,7 @@ class Client:
         connections: int = CONNECTIONS,
     ) -> None:
         if not endpoints:
-            raise ValueError("no etcd endpoint given: use at least one, such as http://127.0.0.1:2379")
+            raise ValueError("no etcd endpoint was given. Use at least one, such as http://127.0.0.1:2379")
         self._silence = patience
         self._members = Members(
             [parse_endpoint(endpoint) for endpoint in endpoints],

@@ -158,12 +158,12 @@ class Lane:
         if not fence or fence[0].created != self._fence.revision:
             raise shut_out(self._fence)
         if not lane:
-            raise StorageFailed(f"{self._key} was deleted by another program; only mq may delete it")
+            raise StorageFailed(f"the etcd key {self._key} was deleted by another program; only mq may delete it")
         return lane[0]
 
     def _expect(self, value: bytes, found: KeyValue) -> KeyValue:
         if found.value != value:
-            raise StorageFailed(f"{self._key} was changed by another program; only mq may change it")
+            raise StorageFailed(f"the etcd key {self._key} was changed by another program; only mq may change it")
         return found
 
     def _next(self) -> bytes:
@@ -172,5 +172,5 @@ class Lane:
 
 def shut_out(fence: Fence) -> StorageFenced:
     """The error for a broker that is in charge no more."""
-    was = f"{fence.key} in etcd is no longer the one of revision {fence.revision}"
+    was = f"the key {fence.key} in etcd no longer has the revision {fence.revision}"
     return StorageFenced(f"another broker has taken over the store: {was}. Restart mq")

@@ -184,7 +184,10 @@ class Members:
             with trio.fail_after(self._deadline):
                 await self._turns.acquire()
         except trio.TooSlowError as error:
-            busy = f"no turn within {self._deadline:g} seconds: more requests at once than connections"
+            busy = (
+                f"no etcd connection became free within {self._deadline:g} seconds, because too many requests are "
+                "in progress"
+            )
             raise Unavailable(f"{busy}. Try again later") from error
 
     async def _attempt(
@@ -277,7 +280,7 @@ async def _close(connection: Connection | None) -> None:
 
 def _away(member: Endpoint, error: BaseException, *, was_sent: bool) -> EtcdError:
     said = str(error) or str(error.__cause__ or type(error).__name__)
-    why = "it does not answer" if isinstance(error, trio.TooSlowError) else said
+    why = "the member is not responding" if isinstance(error, trio.TooSlowError) else said
     kind = Uncertain if was_sent else Unavailable
     return kind(f"etcd at {member}: {why}")
 
@@ -294,7 +297,7 @@ def _decoded(content: bytes, member: Endpoint) -> dict[str, Any]:
             f"the server at {member} did not return JSON. Check that the address is etcd's client port"
         ) from error
     if not isinstance(found, dict):
-        raise Uncertain(f"the server at {member} is not etcd")
+        raise Uncertain(f"the server at {member} is not an etcd server")
     return found
 
 

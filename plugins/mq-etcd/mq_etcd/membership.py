@@ -114,7 +114,7 @@ class EtcdCoordinator:
             others = [member.node for member in await self.members() if member.node != node]
             if len(others) >= SIZE:
                 raise CoordinatorError(
-                    f"the cluster already has {SIZE} nodes: {', '.join(others)}. Stop one of them first"
+                    f"the cluster already has {SIZE} nodes: {', '.join(others)}. Stop one of these nodes first"
                 )
             await self._count_voters()
             lease = await self._client.grant(self._lease_seconds)
@@ -267,7 +267,9 @@ class EtcdCandidacy:
         options_of_messages = StorageOptions(confirmed=ConfirmedRecord(names))
         store = make_storage(messages + term, options_of_messages)
         if not is_for_cluster(store):
-            raise StorageUnusable(f"{messages} cannot store the messages of a cluster: use a postgres: store, or none")
+            raise StorageUnusable(
+                f"{messages} cannot store the messages of a cluster. Use a postgres: store, or omit the store"
+            )
         return SplitStorage(names, store)
 
 

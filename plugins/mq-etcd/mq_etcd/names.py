@@ -124,7 +124,7 @@ class EtcdNames:
         [page] = done.answers
         if isinstance(page, Page) and page.found:
             return False
-        raise CoordinatorError(f"{key} changed while it was being written: try again")
+        raise CoordinatorError(f"the etcd key {key} changed while it was being written. Try again")
 
     async def release(self, node: str, queue: str) -> None:
         """Let go of a name; of the key that is there now, and of none that is written later."""
@@ -135,7 +135,7 @@ class EtcdNames:
                 return
             done = await self._client.txn([modified_at(key, seen.modified)], [Delete(key)])
         if not done.succeeded:
-            raise CoordinatorError(f"{key} changed while it was being deleted: try again")
+            raise CoordinatorError(f"the etcd key {key} changed while it was being deleted. Try again")
 
     async def reserved(self, node: str) -> Set[str]:
         """What a node has reserved."""

@@ -81,7 +81,7 @@ def refusal(status: int, content: bytes) -> Refusal:
 def error_of(said: Refusal, address: str) -> EtcdError:
     """What the caller gets for it. Unavailable and Uncertain mean that another member may be asked."""
     kind, advice = _kind(said)
-    words = f"etcd at {address} says: {said.text or f'code {said.code}'}"
+    words = f"etcd at {address} returned an error: {said.text or f'code {said.code}'}"
     return kind(f"{words}. {advice}")
 
 
@@ -90,15 +90,18 @@ def _kind(said: Refusal) -> tuple[type[EtcdError], str]:
     if words.startswith((*_NOT_DONE, INVALID_TOKEN)):
         return Unavailable, "Try again"
     if words.startswith(_NO_SPACE):
-        return NoSpace, "Remove messages, or raise --quota-backend-bytes; then `etcdctl alarm disarm`"
+        return NoSpace, "Remove messages or raise etcd's --quota-backend-bytes, then run etcdctl alarm disarm"
     if any(known in words for known in _TOO_LARGE):
-        return TooLarge, "Raise etcd's --max-request-bytes and --max-txn-ops, or send less"
+        return TooLarge, "Raise etcd's --max-request-bytes and --max-txn-ops, or send less data at once"
     if code in (_FORBIDDEN, _UNAUTHENTICATED) or words.startswith(_DENIED):
-        return Denied, "Give the user and the password of one who may, or none where etcd asks for none"
+        return Denied, (
+            "Set the user and password of an etcd user with the required permissions, or no user if etcd does "
+            "not require authentication"
+        )
     if _COMPACTED in words:
         return Compacted, "Read the data again"
     if code == _NOT_FOUND and "lease" in words:
-        return Absent, "Take a new lease"
+        return Absent, "Request a new lease"
     if code in _MAY_HAVE_LANDED:
-        return Uncertain, "It may have been done all the same"
+        return Uncertain, "The request may have been executed"
     return Rejected, "Nothing was changed"

@@ -61,7 +61,10 @@ class Room:
         if not self._is_short(size):
             self._written += size
             return ""
-        return f"etcd holds {self._used} bytes, and mq keeps below {self._limit}: {SHARE:.0%} of its quota"
+        return (
+            f"etcd's database has {self._used} bytes, but mq uses at most {self._limit} bytes ({SHARE:.0%} of "
+            "etcd's quota)"
+        )
 
     async def mend(self) -> None:
         """Make room, and end the alarm, after etcd itself has refused a change because it is full."""
@@ -74,7 +77,9 @@ class Room:
             MEND_SECONDS if since > LONGEST_MEND_SECONDS else min(2 * self._mend_pause, LONGEST_MEND_SECONDS)
         )
         self._mended, self._looked = now, -math.inf
-        logger.warning("etcd raised its NOSPACE alarm: compacting and defragmenting it, then disarming the alarm")
+        logger.warning(
+            "etcd raised its NOSPACE alarm; compacting and defragmenting the database, then disarming the alarm"
+        )
         try:
             await self._compact((await self._client.status()).revision)
             # etcd counts the pages that a compaction frees at its next write, which the alarm refuses. A defragmented

@@ -350,7 +350,10 @@ def encode_record(value: Mapping[str, object]) -> bytes:
 
 def too_long(value: bytes) -> str:
     """Why etcd does not take a record."""
-    return f"a record of {len(value)} bytes: etcd takes {LARGEST_RECORD}. Keep less in it"
+    return (
+        f"the record has {len(value)} bytes, but etcd supports at most {LARGEST_RECORD} bytes. Store less data in "
+        "the record"
+    )
 
 
 def _message(number: int, operation: MessageOperation, keys: Keys, lives: Mapping[str, int]) -> Step | Outcome:

@@ -56,8 +56,8 @@ def make_etcd(rest: str, options: StorageOptions) -> EtcdStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "etcd: supports only one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker can "
-            "take over after the first has stopped"
+            "the storage backend etcd: only supports one broker at a time. Omit --peers, --no-mover and "
+            "--no-reaper. Another broker can take over after the first has stopped"
         )
     return EtcdStorage(f"etcd:{rest}", parse_address(rest))
 
@@ -261,4 +261,7 @@ class EtcdStorage:
 
 
 def _too_long(name: str) -> str:
-    return f"{name} takes bodies of up to {LARGEST_BODY} bytes: keep larger ones elsewhere, and queue where they are"
+    return (
+        f"{name} supports message bodies of up to {LARGEST_BODY} bytes. Store larger data elsewhere, and publish "
+        "a reference to the data"
+    )

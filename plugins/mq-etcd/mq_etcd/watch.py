@@ -115,13 +115,13 @@ class Watch:
                 part = await connection.part()
         except BROKEN as error:
             await self._let_go(member)
-            raise Unavailable(f"the watch at {member} broke: {error}") from error
+            raise Unavailable(f"the watch on etcd at {member} was lost: {error}") from error
         if waiting.cancelled_caught:
             await self._check(member)
             return
         if not part:
             await self._let_go(member)
-            raise Unavailable(f"the watch at {member} ended")
+            raise Unavailable(f"etcd at {member} ended the watch")
         self._line += part
         *lines, rest = self._line.split(b"\n")
         self._line = bytearray(rest)

@@ -141,7 +141,7 @@ async def test_comes_back_to_one_that_recovers() -> None:
     ("answers", "error", "text"),
     [
         ((BUSY, BUSY), Unavailable, "no etcd member responded within 0.5 seconds.*no leader.*running"),
-        ((BUSY, None), Uncertain, "did not report the outcome of a change within 0.5 seconds.*does not answer"),
+        ((BUSY, None), Uncertain, "did not report the outcome of a change within 0.5 seconds.*is not responding"),
     ],
 )
 async def test_gives_up_in_time(answers: tuple[Answer, ...], error: type[Exception], text: str) -> None:
@@ -171,7 +171,7 @@ async def test_what_was_uncertain_once_stays_so() -> None:
 async def test_what_every_member_would_say_is_asked_once(answer: bytes, error: type[Exception]) -> None:
     first, second = Stub(answer), Stub(reply(GOOD))
     async with asking(first, second) as client:
-        with pytest.raises(error, match=f"etcd at {first.endpoint} says"):
+        with pytest.raises(error, match=f"etcd at {first.endpoint} returned an error"):
             await client.put("key", b"value")
         assert not second.requests
 
@@ -231,7 +231,7 @@ async def test_logs_in_once_and_again_when_the_token_is_old() -> None:
 async def test_a_wrong_password_is_said() -> None:
     wrong = refusal(3, "etcdserver: authentication failed, invalid user ID or password")
     async with asking(Stub(wrong), user=("mq", "wrong")) as client:
-        with pytest.raises(Denied, match="Give the user and the password"):
+        with pytest.raises(Denied, match="Set the user and password"):
             await client.get("key")
 
 
@@ -239,7 +239,7 @@ async def test_a_wrong_password_is_said() -> None:
     "endpoint", ["127.0.0.1:2379", "ftp://host", "http://", "http://host:port", "http://host/path", "http://u@host"]
 )
 async def test_says_what_is_no_endpoint(endpoint: str) -> None:
-    with pytest.raises(ValueError, match="Write http://"):
+    with pytest.raises(ValueError, match="such as http://"):
         Client([endpoint])
 
 

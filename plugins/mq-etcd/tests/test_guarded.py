@@ -57,7 +57,7 @@ async def test_a_broker_shows_its_certificate_and_logs_in(guarded: Guarded, tmp_
         allowed = {"permType": "READWRITE", "key": text(b"/mq/"), "range_end": text(b"/mq0")}
         await ask(client, "role/grant", name="mq", perm=allowed)
         await ask(client, "enable")
-        with pytest.raises(Denied, match="Give the user and the password"):
+        with pytest.raises(Denied, match="Set the user and password"):
             await client.get("/mq/key")
     (tmp_path / "password").write_text("secret\n")
     (tmp_path / "wrong").write_text("guess\n")

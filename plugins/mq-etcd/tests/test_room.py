@@ -62,7 +62,7 @@ async def test_new_messages_are_refused_before_etcd_is_full(cluster: Cluster) ->
         count = await fill(broker)
         assert count * len(BODY) > QUOTA / 4, "its history alone filled it"
         await compact_whole(client)
-        with pytest.raises(StorageFull, match=r"\d+ bytes, and mq keeps below 26843545: 40% of its quota"):
+        with pytest.raises(StorageFull, match=r"\d+ bytes, but mq uses at most 26843545 bytes \(40% of"):
             await broker.publish("orders", BODY)
         while messages := await broker.fetch_many("orders", 100):
             outcomes = await broker.remove_many("orders", [Removal(message.id, None) for message in messages])
@@ -94,7 +94,7 @@ async def test_a_full_etcd_refuses_and_recovers(cluster: Cluster, monkeypatch: p
         [full] = await storage.commit([Write("orders", IDS.new(), BODY)])
         assert full.result is Result.FULL
         if quota == "2GiB":
-            assert "database space exceeded. Remove messages, or raise --quota-backend-bytes" in full.reason
+            assert "database space exceeded. Remove messages or raise etcd's --quota-backend-bytes" in full.reason
         with trio.fail_after(20):
             while (await storage.commit([Move(kept, State.READY)]))[0].result is not Result.DONE:
                 await trio.sleep(0.1)
@@ -118,7 +118,7 @@ async def test_messages_can_be_removed_after_the_alarm_where_live_data_fill_most
             while (await storage.commit([Move(kept, State.REMOVED)]))[0].result is not Result.DONE:
                 await trio.sleep(0.1)
         [refused] = await storage.commit([Write("orders", IDS.new(), BODY)])
-        assert "mq keeps below" in refused.reason
+        assert "mq uses at most" in refused.reason
 
 
 async def test_alarm_is_ended_where_all_messages_are_refused_before_they_meet_it(
@@ -145,7 +145,7 @@ async def test_alarm_is_ended_where_all_messages_are_refused_before_they_meet_it
         monkeypatch.setattr(mq._client, "put", refused_put)  # type: ignore[attr-defined]
         monkeypatch.setattr(mq._client, "defragment", defragment)  # type: ignore[attr-defined]
         [refused] = await mq.commit([Write("orders", IDS.new(), BODY)])
-        assert "mq keeps below" in refused.reason
+        assert "mq uses at most" in refused.reason
         assert calls == ["put", "defragment"]
 
 

@@ -40,19 +40,19 @@ def test_an_address_says_all_there_is_to_say(tmp_path) -> None:
 @for_each(
     "rest, text",
     [
-        ("", "requires an address. Write etcd:http"),
+        ("", "requires an address, such as etcd:http"),
         ("?prefix=/mq", "requires an address"),
         ("127.0.0.1:2379", "invalid address of an etcd member"),
         ("http://127.0.0.1,ftp://127.0.0.1", "invalid address of an etcd member"),
-        ("http://127.0.0.1?prefx=/mq", 'unknown option "prefx". Known options: prefix, user'),
+        ("http://127.0.0.1?prefx=/mq", 'unknown option "prefx" of the storage backend etcd'),
         ("http://127.0.0.1?prefix=", "invalid key prefix"),
         ("http://127.0.0.1?prefix=/ü", "invalid key prefix"),
         ("http://127.0.0.1?quota=2GB", "invalid quota.*quota=4GiB"),
         ("http://127.0.0.1?quota=0", "invalid quota"),
-        ("http://127.0.0.1?patience=soon", "patience must be a number of seconds.*Write patience=2"),
+        ("http://127.0.0.1?patience=soon", "patience must be a number of seconds.*such as patience=2"),
         ("http://127.0.0.1?deadline=0", "deadline must be a number of seconds"),
         ("http://127.0.0.1?fence=/mq/master", "invalid fence.*KEY@REVISION"),
-        ("http://127.0.0.1?user=mq", "user and password-file must be used together"),
+        ("http://127.0.0.1?user=mq", "options user and password-file must be used together"),
         ("http://127.0.0.1?user=mq&password-file=/no/such/file", "cannot read"),
         ("https://127.0.0.1?ca=/no/such/file", "cannot use the files"),
     ],
@@ -96,9 +96,9 @@ async def test_bodies_and_attributes_have_a_limit(storage: Storage) -> None:
         ]
     )
     assert [outcome.result for outcome in outcomes] == [Result.FULL, Result.DONE, Result.FULL]
-    assert "takes bodies of up to 1048576 bytes: keep larger ones elsewhere" in outcomes[0].reason
-    assert "attributes are longer" in outcomes[2].reason
-    with pytest.raises(StorageFull, match=r"etcd takes 1048576\. Keep less in it"):
+    assert "supports message bodies of up to 1048576 bytes. Store larger data elsewhere" in outcomes[0].reason
+    assert "attributes exceed the size" in outcomes[2].reason
+    with pytest.raises(StorageFull, match=r"etcd supports at most 1048576 bytes\. Store less data"):
         await put_record(storage, "exchange", "e", {"text": "x" * (1 << 20)})
 
     async def endless() -> AsyncIterator[bytes]:
@@ -173,7 +173,7 @@ async def test_a_fence_of_somebody_else_shuts_out(place, client: Client) -> None
             changes = [Write("orders", late, b"late"), Move(ready, State.REMOVED), Write("orders", late, b"late")]
             outcomes = await storage.commit(changes)
             assert [outcome.result for outcome in outcomes] == [Result.FENCED] * 3
-            assert f"{key} in etcd is no longer the one of revision {revision}" in outcomes[0].reason
+            assert f"{key} in etcd no longer has the revision {revision}" in outcomes[0].reason
             with pytest.raises(StorageFenced, match="another broker has taken over the store"):
                 await put_record(storage, QUEUE, "other", {"created": 0})
             with pytest.raises(StorageFenced):

@@ -17,6 +17,6 @@ def parse_statistics(answer: bytes) -> dict[str, str]:
     for line in answer.splitlines():
         word, name, *text = line.split(b" ", 2)
         if word != b"STAT":
-            raise Malformed(f"invalid line of statistics: {line[:80]!r}")
+            raise Malformed(f"invalid line in the server's statistics: {line[:80]!r}")
         found[name.decode()] = text[0].decode() if text else ""
     return found

@@ -44,7 +44,7 @@ def parse_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     good_prefix = len(prefix) <= 40 and prefix.isascii() and prefix.isprintable() and " " not in prefix
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536 or not good_prefix:
-        raise StorageUnusable(f"invalid server address: {shorten(text)}. Write 127.0.0.1:11211")
+        raise StorageUnusable(f"invalid server address: {shorten(text)}. Use a form such as 127.0.0.1:11211")
     return Address(host, int(port), prefix)
 
 
@@ -65,11 +65,15 @@ def limits_of(settings: dict[str, str], address: Address) -> Limits:
         StorageUnusable: the server throws away what it has no room for, or its items are too small.
     """
     if settings.get("evictions") != "off":
-        raise StorageUnusable(f"the memcached at {address} evicts messages when it is full: start it with -M")
+        raise StorageUnusable(
+            f"the memcached server at {address} evicts messages when it is full: start the server with -M"
+        )
     try:
         value = int(settings["item_size_max"]) - _OVERHEAD
     except (KeyError, ValueError) as error:
         raise StorageUnusable(f"the server at {address} does not report its limits (stats settings)") from error
     if value < _SMALLEST_ITEM:
-        raise StorageUnusable(f"the memcached at {address} has too low an item size limit: start it with -I 1m")
+        raise StorageUnusable(
+            f"the item size limit of the memcached server at {address} is too low: start the server with -I 1m"
+        )
     return Limits(value)

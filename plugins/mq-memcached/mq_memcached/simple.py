@@ -149,7 +149,9 @@ class SimpleMessageQueue:
             ValueError: the queue is not unique.
         """
         if not self.unique:
-            raise ValueError(f"{self.name} is not a unique queue; only unique queues track which messages they contain")
+            raise ValueError(
+                f"{self.name} is not a unique queue, and only unique queues can check whether they contain a message"
+            )
         with self._translated():
             number = self._listed(_body(_encode(message)))
             return number is not None and int(self._number("tail").value) <= number < int(self._number("head").value)
@@ -204,7 +206,7 @@ class SimpleMessageQueue:
         ends = time.monotonic() + self._patience_seconds
         while not (self._with_room(add) if with_room else add()):
             if time.monotonic() > ends:
-                raise QueueLocked(f"cannot lock {self.name} within {self._patience_seconds} s: try again later")
+                raise QueueLocked(f"cannot lock queue {self.name} within {self._patience_seconds} s. Try again later")
             time.sleep(random.uniform(0, _LONGEST_NAP_SECONDS))
 
     def _release(self, token: bytes) -> None:
@@ -332,7 +334,7 @@ class SimpleMessageQueue:
             yield
         except (MemcacheError, OSError, Malformed) as error:
             self._limits = None  # it may be another server by then
-            raise StorageFull(f"the memcached at {self._address} failed: {error}. Try again later") from error
+            raise StorageFull(f"the memcached server at {self._address} failed: {error}. Try again later") from error
 
 
 def _padded(number: int) -> bytes:

@@ -141,7 +141,7 @@ def test_refuses_what_is_too_long(make) -> None:
 
 
 def test_refuses_a_server_that_evicts(make, serve) -> None:
-    with pytest.raises(StorageUnusable, match="start it with -M"):
+    with pytest.raises(StorageUnusable, match="start the server with -M"):
         make(port=serve("-m", "64").port).put("x")
 
 

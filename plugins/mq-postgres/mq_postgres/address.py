@@ -78,7 +78,7 @@ def parse_address(rest: str) -> Address:
     try:
         parts = urlsplit(f"postgres:{rest}")
     except ValueError:
-        raise StorageUnusable(f"invalid PostgreSQL address. Write {_EXAMPLE}") from None
+        raise StorageUnusable(f"invalid PostgreSQL address. Use a form such as {_EXAMPLE}") from None
     user, _, hosts = parts.netloc.rpartition("@")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if ":" in user or "password" in options:
@@ -87,10 +87,12 @@ def parse_address(rest: str) -> Address:
             "password-file= or set PGPASSFILE"
         )
     if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
-        raise StorageUnusable(f"postgres: requires a host and a database. Write {_EXAMPLE}")
+        raise StorageUnusable(f"the storage backend postgres: requires a host and a database, such as {_EXAMPLE}")
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
-        raise StorageUnusable(f"postgres: unknown option {shorten(unknown[0])}. Known options: {', '.join(_KNOWN)}")
+        raise StorageUnusable(
+            f"unknown option {shorten(unknown[0])} of the storage backend postgres. Known options: {', '.join(_KNOWN)}"
+        )
     parameters = {"dbname": unquote(parts.path.removeprefix("/"))} | _hosts(hosts, options.get("host"))
     if user:
         parameters["user"] = unquote(user)
@@ -114,14 +116,14 @@ def _hosts(text: str, folder: str | None) -> dict[str, str]:
     if folder is not None:
         if text or not folder.startswith("/"):
             raise StorageUnusable(
-                "host= is only for the folder of a Unix socket. Write postgres:///mq?host=/run/postgresql"
+                "host= is only for the folder of a Unix socket. Use a form such as postgres:///mq?host=/run/postgresql"
             )
         return {"host": folder}
     if not text:
         return {}
     found = [_HOST.fullmatch(each) for each in text.split(",")]
     if not all(match is not None and match["host"] for match in found):
-        raise StorageUnusable(f"invalid PostgreSQL hosts: {shorten(text)}. Write {_EXAMPLE}")
+        raise StorageUnusable(f"invalid PostgreSQL hosts: {shorten(text)}. Use a form such as {_EXAMPLE}")
     # of several hosts one takes changes at a time; which, only asking tells
     hosts = {"host": ",".join(match["host"].strip("[]") for match in found if match)}
     ports = {"port": ",".join(match["port"] or "" for match in found if match)}
@@ -150,12 +152,16 @@ def _seconds(options: dict[str, str]) -> float:
     if text is None:
         return DEADLINE_SECONDS
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
-        raise StorageUnusable(f"deadline must be a number of seconds, not {shorten(text)}. Write deadline=10")
+        raise StorageUnusable(
+            f"deadline must be a number of seconds, not {shorten(text)}. Use a form such as deadline=10"
+        )
     return float(text)
 
 
 def _term(options: dict[str, str]) -> int:
     text = options.get("term", "0")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
-        raise StorageUnusable(f"term must be a number, not {shorten(text)}. Omit it: the master of a cluster sets it")
+        raise StorageUnusable(
+            f"term must be a number, not {shorten(text)}. Omit the option, because the master of a cluster sets it"
+        )
     return int(text)

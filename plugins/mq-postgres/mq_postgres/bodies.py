@@ -79,7 +79,9 @@ class ChunkedBody:
         for part in range(-(-self.size // CHUNK_BYTES)):
             chunk = await self._read_chunk(self._number, part)
             if chunk is None:
-                raise StorageError("the message was removed while its body was being read: read it within its lease")
+                raise StorageError(
+                    "the message was removed while its body was being read. Read the body before the lease ends"
+                )
             crc, length = checksum(chunk, crc), length + len(chunk)
             if length == self.size and crc != self._checksum:
                 break
@@ -99,4 +101,4 @@ def small_body(number: int, size: int, crc: int, data: bytes) -> BytesBody | Dam
 
 
 def _damage(number: int) -> str:
-    return f"message {number} of PostgreSQL is damaged: its bytes are not those that were published"
+    return f"message {number} in PostgreSQL is damaged: its contents differ from what was published"

@@ -93,7 +93,7 @@ class Changes:
             self._settle(ends)
             return self._done(statements, undo, ends)
         except psycopg.Error as error:
-            self.failure = f"PostgreSQL: {in_one_line(error)}. Nothing more is changed until mq is started again"
+            self.failure = f"PostgreSQL: {in_one_line(error)}. The store is read-only until mq is restarted"
             raise StorageFailed(self.failure) from error
         except StorageUnusable as error:  # another server than before, by the same address
             raise NotNow(str(error)) from error
@@ -128,7 +128,7 @@ class Changes:
                 landed = self._withdrawn(number, ends)
             except (NotNow, StorageFenced) as error:  # a successor says nothing of what we did before it came
                 self._doubt = number, undo
-                raise InDoubt(f"{reason}; since then {error}") from error
+                raise InDoubt(f"{reason}; after that: {error}") from error
             if landed is not None:
                 return landed
             if time.monotonic() > ends:

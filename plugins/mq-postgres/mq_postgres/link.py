@@ -122,8 +122,9 @@ class Landed:
         row = connection.execute("SELECT landed FROM lane").fetchone()
         if row is None or row[0] < believed:
             raise StorageUnusable(
-                f"the last change on this PostgreSQL is {row and row[0]}, but {believed} was confirmed: a "
-                "standby without the confirmed changes was promoted. Promote one that has them"
+                f"the last change on this PostgreSQL server is {row and row[0]}, but change {believed} was "
+                "confirmed: a standby without the confirmed changes was promoted. Promote a standby that has "
+                "these changes"
             )
 
 
@@ -229,7 +230,7 @@ class Link:
             raise self._translated(connection, error) from error
         if self._is_behind:
             self.close()
-            raise Lost("changes have been written to another server in the meantime")
+            raise Lost("changes were written to another server in the meantime")
         if self._warnings:
             warning = self._warnings[0]
             self.close()

@@ -109,7 +109,8 @@ def check_server(connection: psycopg.Connection[Any]) -> None:
     version, fsync, full_page_writes, synchronous_commit, read_only, in_recovery = row
     if version < OLDEST_SERVER:
         raise StorageUnusable(
-            f"this PostgreSQL is version {version // 10000}: mq needs {OLDEST_SERVER // 10000} or newer"
+            f"this PostgreSQL server has version {version // 10000}, but mq requires version "
+            f"{OLDEST_SERVER // 10000} or newer"
         )
     for setting, value in (("fsync", fsync), ("full_page_writes", full_page_writes)):
         if value != "on":
@@ -119,11 +120,11 @@ def check_server(connection: psycopg.Connection[Any]) -> None:
             )
     if synchronous_commit != "on":
         raise StorageUnusable(
-            f"this PostgreSQL has synchronous_commit = {synchronous_commit}, but commits must wait for the "
-            "disk: set it to on"
+            f"this PostgreSQL server has synchronous_commit = {synchronous_commit}, but commits must wait for "
+            "the disk. Set synchronous_commit = on"
         )
     if in_recovery or read_only != "off":
-        raise StorageUnusable("this PostgreSQL is a standby or read-only: use the address of the primary")
+        raise StorageUnusable("this PostgreSQL server is a standby or read-only. Use the address of the primary")
 
 
 def make_ready(connection: psycopg.Connection[Any], schema: str) -> None:
@@ -147,8 +148,9 @@ def _check_tables(connection: psycopg.Connection[Any], schema: str) -> None:
     row = connection.execute("SELECT number FROM version").fetchone()
     if row is None or row[0] != VERSION:
         raise StorageUnusable(
-            f"the tables in schema {schema} have version {row and row[0]}, but this mq-postgres needs version "
-            f"{VERSION}: use the mq-postgres that created them, or another schema"
+            f"the tables in schema {schema} have version {row and row[0]}, but this version of mq-postgres "
+            f"requires version {VERSION}. Use the version of mq-postgres that created the tables, or another "
+            "schema"
         )
     unlogged = (
         "SELECT 1 FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r' AND relpersistence <> 'p'"

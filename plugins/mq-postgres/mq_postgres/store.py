@@ -73,8 +73,8 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "postgres: supports only one broker at a time: omit --peers, --no-mover and --no-reaper. Another broker "
-            "can take over after the first has stopped"
+            "the storage backend postgres: only supports one broker at a time. Omit --peers, --no-mover and "
+            "--no-reaper. Another broker can take over after the first has stopped"
         )
     return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)
 
@@ -130,13 +130,13 @@ class PostgresStorage:
             self._open_changes = Changes(self._writer, taken.epoch, taken.change, self._address.deadline)
             await self._change([Statement(_UNSTAGE, (None,))])
         except (Lost, NotNow) as error:
-            raise StorageUnusable(f"cannot use {self._name}: {error}") from error
+            raise StorageUnusable(f"cannot use the store {self._name}: {error}") from error
         except psycopg.Error as error:
-            raise StorageUnusable(f"cannot use {self._name}: {in_one_line(error)}") from error
+            raise StorageUnusable(f"cannot use the store {self._name}: {in_one_line(error)}") from error
         except StorageUnusable:
             raise
         except StorageError as error:
-            raise StorageUnusable(f"cannot use {self._name}: {error}") from error
+            raise StorageUnusable(f"cannot use the store {self._name}: {error}") from error
         self._keeping = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._keep, self._keeping, name="mq-postgres keeps its lease")
 
@@ -261,10 +261,10 @@ class PostgresStorage:
         except owner.Lacking as lacking:
             assert self._confirmed is not None, "nothing was recalled"
             raise StorageUnusable(
-                f"the last change on this PostgreSQL is {lacking.landed}, but {confirmed} was confirmed "
-                "before mq was restarted: a standby without the confirmed changes was promoted, or a backup "
-                "was restored. Promote a server that has them and demote this one; or, if they are lost for "
-                f"good, {self._confirmed.forgetting(self._address.name)}, and restart mq"
+                f"the last change on this PostgreSQL server is {lacking.landed}, but change {confirmed} was "
+                "confirmed before mq was restarted: a standby without the confirmed changes was promoted, or "
+                "a backup was restored. Promote a server that has these changes and demote this one. If the "
+                f"changes are lost for good, {self._confirmed.forgetting(self._address.name)}, then restart mq"
             ) from None
 
     async def _take_from(self, confirmed: int) -> owner.Taken:
@@ -276,7 +276,7 @@ class PostgresStorage:
             if found.until != first.until:  # a broker that renews it lives
                 raise StorageUnusable(
                     f"the store at {self._name} is in use by {first.holder}. Stop that broker first, or use "
-                    "another schema for this one"
+                    "another schema for this broker"
                 )
             await trio.sleep(owner.TRY_AGAIN_SECONDS)
             now = trio.current_time()

@@ -50,7 +50,7 @@ def test_says_where_and_how(rest: str, parameters: dict[str, str]) -> None:
         ("//localhost/mq?schema=pg_mine", "invalid schema name"),
         ("//localhost/mq?schema=a-b%22", "invalid schema name"),
         ("//localhost/mq?sslmode=on", "unknown sslmode"),
-        ("//localhost/mq?deadline=0", "Write deadline=10"),
+        ("//localhost/mq?deadline=0", "such as deadline=10"),
         ("//localhost/mq?options=-c", "unknown option"),
         ("//localhost/mq?host=/run", "is only for the folder of a Unix socket"),
         ("//a b/mq", "invalid PostgreSQL hosts"),

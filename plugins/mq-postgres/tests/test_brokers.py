@@ -233,7 +233,7 @@ async def test_a_start_at_a_standby_without_what_was_confirmed_is_refused(primar
         async with started(whole) as broker:
             assert await bodies(broker) == [b"on both", b"on one"]
         (file,) = await trio.Path(tmp_path).iterdir()
-        assert f"remove {file}, and restart mq" in str(refused.value)
+        assert f"remove {file}, then restart mq" in str(refused.value)
         await file.unlink()
         async with started(behind) as broker:
             assert await bodies(broker) == [b"on both"]
@@ -249,7 +249,7 @@ async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary:
             primary.kill()
             behind.start()
             behind.promote()
-            with pytest.raises(StorageError, match=r"confirmed changes was promoted\. Promote one that has them"):
+            with pytest.raises(StorageError, match=r"was promoted\. Promote a standby that has these changes"):
                 await broker.publish("orders", b"nowhere")
             behind.stop()
             whole.promote()
@@ -286,7 +286,7 @@ async def test_nothing_is_read_from_a_server_that_lacks_what_was_confirmed(place
         with place.server.admin() as admin:
             admin.execute(f"UPDATE {place.schema}.lane SET landed = landed - 1".encode())
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'mq-%'")
-            with pytest.raises(StorageFull, match=r"confirmed changes was promoted\. Promote one that has them"):
+            with pytest.raises(StorageFull, match=r"was promoted\. Promote a standby that has these changes"):
                 await storage.scan(State.READY, "orders")
             admin.execute(f"UPDATE {place.schema}.lane SET landed = landed + 1".encode())
         assert await storage.scan(State.READY, "orders") == [write.entry]

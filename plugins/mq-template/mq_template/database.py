@@ -83,7 +83,7 @@ class Database:
             self._connection.execute(f"PRAGMA {setting} = {value}")
             [found] = self._connection.execute(f"PRAGMA {setting}").fetchone()
             if found != value:
-                raise StorageUnusable(f"{self._path}: SQLite has {setting} = {found}, but {value} is needed")
+                raise StorageUnusable(f"{self._path}: SQLite has {setting} = {found}, but mq requires {value}")
         with self._transaction():
             for table in SCHEMA:
                 self._connection.execute(table)
@@ -224,7 +224,7 @@ class Database:
                 yield
         except StorageFailed as error:
             # Author: never try a failed sync again. The second one says that all is well, and the bytes are not there.
-            self._failure = f"{error}. Nothing more is changed until the store is opened anew"
+            self._failure = f"{error}. The store is read-only until it is opened again"
             raise
 
     @contextmanager

@@ -30,9 +30,13 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
         StorageUnusable: the address or the options ask for what this store cannot do.
     """
     if not rest:
-        raise StorageUnusable("template: requires a file path. Write template:/var/lib/mq/queue.db")
+        raise StorageUnusable(
+            "the storage backend template: requires a file path, such as template:/var/lib/mq/queue.db"
+        )
     if options.sharing is not Sharing.ALONE:
-        raise StorageUnusable("template: supports only a single process. Omit --peers, --no-mover and --no-reaper")
+        raise StorageUnusable(
+            "the storage backend template: only supports a single process. Omit --peers, --no-mover and --no-reaper"
+        )
     return TemplateStorage(rest)
 
 
@@ -98,7 +102,7 @@ class TemplateStorage:
             await self._hop(self._database.open)
         except sqlite3.Error as error:
             raise StorageUnusable(
-                f"cannot serve {self._path}: {error}. The file may be in use, or it may not be a store"
+                f"cannot serve {self._path}: {error}. The file may be in use or may not be a store"
             ) from error
 
     async def aclose(self) -> None:

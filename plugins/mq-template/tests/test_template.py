@@ -136,7 +136,7 @@ async def test_after_a_failed_sync_nothing_more_is_changed(storage: TemplateStor
         [outcome] = await storage.commit([Write("orders", IDS.new(), b"lost")])
         assert outcome.result is Result.FAILED
         assert "disk I/O error" in outcome.reason
-    with pytest.raises(StorageFailed, match="opened anew"):
+    with pytest.raises(StorageFailed, match="until it is opened again"):
         await put_record(storage, QUEUE, "other", {"created": 0})
     assert await storage.scan(State.NEW) == [kept], "it can still be read"
     await storage.aclose()
@@ -194,8 +194,8 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
     ("address", "options", "text"),
     [
         ("template:", {}, "requires a file path"),
-        ("template:x.db", {"sharing": Sharing.PEERS}, "supports only a single process"),
-        ("template:x.db", {"sharing": Sharing.WATCHED}, "supports only a single process"),
+        ("template:x.db", {"sharing": Sharing.PEERS}, "only supports a single process"),
+        ("template:x.db", {"sharing": Sharing.WATCHED}, "only supports a single process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),
     ],
 )
