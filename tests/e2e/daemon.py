@@ -14,13 +14,12 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final
+from typing import Final
 
-from tests.e2e.prepared import TREE, Copy, is_as_here
+from tests.e2e.prepared import TREE, Popen
 
 __all__ = ["START_SECONDS", "TREE", "Daemon", "DaemonFailed"]
 
-PROGRAM: Final = [sys.executable, "-m", "mq"]
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02
@@ -48,7 +47,7 @@ class Daemon:
         self.starts = 0
         self._arguments = [each for each in arguments if not each.startswith("MQ_")]
         self._variables = dict(each.split("=", 1) for each in arguments if each.startswith("MQ_"))
-        self._process: subprocess.Popen[bytes] | Copy | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Daemon:
         self.start()
@@ -71,9 +70,12 @@ class Daemon:
             DaemonFailed: it is not, in time.
         """
         assert self._process is None, "it runs already"
+        command = [*self._program(), "--root", str(self.root), "--port", "0", "--amqp-port", "0", *self._arguments]
         with self.log.open("ab") as log:
             begin = log.tell()
-            self._process = self._begin(log)
+            self._process = Popen(
+                command, cwd=TREE, env=self._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         self.starts += 1
         deadline = time.monotonic() + START_SECONDS
         while not self._is_ready(begin):
@@ -121,23 +123,14 @@ class Daemon:
         """The end of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
-    def _begin(self, log: BinaryIO) -> subprocess.Popen[bytes] | Copy:
-        program, environment = self._program(), self._environment()
-        arguments = ["--root", str(self.root), "--port", "0", "--amqp-port", "0", *self._arguments]
-        if program == PROGRAM and is_as_here(environment):
-            return Copy(arguments, environment, log.fileno())
-        return subprocess.Popen(
-            [*program, *arguments], cwd=TREE, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-
     def _program(self) -> list[str]:
         """The command, up to its arguments."""
-        return PROGRAM
+        return [sys.executable, "-m", "mq"]
 
     def _environment(self) -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if not name.startswith("MQ_")} | self._variables
 
-    def _let_go(self) -> subprocess.Popen[bytes] | Copy:
+    def _let_go(self) -> subprocess.Popen[bytes]:
         process, self._process, self.port = self._process, None, 0
         assert process is not None, "it does not run"
         return process

@@ -31,7 +31,7 @@ from tests.oracle.oracle import (
 )
 from tests.simulation.planting import Bug, planted
 
-SOME: Final = {"simulation": 24, "amqp": 8}
+SOME: Final = {"simulation": 12, "amqp": 4}
 """So many seeds are compared with each commit; ``make oracle`` compares all."""
 
 IN_A_PROCESS: Final = """
