@@ -28,6 +28,7 @@ from mq.settings import LINES, Settings
 from mq.storage.files.posix import load_native
 from mq.storage.interface import Sharing
 from tests.cases import for_each
+from tests.e2e.prepared import Popen
 
 slow = pytest.mark.slow
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
@@ -229,7 +230,7 @@ UPLOAD = b"POST /q/messages HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\
 
 @contextmanager
 def started(*args: str, program: tuple[str, ...] = ("-m", "mq"), **variables: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    process = Popen(
         [sys.executable, *program, *args],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -29,6 +29,7 @@ from mq.errors import InvalidSetting
 from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.cases import for_each
+from tests.e2e.prepared import Popen
 
 PATIENCE_SECONDS = 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -98,7 +99,7 @@ def running(
     command = [sys.executable, "-m", "mq", "--port=0", "--storage=memory:", *args]
     with (
         log.open("wb") as output,
-        subprocess.Popen(command, stdout=output, stderr=output, env=ENVIRONMENT) as process,
+        Popen(command, stdout=output, stderr=output, env=ENVIRONMENT) as process,
     ):
         try:
             yield Running(process, log, context)

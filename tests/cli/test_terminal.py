@@ -16,6 +16,7 @@ import pytest
 import mq.cli
 from mq.cli.terminal import aligned, escape
 from tests.cases import for_each
+from tests.e2e import prepared
 from tests.e2e.daemon import Daemon
 
 COMMANDS = "\x00\x07\x08\r\x1b\x7f\x80\x9b\x9d\u061c\u200e\u200f\u2028\u2029\u202a\u202e\u2066\u2069\ufeff\U000e0041"
@@ -58,14 +59,14 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 def run(daemon: Daemon, *args: str, body: bytes = b"") -> bytes:
     command = [sys.executable, "-m", "mq", *args, "--url", f"http://127.0.0.1:{daemon.port}"]
-    return subprocess.run(command, input=body, capture_output=True, check=True, timeout=60).stdout
+    return prepared.run(command, input=body, capture_output=True, check=True, timeout=60).stdout
 
 
 def run_on_terminal(daemon: Daemon, *args: str) -> str:
     """What the terminal gets."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mq", *args, "--url", f"http://127.0.0.1:{daemon.port}"]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, check=False, timeout=60)
+    done = prepared.run(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, check=False, timeout=60)
     os.close(theirs)
     assert done.returncode in (0, 1)
     found = b""

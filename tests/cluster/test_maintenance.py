@@ -14,6 +14,7 @@ from mq.testing.ports import HeldPort
 from tests.access.files import PASSWORD, TOKEN, write_users
 from tests.cluster.daemons import Nodes, three_daemons
 from tests.cluster.test_rolling import Publisher, wait_until_safe
+from tests.e2e import prepared
 from tests.e2e.daemon import Daemon
 
 pytestmark = [
@@ -28,7 +29,7 @@ def cluster(nodes: Nodes, verb: str, *arguments: str, at: str = "") -> subproces
     """A verb of ``mq cluster``; `at` is the node that it is for."""
     where = ("--url", url(nodes, at)) if at else ()
     command = [sys.executable, "-m", "mq", "cluster", verb, *where, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    return prepared.run(command, capture_output=True, text=True, timeout=90)
 
 
 def url(nodes: Nodes, node: str) -> str:
@@ -119,4 +120,4 @@ def test_a_user_that_is_removed_at_one_node_is_refused_at_the_others(tmp_path: P
 def user(nodes: Nodes, at: str, verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A verb of ``mq user`` for the node `at`."""
     command = [sys.executable, "-m", "mq", "user", verb, *arguments, "--url", url(nodes, at)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=90)
+    return prepared.run(command, capture_output=True, text=True, timeout=90)

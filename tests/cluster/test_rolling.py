@@ -15,6 +15,7 @@ import pytest
 
 from tests.cluster.daemons import Nodes, three_daemons
 from tests.cluster.rolling import INTERNAL_ERROR, roll, three_nodes_on
+from tests.e2e import prepared
 
 pytestmark = [
     pytest.mark.slow,
@@ -93,7 +94,7 @@ def check(nodes: Nodes) -> subprocess.CompletedProcess[str]:
     """``mq cluster check`` of all three."""
     urls = [f"http://127.0.0.1:{daemon.port or 1}" for daemon in nodes.daemons.values()]
     command = [sys.executable, "-m", "mq", "cluster", "check", *urls]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return prepared.run(command, capture_output=True, text=True, timeout=60)
 
 
 def wait_until_safe(nodes: Nodes) -> str:

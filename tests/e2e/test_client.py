@@ -20,6 +20,7 @@ import trustme
 
 from mq.client import Access, AsyncClient, Client, Conflict, NotAllowed, Retry, TooLarge, Unreachable
 from tests.access.files import OTHER_TOKEN, TOKEN, write_users
+from tests.e2e import prepared
 from tests.e2e.daemon import TREE, Daemon
 
 pytestmark = pytest.mark.slow
@@ -200,7 +201,7 @@ class TLSDaemon(Daemon):
 def mq(*args: str, input: bytes = b"", **environment: str) -> subprocess.CompletedProcess[bytes]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")} | environment
     command = [sys.executable, "-m", "mq", *args]
-    return subprocess.run(command, input=input, capture_output=True, cwd=TREE, env=env, timeout=60, check=False)
+    return prepared.run(command, input=input, capture_output=True, cwd=TREE, env=env, timeout=60)
 
 
 def test_a_session_of_the_program(daemon: Daemon, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import gzip
 import http.client
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import pytest
 
 from mq.client import Client, Outgoing
 from mq.testing.ports import HeldPort
+from tests.e2e import prepared
 from tests.e2e.daemon import Daemon
 from tests.sqs.clients import make_client
 
@@ -63,7 +63,7 @@ def ask(daemon: Daemon, line: str, body: bytes | None = None, **headers: str) ->
 def mq(daemon: Daemon, *arguments: str, given: bytes = b"") -> bytes:
     """The output of a command."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
-    done = subprocess.run(
+    done = prepared.run(
         [sys.executable, "-m", "mq", *arguments],
         input=given,
         capture_output=True,

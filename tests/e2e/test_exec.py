@@ -19,6 +19,7 @@ import pytest
 from mq.client import Client
 from tests.cases import proof
 from tests.e2e.daemon import TREE, Daemon
+from tests.e2e.prepared import Popen
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +92,7 @@ class Consumers:
         args = [*before, sys.executable, "-m", "mq", "receive", "q", "--url", self._url, *flags, "--exec", command]
         with (self.folder / f"errors{len(self._running)}").open("wb") as log:
             here = {"PYTHONPATH": str(TREE)}
-            self._running.append(subprocess.Popen(args, cwd=self.folder, env=env | here, stderr=log))
+            self._running.append(Popen(args, cwd=self.folder, env=env | here, stderr=log))
         return self._running[-1]
 
     def works(self) -> list[int]:

@@ -16,6 +16,7 @@ import pytest
 
 from mq import cli
 from mq.client import Client
+from tests.e2e import prepared
 from tests.e2e.daemon import TREE, Daemon
 
 pytestmark = pytest.mark.slow
@@ -222,7 +223,7 @@ def _prepare(client: Client, daemon: Daemon, folder: Path) -> None:
         f"vsqs send {folder}/vsqs",
     ):
         command = [sys.executable, "-m", "mq", *line.split()]
-        subprocess.run(command, cwd=TREE, input=b"x", capture_output=True, timeout=60, check=True)
+        prepared.run(command, cwd=TREE, input=b"x", capture_output=True, timeout=60, check=True)
 
 
 def _without_notes(error: str) -> str:

@@ -16,6 +16,7 @@ import pytest
 
 from mq.vsqs import Queue
 from mq.vsqs.publisher import ALONE_SECONDS
+from tests.e2e.prepared import Popen
 
 TREE = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60
@@ -46,7 +47,7 @@ class Crowd:
     def start(self, role: str) -> None:
         name = next(self._names)
         with (self._logs / f"{role}.{name}").open("wb") as log:
-            process = subprocess.Popen(
+            process = Popen(
                 [sys.executable, "-m", "tests.vsqs.actor", role, self.folder, name, str(self.visibility)],
                 cwd=TREE,
                 stdin=subprocess.PIPE,
