@@ -16,7 +16,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import trio
@@ -145,12 +145,7 @@ class GraceStorage:
 
     async def _unlink_own(self) -> None:
         while True:
-            now = trio.current_time()
-            due = [
-                entry
-                for entry, since in self._removed.items()
-                if since + self._kept_seconds <= now and entry in self._asked
-            ]
+            due = self._due()
             excess = len(self._removed) - MOST_KEPT
             await self._unlink(due if len(due) >= excess else self._oldest(excess))
             await trio.sleep(1.0)
@@ -246,6 +241,12 @@ class GraceStorage:
         if any(outcome.result is Result.FENCED for outcome in outcomes):
             self._broken("another node is the master")
         return outcomes
+
+    def _due(self) -> list[Entry]:
+        """The messages that were kept for long enough. Those removed later are not looked at: there may be 100,000."""
+        until = trio.current_time() - self._kept_seconds
+        old = takewhile(lambda kept: kept[1] <= until, self._removed.items())
+        return [entry for entry, _ in old if entry in self._asked]
 
     def _oldest(self, most: int) -> list[Entry]:
         """The messages that were removed first, of those that may be unlinked."""
