@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import trio
+
 from mq.lifecycle import State
 from mq.storage.checks.kit import (
     Check,
@@ -72,6 +74,35 @@ async def contains_finds_a_message_in_every_state(storage: Storage) -> None:
         await discard(storage, entry)
         assert not await storage.contains([queue], entry.id), f"contains finds a message of {state.name} after its end"
     assert not await storage.contains([queue, other, "nowhere"], new_id()), "contains finds what was never written"
+
+
+async def contains_finds_a_message_while_it_moves(storage: Storage) -> None:
+    """Whenever it is asked on the way through READY and DELAYED to REMOVED; in a store for a cluster."""
+    if not is_for_cluster(storage):
+        return
+    queue = await make_queue(storage)
+    entry = await bring(storage, queue, State.READY)
+    answers: list[bool] = []
+
+    async def ask() -> None:
+        while True:
+            answers.append(await storage.contains([queue], entry.id))
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(ask)
+        at = entry
+        for number in range(60):
+            state, meta = (State.READY, at.meta.at_rest()) if number % 2 else (State.DELAYED, leased())
+            at = await done(storage, Move(at, state, meta))
+            for _ in range(1 + number % 5):  # some stores do not wait, and it is not to move in step with those who ask
+                await trio.lowlevel.checkpoint()
+        await done(storage, Move(at, State.REMOVED))
+        while len(answers) < 40:
+            await trio.lowlevel.checkpoint()
+        nursery.cancel_scope.cancel()
+    assert all(answers), f"contains missed a moving message {answers.count(False)} of {len(answers)} times"
 
 
 async def scan_lists_a_state(storage: Storage) -> None:
@@ -147,6 +178,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     find_tells_that_a_message_is_not_there,
     find_looks_in_order,
     contains_finds_a_message_in_every_state,
+    contains_finds_a_message_while_it_moves,
     scan_lists_a_state,
     scan_lists_many,
     scan_stops_at_its_limit,

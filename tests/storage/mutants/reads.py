@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import trio
+
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import (
@@ -63,6 +65,16 @@ class ForgetsRemovedMessages(MemoryStorage):
 class LooksInTheFirstQueueOnly(MemoryStorage):
     async def contains(self, queues: Collection[str], id: MessageId) -> bool:
         return await super().contains(list(queues)[:1], id)
+
+
+@caught_by("contains_finds_a_message_while_it_moves")
+class LooksInOneStateAfterTheOther(MemoryStorage):
+    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
+        for state in (State.READY, State.DELAYED, State.REMOVED, State.NEW):
+            if any(entry.id == id for queue in queues for entry in entries_of(self, state, queue)):
+                return True
+            await trio.lowlevel.checkpoint()
+        return False
 
 
 @caught_by("scan_lists_a_state")
