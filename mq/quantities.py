@@ -33,7 +33,7 @@ def parse_duration(text: str) -> float:
     """
     text = text.strip()
     if _DURATION.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is not a valid duration. Use a form such as {DURATION_EXAMPLES}")
+        raise ValueError(f"{text!r} is not a valid duration. Use a value such as {DURATION_EXAMPLES}")
     number = text.rstrip("mshdw")
     unit = text[len(number) :]
     return float(number) * _SECONDS[unit] if unit else float(number)
@@ -57,7 +57,7 @@ def parse_size(text: str) -> int:
     matched = _SIZE.fullmatch(text.strip())
     factor = None if matched is None else _BYTES.get(matched[2].lower())
     if matched is None or factor is None:
-        raise ValueError(f"{text!r} is not a valid size. Use a form such as 65536, 64KiB or 10MB")
+        raise ValueError(f"{text!r} is not a valid size. Use a value such as 65536, 64KiB or 10MB")
     size = float(matched[1]) * factor if "." in matched[1] else int(matched[1]) * factor
     if size != int(size):
         raise ValueError(f"{text!r} is not a whole number of bytes")

@@ -130,7 +130,7 @@ def test_the_file_is_named_in_four_ways(path: str, tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("args", "reason"),
     [
-        (("list",), "no users file given: use --users FILE or set MQ_USERS"),
+        (("list",), "no users file was specified: use --users FILE or set MQ_USERS"),
         (("list", "--users", "{path}/x"), "Not a directory"),
         (("add", "here", "--users", "{path}"), "user here already exists"),
         (("add", "a b", "--users", "{path}"), "invalid user name"),

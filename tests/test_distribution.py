@@ -191,4 +191,6 @@ mq.cli.main()
 """)
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.match(r"mq: (serve|doctor) requires Linux .*, but this is darwin\. Run it on Linux", line), line
+    assert re.match(
+        r"mq: (serve|doctor) requires Linux .*, but this is darwin\. Run mq (serve|doctor) on Linux", line
+    ), line

@@ -37,7 +37,7 @@ class TLSFiles(NamedTuple):
             InvalidSetting: some are named, but not enough.
         """
         if bool(certificate) != bool(key):
-            raise InvalidSetting("--tls-cert and --tls-key must be given together")
+            raise InvalidSetting("--tls-cert and --tls-key must be used together")
         if client_ca and not certificate:
             raise InvalidSetting("--tls-client-ca requires --tls-cert and --tls-key")
         if crl and not client_ca:

@@ -96,7 +96,9 @@ class UsersEditor(ABC):
         table |= limits.table()
         with self.changing() as users:
             if name in users:
-                raise InvalidSetting(f"user {name} already exists. Remove it, or create another token for it")
+                raise InvalidSetting(
+                    f"user {name} already exists. Remove the user, or create another token for the user"
+                )
             users[name] = table
         return token
 

@@ -431,7 +431,8 @@ class BatchConsumers:
                 state = consumer.state
                 if batch > state.acknowledged and (state.open is None or state.open.batch != batch):
                     raise Conflict(
-                        f"batch {batch} of consumer {name} is not open, so it cannot be acknowledged. Claim it first"
+                        f"batch {batch} of consumer {name} is not open, so it cannot be acknowledged. Claim "
+                        "the batch first"
                     )
                 if batch > state.acknowledged:
                     if if_read:
@@ -1376,7 +1377,7 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
     """The open claim, if it is this batch and has as many messages as the caller believes."""
     claim = consumer.state.open
     if claim is None or claim.batch != batch:
-        raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim it first")
+        raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim the batch first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
             f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages instead of {of}. Claim the batch "

@@ -172,8 +172,8 @@ class Broker:
         name = QueueName(queue)
         if place == CLUSTER:
             raise Conflict(
-                f"queue {name} cannot be stored in a cluster, because this daemon is not part of one. "
-                "Start it with --cluster"
+                f"queue {name} cannot be stored in a cluster, because this daemon is not part of a cluster. "
+                "Start mq with --cluster"
             )
         with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)

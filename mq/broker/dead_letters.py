@@ -320,7 +320,7 @@ class DeadLetters:
         if each.reason != RECEIVES or index is None or self._target(index) is not None:
             return False
         self._put_back(
-            each, Conflict(f"the dead-letter queue of {index.name} was deleted during the request. Try again")
+            each, Conflict(f"the dead-letter queue of queue {index.name} was deleted during the request. Try again")
         )
         return True
 

@@ -838,6 +838,6 @@ class Declarations:
 
 def _in_no_cluster(queue: str) -> Conflict:
     return Conflict(
-        f"queue {queue} cannot be a quorum queue, because this daemon is not part of a cluster. Start "
-        "it with --cluster, or declare a classic queue"
+        f"queue {queue} cannot be a quorum queue, because this daemon is not part of a cluster. Start mq with "
+        "--cluster, or declare a classic queue"
     )

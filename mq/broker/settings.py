@@ -321,5 +321,5 @@ def check_time(at_ms: int, now_ms: int) -> int:
         InvalidSetting: it is further away than the longest delay.
     """
     if at_ms - now_ms > LONGEST_DELAY_SECONDS * 1000:
-        raise InvalidSetting("at must be a time within the next ten years")
+        raise InvalidSetting("the delivery time must be within the next ten years")
     return at_ms

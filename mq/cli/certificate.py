@@ -99,8 +99,8 @@ def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
         _fail(str(error))
     say(f"{certificate}\n{key}")
     say(
-        f"To use the certificate, run mq serve --tls-cert {certificate} --tls-key {key}. Clients need --ca "
-        f"{certificate}",
+        f"To use the certificate, run mq serve --tls-cert {certificate} --tls-key {key}. Clients must use "
+        f"--ca {certificate}",
         err=True,
     )
 

@@ -132,7 +132,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
         own = client.cluster()["own_queues"]
         say(f"node {node} is drained and can be stopped")
         if own:
-            say(f"{own} queues are stored only on this node and are unavailable while the node is stopped")
+            say(f"{own} queues are stored only on this node and will be unavailable while the node is stopped")
 
 
 @cluster_command.command("replace")

@@ -71,7 +71,7 @@ class Duration(click.ParamType[float]):
                 value = parse_duration(value)
             except ValueError:
                 self.fail(
-                    f"{shorten(value)} is not a valid duration. Use a form such as {DURATION_EXAMPLES}", param, ctx
+                    f"{shorten(value)} is not a valid duration. Use a value such as {DURATION_EXAMPLES}", param, ctx
                 )
         seconds = float(value)
         if not self.low <= seconds <= self.high:

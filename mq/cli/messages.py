@@ -93,7 +93,7 @@ def _row(message: Received, has_time: bool) -> tuple[str, ...]:
 def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: str) -> None:
     """Remove messages by ID."""
     if receipt and len(ids) > 1:
-        raise click.UsageError("--receipt can be used only with a single ID")
+        raise click.UsageError("--receipt can only be used with a single ID")
     with remote.client() as client:
         if len(ids) == 1:
             client.remove(Head(queue=queue, id=ids[0], receipt=receipt))

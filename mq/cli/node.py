@@ -44,8 +44,8 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         if len(others) != 2:
             raise InvalidSetting(
                 "neighbors must be the comma-separated addresses of the other two nodes, or of all three "
-                f"nodes if one of the host names is the name of this node ({settings.node or '--node'}), not "
-                f"{len(settings.neighbors)} addresses"
+                f"nodes (one host name must then be {settings.node or '--node'}, the name of this node), but "
+                f"there are {len(settings.neighbors)} addresses"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}
@@ -54,7 +54,9 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
     if settings.peers or not settings.serves_amqp:
         raise InvalidSetting("a cluster node cannot be started with --peers, and it requires --amqp-port")
     if settings.strict:
-        raise InvalidSetting("--strict cannot be combined with --cluster: the queues of a cluster are not folders")
+        raise InvalidSetting(
+            "--strict cannot be combined with --cluster, because cluster queues are not stored as folders"
+        )
 
     def trusts(host: str) -> bool:
         return settings.insecure or (is_loopback(settings.address) and is_loopback(host))

@@ -151,7 +151,7 @@ def send_command(
     if message is not None and (files or lines):
         raise click.UsageError("--message cannot be combined with files or --lines")
     if key is not None and (lines or len(files) > 1):
-        raise click.UsageError("--key can be used only with a single message")
+        raise click.UsageError("--key can only be used with a single message")
     show = _Shown(quiet, as_json)
     with remote.client(keys=not no_keys) as client:
         if fields["priority"]:

@@ -44,7 +44,7 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
         word, _, pattern = text.partition("=")
         if word not in list(Right) or not is_pattern(pattern):
             known = ", ".join(Right)
-            raise click.BadParameter(f"use the form RIGHT=PATTERN, such as publish=orders.*. RIGHT is one of {known}")
+            raise click.BadParameter(f"use the form RIGHT=PATTERN, such as publish=orders.*. Known rights: {known}")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
 
@@ -284,7 +284,7 @@ def _file(users: str | None) -> UsersFile:
     flags: Mapping[str, str | None] = click.get_current_context().find_root().obj or {}
     path = load_settings(flags if users is None else {**flags, "users": users}, os.environ).users
     if not path:
-        raise InvalidSetting("no users file given: use --users FILE or set MQ_USERS")
+        raise InvalidSetting("no users file was specified: use --users FILE or set MQ_USERS")
     check_modes(path, "the users file")
     return UsersFile(path)
 

@@ -138,11 +138,13 @@ class Call(Generic[T]):
                 return self.gone(error)
             raise error
         if answer.status >= 300:
-            raise UnexpectedResponse(f"{self.method} was redirected with status {answer.status}. Check the URL")
+            raise UnexpectedResponse(
+                f"the {self.method} request was redirected with status {answer.status}. Check the URL"
+            )
         try:
             return self.read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UnexpectedResponse(f"{self.method} returned an unexpected response: {error}") from error
+            raise UnexpectedResponse(f"the {self.method} request returned an unexpected response: {error}") from error
 
 
 def nothing(answer: Answer) -> None:

@@ -39,7 +39,7 @@ def duration(name: str, value: Duration) -> float:
     except ValueError:
         number = math.nan
     if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} must be a number of seconds or a text such as {DURATION_EXAMPLES}, not {value!r}")
+        raise ValueError(f"{name} must be a number of seconds or text such as {DURATION_EXAMPLES}, not {value!r}")
     return number
 
 

@@ -78,7 +78,7 @@ class Access:
             if self.certificate is not None:
                 context.load_cert_chain(self.certificate)
         except OSError as error:  # a file that is not there, or holds something else (ssl.SSLError)
-            raise ValueError(f"cannot use {self.certificate or self.ca} for TLS: {error}") from error
+            raise ValueError(f"cannot use the file {self.certificate or self.ca} for TLS: {error}") from error
         return context
 
     def request(self, call: Call[Any], content: Any) -> dict[str, Any]:

@@ -91,8 +91,9 @@ class Directory:
                 await self._changed.wait()
             if patience.cancelled_caught:
                 raise NotServed(
-                    "no node is serving the highly available queues. Check that the nodes are running and can reach "
-                    "each other, and that a majority of the etcd members is available (GET /-/cluster)"
+                    "no node is serving the highly available queues. Check that the nodes are running and "
+                    "can reach each other (GET /-/cluster), and that a majority of the etcd members is "
+                    "available"
                 )
         return self.leader
 

@@ -28,9 +28,9 @@ from mq.message import MessageId, QueueName
 
 logger = logging.getLogger("mq.cluster")
 
-ENDED: Final = "the master of the cluster queues has stopped serving them. Try again"
+ENDED: Final = "the cluster's master has stopped serving the queues. Try again"
 LOST: Final = (
-    "the master of the cluster queues stopped serving them before it answered, so the outcome of the request is unknown"
+    "the cluster's master stopped serving the queues before it answered, so the outcome of the request is unknown"
 )
 _VERB_OF: Final = {
     "publish": "publish_many",

@@ -243,8 +243,8 @@ class ClusterNode:
     def _need_users(self) -> None:
         if not self._shared.has_users:
             raise Conflict(
-                f"node {self._config.node} has no users file and cannot store users of the cluster. "
-                "Start it with --users"
+                f"node {self._config.node} has no users file and cannot store cluster users. Start the node "
+                "with --users"
             )
 
     async def _set_draining(self, *, to: bool) -> None:
@@ -273,7 +273,7 @@ class ClusterNode:
         if named or (len(unnamed) == 1 and node != self._config.node):
             return (named or unnamed)[0]
         known = " and ".join(link.node or f"an unidentified node at {link.neighbor}" for link in self._links)
-        raise Conflict(f"node {self._config.node} has no neighbor named {node}. Its neighbors: {known}")
+        raise Conflict(f"node {self._config.node} has no neighbor named {node}. Known neighbors: {known}")
 
     def _linked(self, link: PeerLink) -> NeighborLink:
         lag = link.latency_seconds
@@ -325,8 +325,8 @@ class ClusterNode:
             logger.warning("accepting clients without the cluster, because the membership service is not responding")
             return
         logger.warning(
-            "the cluster is not responding, and this root has never been part of it: waiting for the cluster "
-            "before accepting clients"
+            "the cluster is not responding, and this root has never been part of a cluster: waiting for the "
+            "cluster before accepting clients"
         )
         await self.names.are_known.wait()
 
@@ -503,7 +503,7 @@ class ClusterNode:
     async def _be_master(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
         """Serve the highly available queues until this task is cancelled."""
         node, number = self._config.node, tenure.candidacy.number
-        logger.info("node %s, the oldest member, becomes master of term %d", node, number)
+        logger.info("node %s is the oldest member and becomes the master for term %d", node, number)
 
         def broken(reason: str) -> None:
             stop(CandidacyEnded(f"the cluster's store lacks a feature that the master needs: {reason}"))

@@ -144,9 +144,8 @@ class SharedRecords:
             with trio.move_on_at(deadline) as patience:
                 await self._news.wait()
             if patience.cancelled_caught:
-                raise NotServed(
-                    f"the change is stored but not yet in effect on node {' and '.join(behind) or 'here'}. Try again"
-                )
+                nodes = f"node {' and '.join(behind)}" if behind else "this node"
+                raise NotServed(f"the change is stored but not yet in effect on {nodes}. Try again")
 
     # Keeping up
 

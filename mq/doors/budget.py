@@ -345,7 +345,7 @@ class Budget:
         self._refusals[room.use].add(resource.name, size, room.client, *limits)
         self.make_room(share, size - room.size)
         return resource.refusal(
-            f"not enough {resource.name} for {size} bytes: the limit of {share.name} is {share.most} bytes. "
+            f"not enough {resource.name} for {size} bytes: the limit for {share.name} is {share.most} bytes. "
             + ("Commit or abort other write jobs" if room.use is Use.ROWS else "Try again, or send less data at once")
         )
 
@@ -579,8 +579,8 @@ class Room:
         for share in self.shares:
             if size > share.most:
                 raise BodyTooLarge(
-                    f"{self.client.name} needs {size} bytes of {share.resource.name}, but the limit of {share.name} is "
-                    f"{share.most} bytes ({share.resource.setting}). Write less data at once"
+                    f"{self.client.name} needs {size} bytes of {share.resource.name}, but the limit for "
+                    f"{share.name} is {share.most} bytes ({share.resource.setting}). Write less data at once"
                 )
         share = next(share for share in self.shares if share.used + size - self.size > share.most)
         raise self.client.budget.refuse(self, size, share)

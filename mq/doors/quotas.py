@@ -61,8 +61,8 @@ class Quotas:
         self.refused[CONNECTIONS] += 1
         self._lines[CONNECTIONS].add(user.name, most)
         raise OverLimit(
-            f"user {user.name} has reached the maximum of {most} connections (max_connections). Close or share "
-            "connections"
+            f"user {user.name} has reached the maximum of {most} connections (max_connections). Close unused "
+            "connections or share connections"
         )
 
     def check_publish(self, user: User | None, count: int = 1) -> None:

@@ -113,8 +113,9 @@ def _checked_name(name: str) -> str:
     if _NAME.fullmatch(name) is None or len(name) > _LONGEST_NAME:
         raise SqsError(
             "InvalidParameterValue",
-            f"Invalid message attribute name {shorten(name)}. Use 1 to 256 letters, digits, _, - and "
-            "single periods, not at the ends, and not beginning with AWS. or Amazon.",
+            f"Invalid message attribute name {shorten(name)}. Use 1 to 256 letters, digits, _, - and periods. "
+            "The name must not begin or end with a period, contain two periods in a row, or begin with AWS. "
+            "or Amazon.",
         )
     return name
 

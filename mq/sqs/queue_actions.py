@@ -112,8 +112,8 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
         raise _wrong_policy("The dead-letter queue does not exist. Create it first.")
     if is_fifo(target) != is_fifo(queue):
         raise _wrong_policy(
-            "The dead-letter queue of a FIFO queue must be a FIFO queue, and that of a standard "
-            "queue must be a standard queue."
+            "The dead-letter queue of a FIFO queue must be a FIFO queue, and the dead-letter queue of a "
+            "standard queue must be a standard queue."
         )
     if (await broker.status(target)).settings.unique:
         raise _wrong_policy(f"{target} is unique and would refuse some messages.")

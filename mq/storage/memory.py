@@ -58,10 +58,10 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         StorageUnusable: something follows the colon, or another process is to take part.
     """
     if rest:
-        raise StorageUnusable("the storage backend memory: does not have an address. Use memory: without an address")
+        raise StorageUnusable('the storage backend "memory" does not take an address. Use memory: alone')
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "the storage backend memory: only supports a single process. Omit --peers, --no-mover and --no-reaper"
+            'the storage backend "memory" only supports a single process. Omit --peers, --no-mover and --no-reaper'
         )
     return MemoryStorage()
 

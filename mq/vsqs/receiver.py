@@ -140,7 +140,7 @@ class FolderReceiver:
         return fd
 
     def _leave_alone(self, number: int, state: int) -> None:
-        logger.warning("ignored %s, because it is not a file", self._names.path(number, state))
+        logger.warning("ignored %s, because it is not a regular file", self._names.path(number, state))
         self._view.index.discard(number, state)
 
     def _hide(self, number: int, expiry_ms: int) -> bool:

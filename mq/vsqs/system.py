@@ -211,7 +211,8 @@ def told(path: str) -> Iterator[None]:
 def failed(path: str, error: OSError) -> StorageFailed:
     """The error for a disk that does not do its work."""
     return StorageFailed(
-        f"{path}: {error.strerror}. The state of the disk is unknown: repair and remount it, then open the queue again"
+        f"{path}: {error.strerror}. The state of the disk is unknown: repair and remount the disk, then open "
+        "the queue again"
     )
 
 

@@ -271,7 +271,9 @@ async def change_message(context: RequestContext) -> Reply:
         await context.broker.reschedule(queue, id, receipt=receipt, delay=seconds)
         return document(200, {"id": id, "delay": seconds})
     if is_free and wanted.keys() != {"at"}:
-        raise InvalidRequest('a message without a lease can only be rescheduled: {"delay": seconds} or {"at": time}')
+        raise InvalidRequest(
+            'a message without a lease can only be rescheduled, with {"delay": seconds} or {"at": time}'
+        )
     if "delay" in wanted and wanted.keys() <= {"delay", "reason"}:
         delay = None if wanted["delay"] is None else check_value("delay", wanted["delay"], DELAY)
         reason = check_value("reason", wanted.get("reason", ""), REASON)

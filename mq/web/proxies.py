@@ -27,7 +27,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _NODE: Final = re.compile(r"(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]{2,45})\])(?::[0-9]{1,5})?")
-_UNREADABLE: Final = "the header Forwarded is malformed (RFC 7239). Configure the proxy to set or remove it"
+_UNREADABLE: Final = "the header Forwarded is malformed (RFC 7239). Configure the proxy to set or remove this header"
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PAIR: Final = re.compile(rf'\s*({_TOKEN})=({_TOKEN}|"(?:[^"\\]|\\.)*")\s*(;|,|$)')
 """A pair of an element, and what follows it."""
@@ -152,7 +152,8 @@ def hops_of(headers: Mapping[str, str]) -> Sequence[Hop]:
     if len(found) == 2 and found[0] and found[1] and found[0][-1].address != found[1][-1].address:
         # A proxy adds one of the two and passes on what the client sent as the other.
         raise ContradictoryReports(
-            "X-Forwarded-For and Forwarded name different clients. Configure the proxy to set or remove both"
+            "the headers X-Forwarded-For and Forwarded name different clients. Configure the proxy to set or "
+            "remove both headers"
         )
     hops = found[0] if found else [Hop()]
     return [_with_rest(hop, headers, len(hops) - at) for at, hop in enumerate(hops)]

@@ -102,7 +102,9 @@ def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
             raise InvalidRequest(f"unknown key {shorten(key)}. Known keys: {', '.join(_KEYS)}")
     cron, every = wanted.get("cron"), wanted.get("every")
     if (cron is None) == (every is None):
-        raise InvalidRequest('a schedule must have either "cron", such as "0 3 * * *", or "every", a number of seconds')
+        raise InvalidRequest(
+            'a schedule must have either "cron" (such as "0 3 * * *") or "every" (a number of seconds)'
+        )
     if every is not None and wanted.get("zone") is not None:
         raise InvalidRequest('"zone" is only supported together with "cron". Remove "zone"')
     message = wanted.get("message")

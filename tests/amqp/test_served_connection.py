@@ -98,7 +98,7 @@ async def test_what_is_too_long_for_its_queue_is_refused_on_its_channel(
         assert {method.name for method in told[:-1]} == ({"Basic.Ack", "Basic.Nack"} if has_confirms else set())
         closed = told[-1]
         assert (closed.name, closed.reply_code) == ("Channel.Close", 406)
-        assert "1 message is not stored: the body exceeds the maximum of 10 bytes" in closed.reply_text
+        assert "1 message was not stored: the body exceeds the maximum of 10 bytes" in closed.reply_text
         await client.open_channel(2)
         assert (await client.call(Queue.Declare(queue="q", passive=True), 2)).message_count == 1
 
@@ -150,7 +150,7 @@ async def test_unfinished_messages_of_all_connections_of_a_user_share_its_quarte
         await second.stream.send_all(begun(60_000, 10))
         closed = await second.hear()
         assert (closed.name, closed.reply_code) == ("Connection.Close", 506)
-        assert "the limit of user alice is 100000" in closed.reply_text
+        assert "the limit for user alice is 100000" in closed.reply_text
         await other.stream.send_all(begun(60_000, 10))
         assert await other.is_silent()
         assert house.door.memory.used >= 2 * ANNOUNCED

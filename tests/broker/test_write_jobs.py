@@ -642,7 +642,7 @@ async def test_job_that_holds_its_share_of_disk_takes_no_more_rows(broker: Broke
     await fill(broker, "job")
     used = budget.staged
     with pytest.raises(
-        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, but the limit of this write job is 163840 bytes"
+        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, but the limit for this write job is 163840 bytes"
     ):
         await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
     assert budget.staged == used
@@ -655,12 +655,12 @@ async def test_jobs_of_a_user_share_disk_and_leave_others_theirs(broker: Broker)
     budget = budget_of_rows(has_users=True)
     broker.writes.count_in(budget.write_job)
     await fill(broker, "first", "anna", 20)
-    with pytest.raises(NoDisk, match=r"the limit of user anna is 163840 bytes\. Commit or abort other write jobs"):
+    with pytest.raises(NoDisk, match=r"the limit for user anna is 163840 bytes\. Commit or abort other write jobs"):
         await fill(broker, "second", "anna", 20)
     await fill(broker, "third", "ben")
     await fill(broker, "fourth")
     with pytest.raises(
-        NoDisk, match="the limit of all write jobs is 491520"
+        NoDisk, match="the limit for all write jobs is 491520"
     ):  # one quarter is left for arriving bodies
         await fill(broker, "fifth", "claire")
 

@@ -168,7 +168,7 @@ def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
     assert (done.status, node.asked, node.closed) == (0, [False], [])
     assert done.lines == [
         "node b is drained and can be stopped",
-        "2 queues are stored only on this node and are unavailable while the node is stopped",
+        "2 queues are stored only on this node and will be unavailable while the node is stopped",
     ]
 
 

@@ -181,7 +181,7 @@ def test_the_network_is_let_in_only_past_guards(users: str, issuer: Issuer) -> N
         ),
         (["--users={folder}/missing.toml"], "cannot read the users file"),
         (["--users={folder}/wrong.toml"], 'users."alice"."fly" in the users file'),
-        (["--tls-cert={folder}/missing.pem"], "must be given together"),
+        (["--tls-cert={folder}/missing.pem"], "must be used together"),
         (["--tls-cert={folder}/missing.pem", "--tls-key={folder}/missing.pem"], "No such file"),
     ],
 )

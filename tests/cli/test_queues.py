@@ -198,4 +198,4 @@ def test_a_queue_is_made_where_one_says(client: Client, mq: Mq) -> None:
     assert client.queue("here").name == "here"
     refused = mq("queue", "create", "there", "--store=cluster")
     assert refused.status != 0
-    assert "this daemon is not part of one" in refused.error
+    assert "this daemon is not part of a cluster" in refused.error

@@ -145,7 +145,7 @@ async def test_what_has_no_confirm_closes_its_channel_where_it_is_not_stored(aut
         assert await client.is_silent(5)
         number, closed = await client.hear_of()
         assert (number, closed.name, closed.reply_code) == (2, "Channel.Close", 406)
-        assert "2 messages are not stored" in closed.reply_text
+        assert "2 messages were not stored" in closed.reply_text
         await client.declare("", exclusive=True)
 
 

@@ -200,7 +200,7 @@ async def test_a_node_without_users_takes_none_of_the_cluster(autojump_clock: Mo
     async with three_nodes() as cluster:
         a = cluster.hosts["a"]
         refused = await a.http("PUT", "/-/users/shop", json.dumps(table()).encode())
-        assert (refused.status, b"Start it with --users" in bytes(refused.body)) == (409, True)
+        assert (refused.status, b"Start the node with --users" in bytes(refused.body)) == (409, True)
         assert (await a.http("GET", "/-/users")).status == 409
 
 

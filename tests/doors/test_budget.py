@@ -173,7 +173,7 @@ async def test_a_user_gets_a_quarter_over_all_connections() -> None:
     budget = Budget(800, has_users=True)
     first, second = [logged_in(budget, "alice") for _ in range(2)]
     first.reserve(Use.BODY, 150)
-    with pytest.raises(NoMemory, match="the limit of user alice is 200"):
+    with pytest.raises(NoMemory, match="the limit for user alice is 200"):
         second.reserve(Use.BODY, 51)
     second.reserve(Use.BODY, 50)
     logged_in(budget, "bob").reserve(Use.BODY, 200)
@@ -183,7 +183,7 @@ async def test_a_connection_gets_a_quarter_where_there_are_no_users() -> None:
     budget = Budget(800)
     first, second = budget.client("first"), budget.client("second")
     first.reserve(Use.BODY, 150)
-    with pytest.raises(NoMemory, match="the limit of this connection is 200"):
+    with pytest.raises(NoMemory, match="the limit for this connection is 200"):
         first.reserve(Use.BODY, 51)
     second.reserve(Use.BODY, 200)
 
@@ -191,7 +191,7 @@ async def test_a_connection_gets_a_quarter_where_there_are_no_users() -> None:
 async def test_clients_that_have_not_logged_in_share_an_eighth() -> None:
     budget = Budget(800, has_users=True)
     budget.client("first").reserve(Use.BODY, 60)
-    with pytest.raises(NoMemory, match="the limit of clients that have not logged in is 100"):
+    with pytest.raises(NoMemory, match="the limit for clients that have not logged in is 100"):
         budget.client("second").reserve(Use.BODY, 41)
     logged_in(budget, "alice").reserve(Use.BODY, 200)
 
@@ -238,7 +238,7 @@ async def test_reservation_that_was_empty_at_the_login_counts_for_the_user(use: 
     assert room.free == 200
     room.cover(150)
     budget.client("a stranger").reserve(use, 100)
-    with pytest.raises(OverBudget, match="the limit of user alice is 200"):
+    with pytest.raises(OverBudget, match="the limit for user alice is 200"):
         logged_in(budget, "alice").reserve(use, 51)
 
 
@@ -303,10 +303,10 @@ async def test_disk_has_shares_of_its_own() -> None:
     alice.reserve(Use.BODY, 200)
     alice.reserve(Use.STAGED, 20)
     assert (budget.used, budget.staged, alice.reserved) == (200, 20, 200)
-    with pytest.raises(NoDisk, match="the limit of user alice is 20"):
+    with pytest.raises(NoDisk, match="the limit for user alice is 20"):
         logged_in(budget, "alice").reserve(Use.STAGED, 1)
     budget.client("a stranger").reserve(Use.STAGED, 10)
-    with pytest.raises(NoDisk, match="the limit of clients that have not logged in is 10"):
+    with pytest.raises(NoDisk, match="the limit for clients that have not logged in is 10"):
         budget.client("another").reserve(Use.STAGED, 1)
     with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, but the limit is 80 bytes \(--staging\)"):
         logged_in(budget, "bob").reserve(Use.STAGED, 81)

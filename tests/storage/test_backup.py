@@ -338,7 +338,7 @@ async def test_a_group_that_stays_half_done_is_refused(disk: Disk) -> None:
     disk.inner.mkdir(f"{disk.root}/state/log")
     disk.put("state/log/half", b"")
     target, pauses = make_calls(), []
-    with pytest.raises(StorageUnusable, match="Restart the daemon, then back up"):
+    with pytest.raises(StorageUnusable, match="Restart the daemon, then create the backup"):
         backed_up(disk, target, pause=pauses.append)
     assert sum(pauses) == pytest.approx(30)
     disk.inner.unlink(f"{disk.root}/state/log/half")
@@ -711,7 +711,7 @@ def test_a_backup_that_leads_out_of_its_root_is_refused(tmp_path: Path, line: li
     whole = "".join(file.read_text().splitlines(keepends=True)[:-1]) + json.dumps(line) + "\n"
     file.write_text(f'{whole}["end",{zlib.crc32(whole.encode())}]\n')
     with pytest.raises(
-        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a path in a root.* Restore another"
+        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a valid path in a root.* Restore another"
     ):
         restore(str(folder), str(tmp_path / "restored"), StorageOptions(), number=1)
     assert not list(tmp_path.rglob("*evil*"))

@@ -124,7 +124,7 @@ def test_no_sync_is_tried_twice_and_nothing_is_changed_after_it(place: Place, pa
     queue = place.open()
     id = queue.publish(b"before")
     place.calls.fail("fsync", errno.EIO, path=path)
-    with pytest.raises(StorageFailed, match="repair and remount it"):
+    with pytest.raises(StorageFailed, match="repair and remount the disk"):
         queue.publish(b"lost")
     before = place.names()
     for act in (lambda: queue.publish(b"x"), lambda: queue.receive(timeout=0), lambda: queue.delete(id)):

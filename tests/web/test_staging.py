@@ -212,7 +212,7 @@ async def test_user_stages_at_most_a_quarter_over_all_connections(
     await trio.testing.wait_all_tasks_blocked()
     refused = await post(endpoints, "/q/messages", pieces(MIB), MIB, clients[1])
     assert refused.status == 503
-    assert "the limit of user alice" in detail(refused)
+    assert "the limit for user alice" in detail(refused)
     assert (await post(endpoints, "/q/messages", pieces(MIB), MIB, clients[2])).status == 201
     nursery.cancel_scope.cancel()
 

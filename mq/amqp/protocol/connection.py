@@ -130,7 +130,7 @@ def negotiate(method: methods.Connection.TuneOk, limits: ConnectionLimits) -> Tu
         Refusal: 530.
     """
     if 0 < method.frame_max < SMALLEST_FRAME_MAX:
-        text = f"negotiated frame_max = {method.frame_max} is lower than the minimum allowed value"
+        text = f"the negotiated frame_max of {method.frame_max} is lower than the minimum allowed value"
         raise Refusal(Code.NOT_ALLOWED, f"{text} ({SMALLEST_FRAME_MAX})")
     for name, wanted, most in (
         ("channel_max", method.channel_max, limits.channel_max),
@@ -138,7 +138,7 @@ def negotiate(method: methods.Connection.TuneOk, limits: ConnectionLimits) -> Tu
     ):
         if not 0 < wanted <= most:
             shown = f"{wanted}{'' if wanted else ' (no limit)'}"
-            text = f"negotiated {name} = {shown} is higher than the maximum allowed value ({most})"
+            text = f"the negotiated {name} of {shown} is higher than the maximum allowed value ({most})"
             raise Refusal(Code.NOT_ALLOWED, text)
     return Tuned(method.channel_max, method.frame_max, method.heartbeat)
 

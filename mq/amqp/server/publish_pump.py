@@ -500,5 +500,5 @@ class FullStoreAlarm:
         self._stuck.discard(who)
         if self.why and not self._stuck:
             self.why = ""
-            logger.warning("AMQP publishers are unblocked")
+            logger.warning("AMQP publishers are no longer blocked")
             self._changed()

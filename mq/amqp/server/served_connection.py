@@ -562,7 +562,7 @@ class ServedConnection:
         or the publisher would only send again a message that no queue can take."""
         refusals = {}
         for key, count in Counter(message.channel for message in messages).items():
-            what = "1 message is" if count == 1 else f"{count} messages are"
+            what = "1 message was" if count == 1 else f"{count} messages were"
             refusals[key] = Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}")
         for key, refusal in refusals.items():
             channel = self.connection.channel(key)

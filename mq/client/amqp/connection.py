@@ -81,7 +81,7 @@ def tls_context(ca: str | Path | None, certificate: str | Path | None) -> ssl.SS
         if certificate is not None:
             context.load_cert_chain(certificate)
     except OSError as error:  # a file that is not there, or holds something else (ssl.SSLError)
-        raise ValueError(f"cannot use {certificate or ca} for TLS: {error}") from error
+        raise ValueError(f"cannot use the file {certificate or ca} for TLS: {error}") from error
     return context
 
 

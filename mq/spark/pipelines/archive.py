@@ -103,7 +103,7 @@ def finish(spark: SparkSession, out: str, progress: Progress | None = None) -> N
     root = Path(out).absolute()
     folders = sorted(root.glob(f"{_PREFIX}*"))
     if not folders and not (root / _CHECKPOINTS).exists():
-        raise InvalidSetting(f"{out} is not an archive: it contains no folder {_PREFIX}QUEUE")
+        raise InvalidSetting(f"{out} is not an archive, because it does not contain a folder {_PREFIX}QUEUE")
     for number, folder in enumerate(folders):
         if progress is not None:
             progress(folder.name.removeprefix(_PREFIX), number, len(folders))

@@ -189,8 +189,8 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         close_all(calls, locks)
     if not is_served and _has_records(calls, layout):
         raise StorageUnusable(
-            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that are missing from the "
-            "files. Start the daemon, or run mq doctor --repair, then back up"
+            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that are missing "
+            "from the files. Start the daemon or run mq doctor --repair, then create the backup"
         )
     if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
         raise StorageUnusable(f"a starting daemon is repairing {shown}: try again later")
@@ -330,8 +330,8 @@ class _Saver:
         """
         if pauses > _MOST_PAUSES:
             raise StorageUnusable(
-                "the daemon is not finishing its current changes: it was suspended or its disk failed. Restart the "
-                "daemon, then back up"
+                "the daemon is not finishing its current changes: it was suspended or its disk failed. "
+                "Restart the daemon, then create the backup"
             )
         if pauses:
             self._pause(_PAUSE_SECONDS)

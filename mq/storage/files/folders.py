@@ -460,7 +460,7 @@ class Folders:
         self.health.skipped = len(self._skipped)
         logger.warning("ignored, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
-            logger.warning("%d files were ignored; further ignored files are not logged", _REMEMBERED_SKIPS)
+            logger.warning("ignored %d files; further ignored files are not logged", _REMEMBERED_SKIPS)
 
 
 class RemovedQueues:

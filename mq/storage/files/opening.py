@@ -615,7 +615,7 @@ def _lock_moves(calls: Calls, layout: Layout, root: str) -> int:
         if not isinstance(error, BlockingIOError):
             raise
         raise RootBusy(
-            f"root {shorten(root)} cannot be repaired while mq-mover or mq-reaper is running: stop them first"
+            f"root {shorten(root)} cannot be repaired while mq-mover or mq-reaper is running: stop these programs first"
         ) from error
     return fd
 
@@ -692,7 +692,10 @@ def _check_moves_and_locks(calls: Calls, layout: Layout, root: str, mount: Mount
         with _named(root, mount, "rename"):
             calls.rename(written, moved)
         if calls.kind(written) is not None or calls.kind(moved) is not FileKind.FILE:
-            raise StorageUnusable(f"root {shorten(root)} is on {mount.kind}, where rename does not remove the old name")
+            raise StorageUnusable(
+                f"root {shorten(root)} is on {mount.kind}, where rename does not remove the old name. Choose a "
+                "--root on a local disk"
+            )
         with _named(root, mount, "flock"):
             calls.lock(handles[0], exclusive=True)
             handles.append(calls.open(moved, _WRITABLE))

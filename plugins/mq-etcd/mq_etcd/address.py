@@ -88,12 +88,12 @@ def parse_address(rest: str) -> Address:
     except ValueError as error:
         raise StorageUnusable(str(error)) from error
     if not endpoints:
-        raise StorageUnusable("the storage backend etcd: requires an address, such as etcd:http://127.0.0.1:2379")
+        raise StorageUnusable('the storage backend "etcd" requires an address, such as etcd:http://127.0.0.1:2379')
     options = dict(parse_qsl(query, keep_blank_values=True))
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise StorageUnusable(
-            f"unknown option {shorten(unknown[0])} of the storage backend etcd. Known options: {', '.join(_KNOWN)}"
+            f'unknown option {shorten(unknown[0])} for the storage backend "etcd". Known options: {", ".join(_KNOWN)}'
         )
     return Address(
         endpoints,
@@ -111,7 +111,7 @@ def parse_address(rest: str) -> Address:
 def _prefix(text: str) -> str:
     if not text or len(text) > 200 or not text.isascii() or not text.isprintable():
         raise StorageUnusable(
-            f"invalid key prefix: {shorten(text)}. Use a form such as prefix=/mq/orders, in ASCII characters"
+            f"invalid key prefix: {shorten(text)}. Use a value such as prefix=/mq/orders, in ASCII characters"
         )
     return text.rstrip("/") + "/"
 
@@ -161,7 +161,7 @@ def _seconds(options: dict[str, str], name: str, default: float) -> float:
     match = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text)
     if match is None or not float(text):
         raise StorageUnusable(
-            f"{name} must be a number of seconds, not {shorten(text)}. Use a form such as {name}={default:g}"
+            f"{name} must be a number of seconds, not {shorten(text)}. Use a value such as {name}={default:g}"
         )
     return float(text)
 

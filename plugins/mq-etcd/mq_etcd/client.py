@@ -135,7 +135,7 @@ class Client:
         connections: int = CONNECTIONS,
     ) -> None:
         if not endpoints:
-            raise ValueError("no etcd endpoint was given. Use at least one, such as http://127.0.0.1:2379")
+            raise ValueError("no etcd endpoint was specified. Specify at least one, such as http://127.0.0.1:2379")
         self._silence = patience
         self._members = Members(
             [parse_endpoint(endpoint) for endpoint in endpoints],
@@ -267,7 +267,7 @@ class Client:
         reply = await self._members.ask("/v3/lease/keepalive", {"ID": str(lease)}, changes=True)
         seconds = int(reply.get("result", {}).get("TTL", 0))
         if seconds <= 0:
-            raise Absent(f"lease {lease:x} has expired: request a new one")
+            raise Absent(f"etcd lease {lease:x} has expired: request a new lease")
         return seconds
 
     async def revoke(self, lease: int) -> bool:

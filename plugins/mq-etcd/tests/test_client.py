@@ -89,7 +89,7 @@ async def test_a_lease_ends_with_its_keys(client: Client, prefix: str) -> None:
     assert await client.keep_alive(lease.id) == 60
     assert [await client.revoke(lease.id), await client.revoke(lease.id)] == [True, False]
     assert await client.get(prefix + "mine") is None
-    with pytest.raises(Absent, match="request a new one"):
+    with pytest.raises(Absent, match="request a new lease"):
         await client.keep_alive(lease.id)
     with pytest.raises(Absent, match="Request a new lease"):
         await client.put(prefix + "mine", b"", lease=lease.id)

@@ -44,7 +44,7 @@ def parse_address(text: str) -> Address:
     host = host.removeprefix("[").removesuffix("]")
     good_prefix = len(prefix) <= 40 and prefix.isascii() and prefix.isprintable() and " " not in prefix
     if not host or not port.isascii() or not port.isdecimal() or not 0 < int(port) < 65536 or not good_prefix:
-        raise StorageUnusable(f"invalid server address: {shorten(text)}. Use a form such as 127.0.0.1:11211")
+        raise StorageUnusable(f"invalid server address: {shorten(text)}. Use an address such as 127.0.0.1:11211")
     return Address(host, int(port), prefix)
 
 

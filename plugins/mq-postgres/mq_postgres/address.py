@@ -61,8 +61,8 @@ class Address(NamedTuple):
             with open(self.password_file, encoding="utf-8") as file:
                 if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IROTH:
                     raise StorageUnusable(
-                        f"{shorten(self.password_file)} is readable by every user of this machine: run chmod "
-                        "600 on it, or chmod 640 with a group for mq"
+                        f"the password file {shorten(self.password_file)} is readable by every user of this "
+                        "machine: run chmod 600 on the file, or chmod 640 with a group for mq"
                     )
                 return file.readline().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
@@ -78,7 +78,7 @@ def parse_address(rest: str) -> Address:
     try:
         parts = urlsplit(f"postgres:{rest}")
     except ValueError:
-        raise StorageUnusable(f"invalid PostgreSQL address. Use a form such as {_EXAMPLE}") from None
+        raise StorageUnusable(f"invalid PostgreSQL address. Use an address such as {_EXAMPLE}") from None
     user, _, hosts = parts.netloc.rpartition("@")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     if ":" in user or "password" in options:
@@ -87,11 +87,12 @@ def parse_address(rest: str) -> Address:
             "password-file= or set PGPASSFILE"
         )
     if not rest.startswith("//") or not parts.path.strip("/") or parts.fragment:
-        raise StorageUnusable(f"the storage backend postgres: requires a host and a database, such as {_EXAMPLE}")
+        raise StorageUnusable(f'the storage backend "postgres" requires a host and a database, such as {_EXAMPLE}')
     unknown = sorted(set(options) - set(_KNOWN))
     if unknown:
         raise StorageUnusable(
-            f"unknown option {shorten(unknown[0])} of the storage backend postgres. Known options: {', '.join(_KNOWN)}"
+            f'unknown option {shorten(unknown[0])} for the storage backend "postgres". Known options: '
+            f"{', '.join(_KNOWN)}"
         )
     parameters = {"dbname": unquote(parts.path.removeprefix("/"))} | _hosts(hosts, options.get("host"))
     if user:
@@ -116,14 +117,14 @@ def _hosts(text: str, folder: str | None) -> dict[str, str]:
     if folder is not None:
         if text or not folder.startswith("/"):
             raise StorageUnusable(
-                "host= is only for the folder of a Unix socket. Use a form such as postgres:///mq?host=/run/postgresql"
+                "host= is only for the folder of a Unix socket. Use an address such as postgres:///mq?host=/run/postgresql"
             )
         return {"host": folder}
     if not text:
         return {}
     found = [_HOST.fullmatch(each) for each in text.split(",")]
     if not all(match is not None and match["host"] for match in found):
-        raise StorageUnusable(f"invalid PostgreSQL hosts: {shorten(text)}. Use a form such as {_EXAMPLE}")
+        raise StorageUnusable(f"invalid PostgreSQL hosts: {shorten(text)}. Use an address such as {_EXAMPLE}")
     # of several hosts one takes changes at a time; which, only asking tells
     hosts = {"host": ",".join(match["host"].strip("[]") for match in found if match)}
     ports = {"port": ",".join(match["port"] or "" for match in found if match)}
@@ -153,7 +154,7 @@ def _seconds(options: dict[str, str]) -> float:
         return DEADLINE_SECONDS
     if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
         raise StorageUnusable(
-            f"deadline must be a number of seconds, not {shorten(text)}. Use a form such as deadline=10"
+            f"deadline must be a number of seconds, not {shorten(text)}. Use a value such as deadline=10"
         )
     return float(text)
 

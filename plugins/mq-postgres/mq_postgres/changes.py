@@ -195,4 +195,6 @@ def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 
 def _fenced() -> StorageError:
-    return StorageFenced("another broker has taken over the store, which is now read-only here: restart mq")
+    return StorageFenced(
+        "another broker has taken over the store, so this broker can no longer write to it. Restart mq"
+    )

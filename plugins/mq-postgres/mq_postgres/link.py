@@ -234,7 +234,7 @@ class Link:
         if self._warnings:
             warning = self._warnings[0]
             self.close()
-            raise Lost(f"PostgreSQL warned: {warning}")
+            raise Lost(f"PostgreSQL issued a warning: {warning}")
 
     def cut(self) -> None:
         """End whatever the session is waiting for. From any thread."""
@@ -265,7 +265,9 @@ class Link:
         except psycopg.Error:
             self.close()
         if state == FENCED:
-            return StorageFenced("another broker has taken over the store, which is now read-only here: restart mq")
+            return StorageFenced(
+                "another broker has taken over the store, so this broker can no longer write to it. Restart mq"
+            )
         if state == REFUSED:
             told = (each.split(" ", 1) for each in (error.diag.message_detail or "").split(","))
             return Refused({int(n): result for n, result in told})

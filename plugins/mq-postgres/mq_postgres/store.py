@@ -73,7 +73,7 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "the storage backend postgres: only supports one broker at a time. Omit --peers, --no-mover and "
+            'the storage backend "postgres" only supports one broker at a time. Omit --peers, --no-mover and '
             "--no-reaper. Another broker can take over after the first has stopped"
         )
     return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)

@@ -74,7 +74,7 @@ def test_a_password_file_is_for_mq_alone(tmp_path: Path) -> None:
     file.write_text("hunter2\n")
     address = Address({}, password_file=str(file))
     file.chmod(0o604)
-    with pytest.raises(StorageUnusable, match="run chmod 600 on it") as raised:
+    with pytest.raises(StorageUnusable, match="run chmod 600 on the file") as raised:
         address.password()
     assert "hunter2" not in str(raised.value)
     file.chmod(0o640)

@@ -31,11 +31,11 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
     """
     if not rest:
         raise StorageUnusable(
-            "the storage backend template: requires a file path, such as template:/var/lib/mq/queue.db"
+            'the storage backend "template" requires a file path, such as template:/var/lib/mq/queue.db'
         )
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            "the storage backend template: only supports a single process. Omit --peers, --no-mover and --no-reaper"
+            'the storage backend "template" only supports a single process. Omit --peers, --no-mover and --no-reaper'
         )
     return TemplateStorage(rest)
 
