@@ -23,6 +23,7 @@ from mq.storage.memory import MemoryStorage
 from mq.storage.records import put_record
 from tests.broker.conftest import START_NS, Legal, Opener, WallClock
 from tests.broker.test_claims import fill, read, slow_down
+from tests.broker.test_leases import STEPS
 from tests.storage.disks import MOUNTS, Disk, open_disk
 
 
@@ -420,6 +421,22 @@ async def test_what_a_claim_puts_back_is_not_in_another_queue_of_that_name(wall_
             await broker.create_queue("q")
         heal()
         assert (await broker.status("q"))[2:5] == (0, 0, 0)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_lease_of_a_claim_counts_elapsed_time_when_the_wall_clock_steps(
+    broker: Broker, wall_clock: WallClock, step: float
+) -> None:
+    await fill(broker, 2)
+    epoch = await claim(broker, lease=1000)
+    wall_clock.ahead_seconds = step
+    await trio.sleep(500)
+    assert len(await read(broker, 1, epoch)) == 2
+    wall_clock.ahead_seconds = 0
+    await trio.sleep(499)
+    assert await receives(broker) == []
+    await trio.sleep(1.1 + MARGIN_SECONDS)
+    assert await receives(broker) == [2, 2]
 
 
 # Over a restart

@@ -21,6 +21,7 @@ from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.broker.test_leases import STEPS
 from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
 
@@ -107,6 +108,22 @@ async def test_for_as_long_as_the_window_says(disk_address: str, opened: Opener)
         assert await broker.publish("q", b"x", key="k") == ids["q"]
         await trio.sleep(2)
         assert await broker.publish("q", b"x", key="k") != ids["q"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_window_counts_elapsed_time_when_the_wall_clock_steps(
+    broker: Broker, wall_clock: WallClock, step: float
+) -> None:
+    await broker.change_settings("q", {"key_window": 1000})
+    id = await broker.publish("q", b"x", key="k")
+    wall_clock.ahead_seconds = step
+    await trio.sleep(500)
+    assert await broker.publish("q", b"x", key="k") == id
+    wall_clock.ahead_seconds = 0
+    await trio.sleep(499)
+    assert await broker.publish("q", b"x", key="k") == id
+    await trio.sleep(2)
+    assert await broker.publish("q", b"x", key="k") != id
 
 
 async def test_key_is_refused_when_as_many_are_remembered_as_may_be(disk_address: str, opened: Opener) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 import trio
 
@@ -12,6 +14,9 @@ from mq.message import Message
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
 from tests.cases import for_each
+
+STEPS: Final = (-30 * 365 * 86_400.0, -1800.0, 3 * 86_400.0, 2 * 365 * 86_400.0)
+"""Seconds by which a wall clock is set."""
 
 
 async def fetch(broker: Broker, visibility: float | None = None) -> Message:
@@ -119,6 +124,24 @@ async def test_a_receipt_holds_over_a_restart_and_so_does_an_extended_lease(disk
         with pytest.raises(ReceiptMismatch):
             await broker.remove("q", message.id, receipt=message.receipt)
         await broker.remove("q", again.id, receipt=again.receipt)
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_a_lease_counts_elapsed_time_when_the_wall_clock_steps(
+    broker: Broker, wall_clock: WallClock, step: float
+) -> None:
+    await broker.publish("q", b"x")
+    message = await fetch(broker, 600)
+    await broker.publish("q", b"y")
+    await fetch(broker, 50)
+    wall_clock.ahead_seconds = step
+    await trio.sleep(100)
+    short = await fetch(broker)
+    await broker.remove("q", short.id, receipt=short.receipt)
+    await broker.extend("q", message.id, 1000, receipt=message.receipt)
+    await trio.sleep(400)
+    wall_clock.ahead_seconds = 0
+    assert await lasts(broker, 600)
 
 
 @pytest.mark.parametrize("ahead_seconds", [0.0, 3 * 365 * 86_400.0, -3 * 365 * 86_400.0])

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any, Final, NamedTuple
 
 from mq.amqp.model.declared import Binding, Destination, Exchange, ExchangeType
@@ -135,6 +136,16 @@ def _flipped(value: bytes) -> bytes:
     return bytes(changed)
 
 
+def _flip_at(path: Path, how: str, bit: int) -> None:
+    attribute = f"user.mq.{how.rpartition(' ')[2]}" if how != "one bit" else ""
+    changed = bytearray(os.getxattr(path, attribute) if attribute else path.read_bytes())
+    changed[bit // 8] ^= 1 << bit % 8
+    if attribute:
+        os.setxattr(path, attribute, bytes(changed))
+    else:
+        path.write_bytes(changed)
+
+
 class Case(NamedTuple):
     """One damage to one file.
 
@@ -142,15 +153,20 @@ class Case(NamedTuple):
         when: "at rest", after a clean stop; "live", after a kill with a log in use.
         path: below the root.
         how: of the damages.
+        bit: of "one bit": which; None for one in the middle.
     """
 
     when: str
     path: str
     how: str
+    bit: int | None = None
 
     def damage(self, root: Path) -> None:
         """Damage the file in a copy of the root."""
         path = root / self.path
+        if self.bit is not None:
+            _flip_at(path, self.how, self.bit)
+            return
         damages = FOLDER_DAMAGES if path.is_dir() else FILE_DAMAGES | XATTR_DAMAGES
         damages[self.how](path)
 
@@ -204,6 +220,25 @@ def cases(root: Path, when: str) -> Iterator[Case]:
     for path in filter(lambda path: (root / path).is_dir(), FOLDERS):
         for how in FOLDER_DAMAGES:
             yield Case(when, path, how)
+
+
+LOG_BYTES: Final = 8192
+"""Of a segment of the log: what the content of these roots takes."""
+
+
+def flips(root: Path, when: str, random: Random) -> Iterator[Case]:
+    """Any bit of any file or attribute, for ever: each folder as often as the others."""
+    files = [path for path in sorted(files_of(root)) if (root / path).stat().st_size]
+    folders = sorted({os.path.dirname(path) for path in files})
+    while True:
+        folder = random.choice(folders)
+        path = random.choice([each for each in files if os.path.dirname(each) == folder])
+        names = [name for name in os.listxattr(root / path) if name.startswith("user.mq.")]
+        name = random.choice([None, *names])
+        size = len(os.getxattr(root / path, name)) if name else (root / path).stat().st_size
+        if size:
+            how = f"one bit of {name.rpartition('.')[2]}" if name else "one bit"
+            yield Case(when, path, how, random.randrange(8 * min(size, LOG_BYTES)))
 
 
 def unlisted(root: Path) -> set[str]:

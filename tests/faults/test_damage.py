@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import islice
 from pathlib import Path
+from random import Random
 
 import pytest
 import trio
 
 from tests.commit import commit_number
-from tests.faults.damage import Case, cases, fill, listed, opened, pattern_of, start, unlisted, verdict
+from tests.faults.damage import Case, cases, fill, flips, listed, opened, pattern_of, start, unlisted, verdict
 
 SAMPLE = 12
 """Each commit has one case of so many, and `make proof` all."""
@@ -90,4 +92,17 @@ def test_no_damage_is_silent(
     verdicts = {case: judge(case) for case in chosen(roots(when), when, all_of_them=all_of_them)}
     lines = [f"{case.when} | {case.path} | {case.how} | {text}\n" for case, text in verdicts.items()]
     (tmp_path.parent / f"matrix-{when}.txt").write_text("".join(lines))
+    assert {case: text for case, text in verdicts.items() if not text.startswith(OK)} == {}
+
+
+FLIPS = 1000
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("when", ["at rest", "live"])
+def test_no_flipped_bit_is_silent(roots: Callable[[str], Path], judge: Callable[[Case], str], when: str) -> None:
+    """Whichever bit of whichever file or attribute it is."""
+    cases = islice(flips(roots(when), when, Random(commit_number())), FLIPS)
+    verdicts = {case: judge(case) for case in cases}
     assert {case: text for case, text in verdicts.items() if not text.startswith(OK)} == {}
