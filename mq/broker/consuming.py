@@ -6,7 +6,6 @@ for a store may do both in one step.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,8 +31,6 @@ from mq.lifecycle import PROTOCOL, Kind, State
 from mq.message import Message, MessageId, shorten
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 from mq.storage.records import error_of
-
-logger = logging.getLogger("mq.broker")
 
 
 class Removal(NamedTuple):
@@ -509,12 +506,11 @@ class _Removals:
         is_reaped = isinstance(batch.operations[-1], Unlink)
         unlinked = outcomes[-len(batch.entries) :]  # the same where each is removed by one operation
         for left, outcome, last in zip(batch.entries, outcomes, unlinked, strict=False):
-            if outcome.result is Result.EXISTS:
-                # A second copy of a message that is in REMOVED already. One such message must not fail the others that
-                # its consumer acknowledges.
-                logger.error("message %s of queue %s is stored twice; one copy was removed", left.id, left.queue)
             if outcome.result in (Result.GONE, Result.EXISTS):
-                self._catalog.end(left, None, Kind.REMOVE)
+                if outcome.result is Result.EXISTS:
+                    self._catalog.end_second_copy(left, Kind.REMOVE)
+                else:
+                    self._catalog.end(left, None, Kind.REMOVE)
                 error = (
                     error_of(outcome._replace(result=Result.GONE), "cannot remove the message")
                     if batch.strict

@@ -288,6 +288,10 @@ class DeadLetters:
             else:
                 each.future.set(None)  # what expires, or makes room, does so under another name, too
             return True
+        if outcome.result is Result.EXISTS and isinstance(move, Move) and move.state is State.REMOVED:
+            self._catalog.end_second_copy(entry, Kind.REMOVE)
+            each.future.set(None)
+            return True
         self._put_back(each, error_of(outcome, "cannot move the dead letter"), is_gone=outcome.result is Result.GONE)
         return outcome.result is Result.GONE
 

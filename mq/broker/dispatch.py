@@ -486,6 +486,8 @@ class Deliverer:
                     self._catalog.end(each.entry, outcome.entry, Kind.LEASE, due, each.request.protocol)
                 if is_out_of_turn:
                     self.upkeep.give_back(outcome.entry)
+            elif outcome.result is Result.EXISTS and each.request.takes:
+                self._catalog.end_second_copy(each.entry, Kind.REMOVE)
             else:
                 self._catalog.end(each.entry, None if outcome.result is Result.GONE else each.entry, Kind.LEASE)
                 if outcome.result is not Result.GONE:

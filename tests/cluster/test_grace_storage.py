@@ -8,10 +8,10 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from mq.broker import BrokerConfig, Draft, open_broker
+from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
 from mq.cluster import grace_storage
 from mq.cluster.grace_storage import GRACE_SECONDS, GraceStorage
-from mq.errors import StorageFull
+from mq.errors import NoSuchMessage, StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.interface import QUEUE, AnyOperation, Entry, Meta, Move, Outcome, Result, Unlink, Write
@@ -148,20 +148,46 @@ async def test_removal_under_way_is_not_unlinked_as_if_it_were_inherited(autojum
         answer.set()
 
 
-async def test_message_stored_twice_does_not_fail_what_is_acknowledged_with_it(
-    store: MemoryStorage, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("verb", ["acknowledge", "reject", "take"])
+async def test_message_stored_twice_does_not_fail_what_is_removed_with_it(
+    verb: str, store: MemoryStorage, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept = GraceStorage(store, pytest.fail)
     await kept.open()
     async with open_broker(kept, BrokerConfig()) as broker:
-        await broker.publish_many("q", [Draft(b"1"), Draft(b"2")])
-        unacked = await broker.hold("q", 2, wait=0)
-        [twin] = await store.commit([Write("q", unacked[0].message.id, b"1", state=State.NEW)])
+        twice, once = [published.id for published in await publish(broker, b"1", b"2")]
+        unacked = [] if verb == "take" else await broker.hold("q", 2, wait=0)
+        [twin] = await store.commit([Write("q", twice, b"1", state=State.NEW)])
         assert twin.entry is not None
         await store.commit([Move(twin.entry, State.REMOVED)])
-        await broker.acknowledge(unacked)
-        assert f"message {unacked[0].message.id} of queue q is stored twice" in caplog.text
+        if verb == "take":
+            taken = [await broker.take("q") for _ in range(2)]
+            assert [message.id for message in taken if message is not None] == [once]
+        else:
+            await getattr(broker, verb)(unacked)
+        assert f"message {twice} of queue q is stored twice" in caplog.text
         assert await broker.hold("q", 2, wait=0) == []
+
+
+async def publish(broker: Broker, *bodies: bytes) -> list[Published]:
+    published = await broker.publish_many("q", [Draft(body) for body in bodies])
+    return [each for each in published if isinstance(each, Published)]
+
+
+async def test_message_stored_twice_is_gone_for_who_removes_it(store: MemoryStorage) -> None:
+    """It is removed already: to try again would be of no use."""
+    kept = GraceStorage(store, pytest.fail)
+    await kept.open()
+    async with open_broker(kept, BrokerConfig()) as broker:
+        await publish(broker, b"1")
+        message = await broker.fetch("q")
+        assert message is not None
+        [twin] = await store.commit([Write("q", message.id, b"1", state=State.NEW)])
+        assert twin.entry is not None
+        await store.commit([Move(twin.entry, State.REMOVED)])
+        with pytest.raises(NoSuchMessage, match="no longer in the queue"):
+            await broker.remove("q", message.id, receipt=message.receipt)
+        assert await broker.fetch("q") is None
 
 
 @pytest.mark.parametrize("result", [Result.FENCED, Result.UNKNOWN, Result.FAILED])
