@@ -18,7 +18,7 @@ def test_a_duration_is_a_number_of_seconds_or_has_a_unit() -> None:
     "text", ["", " ", "-1", "-1s", "s", "1 h", "1y", "1H", "1e3", "nan", "inf", "1h30m", "١s", "1.s"]
 )
 def test_anything_else_is_not_a_duration(text: str) -> None:
-    with pytest.raises(ValueError, match=r"Write 30, 1\.5h, 10m or 7d"):
+    with pytest.raises(ValueError, match=r"Use a value such as 30, 1\.5h, 10m or 7d"):
         parse_duration(text)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import click
 import trio
 
-from mq.cli.commands import Duration
+from mq.cli.commands import Duration, Size
 from mq.cli.remote import Remote, json_option, remote, told, warn
 from mq.cli.terminal import say_json, say_table
 from mq.client import AsyncClient, ClientError, Received
@@ -60,11 +60,11 @@ class Timed(NamedTuple):
 )
 @click.option(
     "--size",
-    metavar="N",
-    type=click.IntRange(0),
-    default=1000,
+    metavar="SIZE",
+    type=Size(),
+    default="1000",
     show_default=True,
-    help="Size of a message body in bytes.",
+    help="Size of a message body.",
 )
 @click.option(
     "--no-keys",

@@ -22,7 +22,7 @@ from mq.cli.streams import CannotWrite, checked_streams
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.message import shorten
-from mq.quantities import DURATION_EXAMPLES, parse_duration, show_duration
+from mq.quantities import DURATION_EXAMPLES, parse_duration, parse_size, show_duration
 from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings, nearest
 
 # Exit statuses; docs/cli.md has them for users.
@@ -80,6 +80,19 @@ class Duration(click.ParamType[float]):
                 bounds += f" and at most {show_duration(self.high)}"
             self.fail(f"{shorten(str(value))} is out of range. The value must be {bounds}", param, ctx)
         return seconds
+
+
+class Size(click.ParamType[int]):
+    """A size in bytes: a number, or with a unit, such as 64KiB or 10MB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a size; see :class:`click.ParamType`."""
+        try:
+            return parse_size(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 class _Plain(click.Command):

@@ -29,6 +29,7 @@ from typing import Any, Final, NamedTuple
 from mq.broker.api import CLUSTER, NODE
 from mq.errors import InvalidSetting
 from mq.message import shorten
+from mq.quantities import parse_duration
 
 SHORTEST_LEASE_SECONDS: Final = 2
 """etcd gives no shorter one."""
@@ -271,10 +272,10 @@ def _default_store(source: _ConfigSource, values: Mapping[str, Any]) -> str:
 def _lease(source: _ConfigSource, values: Mapping[str, Any]) -> float:
     value = values.get("lease_seconds", DEFAULT_LEASE_SECONDS)
     try:
-        seconds = int(value)
-        if isinstance(value, bool) or not SHORTEST_LEASE_SECONDS <= seconds <= LONGEST_LEASE_SECONDS:
+        seconds = parse_duration(str(value))
+        if not SHORTEST_LEASE_SECONDS <= seconds <= LONGEST_LEASE_SECONDS or seconds != int(seconds):
             raise ValueError
-    except (ValueError, TypeError):
+    except ValueError:
         needs = f"a whole number of seconds from {SHORTEST_LEASE_SECONDS} to {LONGEST_LEASE_SECONDS}"
         raise source.wrong("lease_seconds", f"lease_seconds must be {needs}, not {value!a:.60}") from None
-    return seconds
+    return int(seconds)

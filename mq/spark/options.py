@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from mq.errors import InvalidName
 from mq.message import QueueName
+from mq.quantities import DURATION_EXAMPLES, parse_duration, parse_size, show_duration
 from mq.spark.errors import InvalidOption
 
 READ: Final = "read"
@@ -118,12 +119,19 @@ def _count(low: int, high: int) -> tuple[Callable[[str], int], str]:
 
 def _seconds(low: float, high: float) -> tuple[Callable[[str], float], str]:
     def parse(text: str) -> float:
-        value = float(text)
-        if not low <= value <= high:  # not a NaN either
+        value = parse_duration(text)
+        if not low <= value <= high:
             raise ValueError
         return value
 
-    return parse, f"a number of seconds from {low:g} to {high:g}"
+    return parse, f"a duration from {show_duration(low)} to {show_duration(high)}, such as {DURATION_EXAMPLES}"
+
+
+def _parse_size(text: str) -> int:
+    size = parse_size(text)
+    if not 1 <= size <= _LARGEST:
+        raise ValueError
+    return size
 
 
 def _parse_switch(text: str) -> bool:
@@ -186,6 +194,7 @@ _NAMES: Final = (_parse_names, "1 to 100 letters, digits and . _ @ -, or several
 _PATTERN: Final = (_parse_pattern, "a regular expression")
 _TIME: Final = (_parse_time, "a time as 2026-11-24T08:00:00Z; without a zone it is UTC")
 _TEXT: Final = (_parse_text, "a text on one line")
+_SIZE: Final = (_parse_size, "a size of at least one byte, such as 65536, 64KiB or 10MB")
 _LARGEST: Final = (1 << 63) - 1
 
 TABLE: Final[Mapping[str, _Option]] = {
@@ -207,7 +216,7 @@ TABLE: Final[Mapping[str, _Option]] = {
     "ending_time": _Option("endingTime", *_TIME, (READ,)),
     "consumer": _Option("consumer", *_NAME, (READ_STREAM,)),
     "max_messages_per_trigger": _Option("maxMessagesPerTrigger", *_count(1, 100_000), (READ_STREAM,)),
-    "max_bytes_per_trigger": _Option("maxBytesPerTrigger", *_count(1, _LARGEST), (READ_STREAM,)),
+    "max_bytes_per_trigger": _Option("maxBytesPerTrigger", *_SIZE, (READ_STREAM,)),
     "lease_seconds": _Option("leaseSeconds", *_seconds(1, 43_200), (READ_STREAM,)),
     "take_over": _Option("takeOver", *_SWITCH, (READ_STREAM,)),
     "fail_on_claim_lost": _Option("failOnClaimLost", *_SWITCH, (READ_STREAM,)),

@@ -172,7 +172,7 @@ def test_columns_stand_under_one_another() -> None:
 
 
 def test_bench_measures_and_leaves_nothing(client: Client, mq: Mq) -> None:
-    done = mq("bench", "--duration", 0.2, "--clients", 2, "--size", 10, "--json")
+    done = mq("bench", "--duration", 0.2, "--clients", 2, "--size", "1KiB", "--json")
     assert [line["verb"] for line in done.json] == ["publish", "fetch", "remove"]
     published, fetched, removed = [line["count"] for line in done.json]
     assert published > 0

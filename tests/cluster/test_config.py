@@ -36,6 +36,11 @@ def test_a_file_that_says_all_there_is_to_say(file: Path) -> None:
     assert (config.lease_seconds, config.user, config.ca) == (5, "cluster", None)
 
 
+def test_the_lease_may_have_a_unit(file: Path) -> None:
+    file.write_text(GOOD + 'lease_seconds = "8s"\n')
+    assert load_cluster(str(file), {}).lease_seconds == 8
+
+
 def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
     secret = tmp_path / "password"
     secret.write_text("secret\n")
@@ -66,6 +71,11 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
         ('password = "secret"', "", "password_file is missing"),
         ('password = "secret"', 'password_file = "/nowhere"', "line 5: cannot read the password file"),
         ('password = "secret"', 'password = "s"\nlease_seconds = 1', "line 6: lease_seconds must be a whole number"),
+        (
+            'password = "secret"',
+            'password = "s"\nlease_seconds = "5.5s"',
+            "line 6: lease_seconds must be a whole number",
+        ),
         ('name = "a"', "name =", "is not valid TOML"),
     ],
 )

@@ -228,7 +228,7 @@ def _prepare(client: Client, daemon: Daemon, folder: Path) -> None:
 
 def _without_notes(error: str) -> str:
     """Standard error without what a verb says of a folder or a user."""
-    notes = ("lies on ext4", "has no rights yet")
+    notes = ("is on ext4", "has no rights yet")
     return "".join(line for line in error.splitlines(keepends=True) if not any(note in line for note in notes))
 
 

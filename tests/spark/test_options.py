@@ -34,6 +34,21 @@ def test_what_was_said_in_any_case() -> None:
     options = read_options({"QUEUE": "q", "numpartitions": "7", "failOnClaimLost": "False", "leaseSeconds": "60.5"})
     assert (options.queue, options.num_partitions, options.fail_on_claim_lost) == ("q", 7, False)
     assert options.lease_seconds == 60.5
+
+
+def test_durations_and_sizes_may_have_units() -> None:
+    given = {
+        "queue": "q",
+        "consumer": "c",
+        "leaseSeconds": "1.5h",
+        "retrySeconds": "10m",
+        "maxBytesPerTrigger": "64MiB",
+    }
+    options = read_options(given, READ_STREAM)
+    assert (options.lease_seconds, options.retry_seconds, options.max_bytes_per_trigger) == (5400, 600, 64 << 20)
+
+
+def test_missing_options_have_their_defaults() -> None:
     assert read_options({"queue": "q"}, READ) == Options(queue="q")
 
 
@@ -52,7 +67,7 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "url": "http://u:p@localhost"}, READ, "without credentials"),
         ({"queue": "q", "numPartitions": "0"}, READ, 'option "numPartitions" must be a whole number from 1'),
         ({"queue": "q", "numPartitions": "two"}, READ, "got 'two'"),
-        ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, 'option "leaseSeconds"'),
+        ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, "a duration from 1s to 12h"),
         ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
         ({"queue": "a,b,a"}, READ, "each once"),
         ({"queue": "a,b"}, WRITE, 'option "queue" must name a single queue for a write'),

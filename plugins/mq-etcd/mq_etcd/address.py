@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 import ssl
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -13,13 +12,13 @@ from urllib.parse import parse_qsl
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
+from mq.quantities import parse_duration, parse_size
 from mq_etcd.client import DEADLINE_SECONDS, PATIENCE_SECONDS
 from mq_etcd.connection import parse_endpoint
 
 DEFAULT_PREFIX: Final = "/mq/"
 DEFAULT_QUOTA: Final = 2 << 30
 """Bytes: etcd's own default for --quota-backend-bytes."""
-_UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _KNOWN: Final = (
     "prefix",
     "user",
@@ -146,24 +145,30 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
 
 
 def _bytes(text: str) -> int:
-    match = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|)", text)
-    if match is None or int(match[1]) == 0:
+    try:
+        size = parse_size(text)
+    except ValueError:
+        size = 0
+    if not size:
         raise StorageUnusable(
             f"invalid quota: {shorten(text)}. Use the value of etcd's --quota-backend-bytes, such as quota=4GiB"
         )
-    return int(match[1]) * _UNITS[match[2]]
+    return size
 
 
 def _seconds(options: dict[str, str], name: str, default: float) -> float:
     text = options.get(name)
     if text is None:
         return default
-    match = re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text)
-    if match is None or not float(text):
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds:
         raise StorageUnusable(
-            f"{name} must be a number of seconds, not {shorten(text)}. Use a value such as {name}={default:g}"
+            f"{name} must be a duration, not {shorten(text)}. Use a value such as {name}={default:g}s"
         )
-    return float(text)
+    return seconds
 
 
 def _fence(text: str) -> Fence:

@@ -12,6 +12,7 @@ from psycopg import pq
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
+from mq.quantities import parse_duration
 
 DEFAULT_SCHEMA: Final = "mq"
 DEADLINE_SECONDS: Final = 10.0
@@ -152,11 +153,13 @@ def _seconds(options: dict[str, str]) -> float:
     text = options.get("deadline")
     if text is None:
         return DEADLINE_SECONDS
-    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text) is None or not float(text):
-        raise StorageUnusable(
-            f"deadline must be a number of seconds, not {shorten(text)}. Use a value such as deadline=10"
-        )
-    return float(text)
+    try:
+        seconds = parse_duration(text)
+    except ValueError:
+        seconds = 0.0
+    if not seconds:
+        raise StorageUnusable(f"deadline must be a duration, not {shorten(text)}. Use a value such as deadline=10s")
+    return seconds
 
 
 def _term(options: dict[str, str]) -> int:

@@ -38,6 +38,10 @@ def test_says_where_and_how(rest: str, parameters: dict[str, str]) -> None:
     assert ("target_session_attrs" in found) == ("host" in found and not found["host"].startswith("/"))
 
 
+def test_the_deadline_may_have_a_unit() -> None:
+    assert parse_address("//localhost/mq?deadline=1.5m").deadline == 90
+
+
 @for_each(
     "rest, text",
     [
@@ -50,7 +54,7 @@ def test_says_where_and_how(rest: str, parameters: dict[str, str]) -> None:
         ("//localhost/mq?schema=pg_mine", "invalid schema name"),
         ("//localhost/mq?schema=a-b%22", "invalid schema name"),
         ("//localhost/mq?sslmode=on", "unknown sslmode"),
-        ("//localhost/mq?deadline=0", "such as deadline=10"),
+        ("//localhost/mq?deadline=0", "such as deadline=10s"),
         ("//localhost/mq?options=-c", "unknown option"),
         ("//localhost/mq?host=/run", "is only for the folder of a Unix socket"),
         ("//a b/mq", "invalid PostgreSQL hosts"),
