@@ -178,7 +178,7 @@ def test_a_record_that_was_flushed_and_cannot_be_read_is_damage(machine: Machine
     append(log, b"1", b"2")
     append(log, b"3")
     machine.lose(0, lost)
-    with pytest.raises(LogDamaged, match=rf"log/0 at {lost * PAGE}"):
+    with pytest.raises(LogDamaged, match=rf"log/0 at offset {lost * PAGE}"):
         machine.payloads()
 
 
@@ -434,7 +434,7 @@ def test_last_record_that_cannot_be_read_is_named(
     machine.overwrite(0, 2, bytes(page))
     assert machine.payloads() == [b"one"]
     assert "the log ends with an unreadable record" in caplog.text
-    assert f"/log/0 at {2 * PAGE}" in caplog.text
+    assert f"/log/0 at offset {2 * PAGE}" in caplog.text
 
 
 def open_files(folder: Path) -> set[int]:

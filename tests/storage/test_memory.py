@@ -51,6 +51,6 @@ async def test_keeps_no_trace_of_empty_places(storage: Storage) -> None:
     [("memory:x", {}), ("memory:", {"sharing": Sharing.PEERS}), ("memory:", {"sharing": Sharing.WATCHED})],
 )
 async def test_refuses_what_it_cannot_do(backend: str, address: str, options: dict[str, bool]) -> None:
-    with pytest.raises(StorageUnusable, match=r"^memory: "):
+    with pytest.raises(StorageUnusable, match=r'^the storage backend "memory" '):
         async with open_storage(address, **options):
             pass

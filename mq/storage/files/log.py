@@ -677,7 +677,7 @@ def _read(segments: Sequence[Segment]) -> list[Record]:
                 end = at + record.pages * PAGE
             else:
                 first = record.sequence - before if wanted is None else wanted
-                missing = missing or (first, f"{segment.path} at {end}")
+                missing = missing or (first, f"{segment.path} at offset {end}")
             flushed = max(flushed, record.flushed)
         if segment.is_torn(end):
             logger.warning(
