@@ -64,6 +64,21 @@ async def test_only_the_master_tells_prometheus_how_deep_a_queue_is(autojump_clo
         assert (a.node.membership().role, told) == ("master", {"a": {"q"}, "b": {"own"}})
 
 
+async def test_store_of_each_queue_is_shown_at_every_node(autojump_clock: MockClock) -> None:
+    async with three_nodes() as cluster:
+        a, b = (cluster.hosts[name] for name in "ab")
+        assert (await a.http("PUT", "/q?store=cluster")).status == 201
+        assert (await b.http("PUT", "/own")).status == 201
+        for host, expected in ((a, {"q": "cluster"}), (b, {"q": "cluster", "own": "node"})):
+            listed = json.loads((await host.http("GET", "/-/queues")).body)["queues"]
+            assert {each["name"]: each["store"] for each in listed} == expected
+            for name, store in expected.items():
+                assert json.loads((await host.http("GET", f"/{name}")).body)["store"] == store
+            metrics = (await host.http("GET", "/-/metrics")).body
+            assert isinstance(metrics, bytes)
+            assert dict(re.findall(r'mq_queue_info\{queue="(\w+)",store="(\w+)"\} 1', metrics.decode())) == expected
+
+
 async def test_a_node_that_stays_alone_says_so(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
 ) -> None:
