@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from mq.broker import open_broker
+from mq.broker.background_check import KEY, KIND, PassProgress
 from mq.message import MessageIds
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.format import RootUse, note_use
@@ -117,6 +118,24 @@ def test_record_that_makes_no_sense_is_found(root: Path, mq: Mq) -> None:
     assert any(
         line.startswith(f"record   {record}: the value is not valid for a record of kind queue") for line in done.lines
     )
+
+
+def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Path, mq: Mq) -> None:
+    progress = PassProgress(began_ms=1_700_000_000_000, queue="a", after=-1, checked=20, total=40)
+    damaged = [["a", "the-id", "the checksum does not match"]]
+
+    async def put(record: dict[str, object]) -> None:
+        async with open_broker(f"posix:{root}") as broker:
+            await broker.declarations.put(KIND, KEY, record)
+
+    assert not any(line.startswith("background check") for line in mq("doctor", root).lines)
+    trio.run(put, {**progress._asdict(), "damaged": damaged})
+    found, passes = mq("doctor", root).lines[-2:]
+    assert found == "background check: message the-id of queue a is damaged: the checksum does not match"
+    assert passes.endswith("finished never; current pass: 20 of 40 messages, started 2023-11-14T22:13:20Z")
+    assert mq("doctor", root, "--json").json[-1] == {"check": progress._asdict(), "damaged": damaged}
+    trio.run(put, {**PassProgress(ended_ms=1_700_000_000_000)._asdict(), "damaged": []})
+    assert mq("doctor", root).lines[-1] == "background check: the last complete pass finished 2023-11-14T22:13:20Z"
 
 
 def test_no_root_is_2(mq: Mq, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mq.broker.settings import QueueSettings
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageIds
 from mq.observers.metrics import OTHERS, Durations, Histogram, Metrics
+from mq.storage.interface import Damage
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
 from mq.web.prometheus import COUNTED, MOST_QUEUES, STEP, Scrape, page
@@ -123,6 +124,30 @@ def test_depths_that_another_node_tells_are_left_to_it() -> None:
     assert {queue for name, queue, _ in found if name == "mq_queue_oldest_seconds"} == {"here", OTHERS}
     assert found["mq_queue_messages", OTHERS, "ready"] == 0
     assert found["mq_queues", "", ""] == 2
+
+
+def test_scrape_has_damage_the_background_check_and_a_clock_in_doubt() -> None:
+    health = Health()
+    health.damages = [Damage("queue", "q", "/root/state/records/queue/kq.1", "the checksum does not match")]
+    health.damaged = {MessageIds().new(): ("q", "the checksum does not match") for _ in range(2)}
+    health.torn, health.skipped, health.unchecked, health.verified = 3, 4, 5, 6
+    health.progress, health.ended_seconds = 0.25, 1_700_000_000.0
+    text = page(Scrape("1", Metrics().totals(set(), 1), [], True, None, 0, health=health, is_clock_untrusted=True))
+    found = samples(text.decode())
+    assert {name: found[name, "", ""] for name in OF_DAMAGE} == OF_DAMAGE
+
+
+OF_DAMAGE: Final = {
+    "mq_store_damaged_files": 1,
+    "mq_messages_damaged": 2,
+    "mq_messages_torn": 3,
+    "mq_store_foreign_files": 4,
+    "mq_messages_unchecked_total": 5,
+    "mq_messages_verified_total": 6,
+    "mq_check_progress_ratio": 0.25,
+    "mq_check_completed_timestamp_seconds": 1_700_000_000,
+    "mq_clock_untrusted": 1,
+}
 
 
 async def test_how_long_things_took_is_told(store: MemoryStorage) -> None:
