@@ -19,6 +19,7 @@ import pytest
 
 import mq
 from mq.storage.files.posix import load_native
+from tests.cases import proof
 
 TREE = Path(__file__).resolve().parent.parent
 MINORS = range(11, 20)
@@ -46,6 +47,8 @@ def interpreters() -> dict[str, str]:
 
 
 INTERPRETERS = interpreters()
+OWN = f"{sys.version_info.major}.{sys.version_info.minor}"
+VERSIONS = [version if version == OWN else proof(version) for version in sorted(INTERPRETERS)]
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +105,7 @@ def wait_until_served(url: str, process: subprocess.Popen[str]) -> None:
     pytest.fail("did not serve in time")
 
 
-@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+@pytest.mark.parametrize("version", VERSIONS)
 def test_one_file_serves_with_nothing_but_python(
     bare: Callable[..., subprocess.Popen[str]], free_port: int, temp_root: Path, version: str
 ) -> None:
@@ -134,7 +137,7 @@ def test_one_file_tells_its_version(bare: Callable[..., subprocess.Popen[str]]) 
 
 
 @pytest.mark.skipif(load_native() is None, reason="mq-native is not compiled here: apt install gcc libc6-dev")
-@pytest.mark.parametrize("version", sorted(INTERPRETERS))
+@pytest.mark.parametrize("version", VERSIONS)
 def test_one_file_takes_mq_native_from_its_python(one_file: Path, tmp_path: Path, version: str) -> None:
     """It brings none: it is for every machine."""
     shutil.copytree(Path(str(importlib.import_module("mq_native").__file__)).parent, tmp_path / "site" / "mq_native")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import proof
+
 systems = pytest.importorskip("benchmarks.systems", reason="a source package has no benchmarks")
 compare = pytest.importorskip("benchmarks.compare")
 counts = pytest.importorskip("benchmarks.counts")
@@ -19,6 +21,7 @@ page = pytest.importorskip("benchmarks.page")
 turns = pytest.importorskip("benchmarks.turns")
 
 TREE = Path(__file__).resolve().parent.parent.parent
+OTHERS = [name for name in systems.SYSTEMS if not name.startswith("rabbitmq-")]
 TINY = turns.Load(clients=3, size=1000, seconds=0.05, warm_up=0.05)
 
 
@@ -30,7 +33,7 @@ def turn(**changes: object) -> turns.Turn:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in systems.SYSTEMS if name != "rabbitmq-quorum"])
+@pytest.mark.parametrize("name", [*OTHERS, proof("rabbitmq-classic")])
 def test_each_system_takes_its_turn(name: str, tmp_path: Path) -> None:
     system = systems.SYSTEMS[name]
     if why := system.absence():

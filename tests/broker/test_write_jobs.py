@@ -432,8 +432,8 @@ KINDS: Final = [
 ]
 
 
-STEPS: Final = [3, pytest.param(1, marks=pytest.mark.proof)]
-"""Each commit has every third cut, the next one others; `make proof` has every one."""
+STEPS: Final = [6, pytest.param(1, marks=pytest.mark.proof)]
+"""Each commit has every sixth cut, the next one others; `make proof` has every one."""
 
 
 def cuts(

@@ -197,7 +197,7 @@ def test_every_setting_ends_where_its_schema_says(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("examples", [5, pytest.param(15, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("examples", [2, pytest.param(15, marks=pytest.mark.proof)])
 def test_the_daemon_is_as_described(temp_root: Path, tmp_path: Path, examples: int) -> None:
     """schemathesis asks for everything in many ways, right ones and wrong ones, always the same."""
     if importlib.util.find_spec("schemathesis") is None:

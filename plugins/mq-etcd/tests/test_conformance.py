@@ -16,7 +16,7 @@ from mq.storage.conformance import (
 from tests.cases import for_each
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 async def test_keeps_every_promise_on_three_members(three_place) -> None:
     await check_storage(three_place.make, three_place.reopen)
 

@@ -102,29 +102,29 @@ import os, pika, sys
 connection = pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", int(sys.argv[1])))
 channel = connection.channel()
 channel.queue_declare(sys.argv[2], durable=True)
-for number in range(5000):
+for number in range(2000):
     channel.basic_publish("", sys.argv[2], b"%d" % number, pika.BasicProperties(delivery_mode=2))
 os._exit(0)
 """
     subprocess.run([sys.executable, "-c", program, str(server.port), queue], check=True, timeout=WAIT_SECONDS)
     deadline = time.monotonic() + WAIT_SECONDS
-    while ready(server, queue) < 5000:
-        assert time.monotonic() < deadline, f"{5000 - ready(server, queue)} are missing"
+    while ready(server, queue) < 2000:
+        assert time.monotonic() < deadline, f"{2000 - ready(server, queue)} are missing"
         time.sleep(0.2)
-    assert look_at_all(server, queue) == list(range(5000))
+    assert look_at_all(server, queue) == list(range(2000))
 
 
 async def test_who_sends_after_a_goodbye_still_hears_the_answer(mq_server: Server, queue: str) -> None:
     """A socket that is closed while there is something to read is reset, and what was said last is lost with it."""
     client = await dial(mq_server)
     await client.declare(queue, durable=True)
-    data = publishes(queue, range(5000))
+    data = publishes(queue, range(2000))
     await client.stream.send_all(data + words(GOODBYE, 0) + data)
     assert (await client.hear()).name == "Connection.CloseOk"
     assert await client.hear() is None
     await client.stream.aclose()
-    assert await trio.to_thread.run_sync(ready_after_goodbye, mq_server, queue, 5000) == 5000
-    assert await trio.to_thread.run_sync(look_at_all, mq_server, queue) == list(range(5000))
+    assert await trio.to_thread.run_sync(ready_after_goodbye, mq_server, queue, 2000) == 2000
+    assert await trio.to_thread.run_sync(look_at_all, mq_server, queue) == list(range(2000))
 
 
 async def test_a_daemon_that_stops_stores_what_it_has_read(tmp_path: Path) -> None:
