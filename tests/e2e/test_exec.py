@@ -266,7 +266,7 @@ def test_a_command_is_stopped_and_goes_on_together_with_its_program(client: Clie
     until(lambda: len(consumers.works()) == 2, "the work has begun")
     first.send_signal(signal.SIGTSTP)
     until(lambda: state(first.pid) == "T", "Control-Z stops the program")
-    assert [state(pid) for pid in consumers.works()] == ["T", "T"]
+    until(lambda: [state(pid) for pid in consumers.works()] == ["T", "T"], "and what it has started")
     first.send_signal(signal.SIGCONT)
     until(lambda: [state(pid) for pid in consumers.works()] == ["S", "S"], "they go on")
 

@@ -27,7 +27,8 @@ pytestmark = pytest.mark.slow
 
 MESSAGES: Final = 20_000
 FEW: Final = 8_000
-"""Where there is one round only. Of a kibibyte each: more than the kernel takes at once."""
+"""Where there is one round only. Of a kibibyte each: more than the kernel takes at once, and no more than a busy machine
+stores before a daemon that stops gives up."""
 SIZE: Final = 1024
 WAIT_SECONDS: Final = 100
 PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
@@ -135,7 +136,7 @@ async def test_a_daemon_that_stops_stores_what_it_has_read(tmp_path: Path) -> No
 
         async def publish() -> None:
             with suppress(trio.BrokenResourceError):
-                await client.stream.send_all(publishes("q", range(MESSAGES)))
+                await client.stream.send_all(publishes("q", range(FEW)))
             sent.set()
 
         async with trio.open_nursery() as nursery:
@@ -144,7 +145,7 @@ async def test_a_daemon_that_stops_stores_what_it_has_read(tmp_path: Path) -> No
             await trio.to_thread.run_sync(server.stop)  # fails where it does not end well
         server.start()
         found = await trio.to_thread.run_sync(look_at_all, server, "q")
-        assert 0 < len(found) <= MESSAGES
+        assert 0 < len(found) <= FEW
         assert found == list(range(len(found)))
         assert "not stored" not in server.daemon.log.read_text()
         await client.stream.aclose()
