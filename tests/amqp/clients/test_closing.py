@@ -27,8 +27,8 @@ pytestmark = pytest.mark.slow
 
 MESSAGES: Final = 20_000
 FEW: Final = 8_000
-"""Where there is one round only. Of a kibibyte each: more than the kernel takes at once, and no more than a busy machine
-stores before a daemon that stops gives up."""
+"""Where there is one round only. Of a kibibyte each: more than the kernel takes at once; a busy machine stores them
+before a daemon that stops gives up."""
 SIZE: Final = 1024
 WAIT_SECONDS: Final = 100
 PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
