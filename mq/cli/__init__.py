@@ -139,7 +139,7 @@ def load_verb(name: str) -> click.Command:
     """
     if name in NEED_LINUX and sys.platform != "linux":
         raise click.ClickException(
-            f"{name} requires Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run {name} on "
+            f"{name} requires Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run mq {name} on "
             "Linux or in a container. The clients and the commands that connect to a daemon also work on "
             "this system"
         )

@@ -190,10 +190,13 @@ def _parse_time(text: str) -> int:
 
 _SWITCH: Final = (_parse_switch, "true or false")
 _NAME: Final = (_parse_name, "1 to 100 letters, digits and . _ @ -")
-_NAMES: Final = (_parse_names, "1 to 100 letters, digits and . _ @ -, or several such names with commas, each once")
+_NAMES: Final = (
+    _parse_names,
+    "one or more comma-separated names of 1 to 100 letters, digits and . _ @ -, without duplicates",
+)
 _PATTERN: Final = (_parse_pattern, "a regular expression")
-_TIME: Final = (_parse_time, "a time as 2026-11-24T08:00:00Z; without a zone it is UTC")
-_TEXT: Final = (_parse_text, "a text on one line")
+_TIME: Final = (_parse_time, "a time such as 2026-11-24T08:00:00Z (UTC if the time zone is omitted)")
+_TEXT: Final = (_parse_text, "one line of text")
 _SIZE: Final = (_parse_size, "a size of at least one byte, such as 65536, 64KiB or 10MB")
 _LARGEST: Final = (1 << 63) - 1
 

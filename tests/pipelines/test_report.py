@@ -104,13 +104,13 @@ def test_the_page_is_whole_and_needs_nothing_besides_itself(exceptions: int) -> 
     assert "nan" not in page.lower().replace("finance", "")
     assert ("700 exceptions among 6 messages" in page) == (exceptions == 700)
     assert ("200 more are in the table" in page) == (exceptions == 700)
-    assert ("is in exactly one place, as far as is known" in page) == (exceptions == 0)
-    assert "Of 3 the journal does not know" in page
+    assert ("is in exactly one place, according to the journal" in page) == (exceptions == 0)
+    assert "The state of 3 messages is unknown" in page
 
 
 def test_the_page_says_when_and_by_what_it_was_made() -> None:
     page = as_page(report(tables(0)))
-    assert "Made 2026-11-21 13:00:00 UTC by mq 1.2.3, Spark 4.9, of a journal by mq &lt;script" in page
+    assert "Created 2026-11-21 13:00:00 UTC by mq 1.2.3, Spark 4.9, from a journal of mq &lt;script" in page
 
 
 def test_unknown_values_are_shown_as_unknown() -> None:

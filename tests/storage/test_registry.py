@@ -194,8 +194,8 @@ def test_memory_is_a_store() -> None:
     assert "commit" in registry._VERBS
 
 
-def test_stores_of_files_say_that_they_were_not_measured_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_stores_say_that_they_require_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the line of a store that cannot be loaded ends with."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ImportError, match=r"not measured on darwin\. Serve on Linux"):
+    with pytest.raises(ImportError, match=r"but this is darwin\. Run mq on Linux"):
         importlib.reload(mq.storage.files)

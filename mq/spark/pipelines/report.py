@@ -42,17 +42,19 @@ class Report(NamedTuple):
 def as_page(report: Report) -> str:
     """The page, in HTML. Texts from outside are escaped."""
     parts = [
-        f"<h1>What the journal says</h1>{_introduction(report)}",
+        f"<h1>Journal report</h1>{_introduction(report)}",
         _verdict(report),
         _depth(report.tables["depth"], report.tables),
         _throughput(report.tables["throughput"], report.tables["queues"]),
         _latency(report.tables["latency"]),
         _section("Queues", _table(report.tables["queues"], _QUEUES)),
-        _section("Poison messages", _table(report.tables["poison"], _POISON), "delivered again and again"),
-        _section("Segments", _table(report.tables["segments"], _SEGMENTS), "what was read"),
+        _section(
+            "Poison messages", _table(report.tables["poison"], _POISON), "messages that were delivered repeatedly"
+        ),
+        _section("Segments", _table(report.tables["segments"], _SEGMENTS), "the files that were read"),
     ]
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mq: what the journal says</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>mq: journal report</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<style>{_STYLE}</style></head><body><main>{''.join(parts)}</main></body></html>\n"
     )
@@ -67,17 +69,16 @@ def _introduction(report: Report) -> str:
     brokers = ", ".join(sorted({row["version"] for row in segments}))
     programs = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return (
-        f"<p>Made {report.made:%Y-%m-%d %H:%M:%S} UTC by {html.escape(programs)}"
-        f"{f', of a journal by mq {html.escape(brokers)}' if brokers else ''}.</p>"
+        f"<p>Created {report.made:%Y-%m-%d %H:%M:%S} UTC by {html.escape(programs)}"
+        f"{f', from a journal of mq {html.escape(brokers)}' if brokers else ''}.</p>"
         f"<p>{html.escape(stores)}: {rows:,} rows in {len(segments):,} segments, {_plural(runs, 'run', 'runs')} "
-        "of a broker.</p>"
-        + (f"<div class=note><p>What the journal does not know:</p><ul>{told}</ul></div>" if told else "")
+        "of a broker.</p>" + (f"<div class=note><p>Gaps in the journal:</p><ul>{told}</ul></div>" if told else "")
     )
 
 
 def _verdict(report: Report) -> str:
     if "places" not in report.tables:
-        return _section("Conservation", "<p>Not audited: other programs moved messages of the store.</p>")
+        return _section("Conservation", "<p>Not audited, because other programs also moved messages of this store.</p>")
     places, exceptions = report.tables["places"], report.tables["exceptions"]
     total, unsure = (
         sum(row["messages"] for row in places if wanted in (None, row["place"])) for wanted in (None, UNSURE)
@@ -85,16 +86,18 @@ def _verdict(report: Report) -> str:
     if exceptions:
         verdict = f'<p class="bad">{_plural(len(exceptions), "exception", "exceptions")} among {total:,} messages.</p>'
     else:
-        verdict = f'<p class="good">Each of {total:,} messages is in exactly one place, as far as is known.</p>'
+        verdict = f'<p class="good">Each of {total:,} messages is in exactly one place, according to the journal.</p>'
     if unsure:
-        verdict += f"<p>Of {unsure:,} the journal does not know: they were last seen before a gap.</p>"
+        verdict += (
+            f"<p>The state of {unsure:,} messages is unknown: they were last seen before a gap in the journal.</p>"
+        )
     meanings = "".join(
         f"<li><b>{html.escape(what)}</b>: {html.escape(meaning)}</li>"
         for what, meaning in MEANINGS.items()
         if any(row["what"] == what for row in exceptions)
     )
     listed = f"<ul>{meanings}</ul>{_table(exceptions, _EXCEPTIONS)}" if exceptions else ""
-    return _section("Conservation", verdict + listed + _table(places, _PLACES), "where every message is")
+    return _section("Conservation", verdict + listed + _table(places, _PLACES), "the location of every message")
 
 
 def _depth(rows: Sequence[Row], tables: Mapping[str, Sequence[Row]]) -> str:

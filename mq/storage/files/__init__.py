@@ -38,6 +38,7 @@ import sys
 
 if sys.platform != "linux":
     raise ImportError(
-        "stores of files rest on calls of Linux (renameat2, syncfs, inotify), and were not measured on "
-        f"{sys.platform}. Serve on Linux, or in a container; the clients and the command line run here"
+        f"file-based stores require Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run mq on "
+        "Linux or in a container. The clients and the commands that connect to a daemon also work on this "
+        "system"
     )
