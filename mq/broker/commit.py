@@ -245,7 +245,7 @@ class Committer:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
             self._fill()
         if self._gathers:  # else a batch ends at once, whatever it has
-            self.pace.note(size, ended - began)
+            self.pace.note(size, self._now() - began)  # with the answers, which the next batch waits for, too
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
         for took in self._took:

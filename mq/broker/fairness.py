@@ -9,7 +9,7 @@ from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
-BATCH_SECONDS: Final = 0.1
+BATCH_SECONDS: Final = 0.05
 """How long a batch may take, so that operations behind it do not wait for long."""
 FEWEST: Final = 4
 """Operations that a batch may always have."""
