@@ -356,7 +356,7 @@ def test_what_does_not_let_it_start_is_one_line_and_2(temp_root: Path, tmp_path:
         assert_refused(ended(f"--port={port}", "--storage=memory:"), f"port {port}: Address already in use")
     assert_refused(ended("--port=0", f"--root={tmp_path}/file"), "Not a directory")
     assert_refused(ended("--port=0", "--storage=nonesuch:"), "nonesuch")
-    assert_refused(ended("--port=0", "--storage=memory:", "--peers=1"), "memory:")
+    assert_refused(ended("--port=0", "--storage=memory:", "--peers=1"), 'the storage backend "memory"')
     assert_refused(ended("--address=192.0.2.1", "--insecure", "--storage=memory:"), "cannot listen on 192.0.2.1")
     assert_refused(ended("--visibility=soon"), "visibility must be")
 
