@@ -21,6 +21,7 @@ from mq.storage.interface import Entry, Meta
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
 from tests.broker.test_broker import take
+from tests.cases import proof
 
 DAY: Final = 86_400.0
 YEAR: Final = 365 * DAY
@@ -227,7 +228,7 @@ async def test_time_without_a_daemon_before_a_doubt_does_not_count_for_what_came
 
 
 @pytest.mark.parametrize("seconds", [-2 * YEAR, -1800.0, 3600.0, 2 * YEAR])
-@pytest.mark.parametrize("lasts", [4, 600, None])
+@pytest.mark.parametrize("lasts", [4, proof(600), None])
 @pytest.mark.parametrize("delay", [60.0, 3 * DAY])
 async def test_delay_counts_elapsed_time_when_the_wall_clock_steps(
     broker: Broker, wall_clock: WallClock, seconds: float, lasts: float | None, delay: float
