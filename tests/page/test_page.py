@@ -522,7 +522,7 @@ def test_over_tls_the_cookie_is_secure_and_all_goes_over_http2(browser: Any, tmp
         daemon = subprocess.Popen([*command, *options], cwd=TREE, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     try:
         with Hand.at(browser, f"https://localhost:{free_port}", ignore_https_errors=True) as hand:
-            hand.until(lambda: "serves" in said.read_text() or daemon.poll() is not None)
+            hand.until(lambda: "is serving" in said.read_text() or daemon.poll() is not None)
             hand.open()
             log_in(hand, "boss", PASSWORD)
             hand.tab.get_by_role("heading", name="Queues").wait_for()
