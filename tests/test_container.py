@@ -142,7 +142,7 @@ def test_its_steps_build_install_and_serve(tmp_path: Path, free_port: int) -> No
         finally:
             daemon.terminate()
     assert daemon.returncode == 0
-    assert " (compiled, with mq-native) serves /" in log.read_text()
+    assert " (compiled, with mq-native) is serving /" in log.read_text()
 
 
 def the_images_python() -> str:
