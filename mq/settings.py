@@ -225,6 +225,7 @@ _FOLDER: Final = _TEXT._replace(metavar="FOLDER")
 _ADDRESS: Final = _TEXT._replace(metavar="ADDRESS")
 _NAME: Final = _TEXT._replace(metavar="NAME")
 _NAMES: Final = ValueKind(_parse_names, "a comma-separated list of names of at most 255 bytes each", "NAMES")
+_ADDRESSES: Final = _NAMES._replace(metavar="HOST:PORT,...")
 _USER: Final = ValueKind(_parse_user, "the name or number of a user on this machine", "USER")
 _SOCKET: Final = ValueKind(
     _parse_socket, "a path, optionally with an octal file mode, such as /run/mq/http,mode=0660", "FILE[,mode=MODE]"
@@ -276,11 +277,16 @@ class Settings:
         "none",
     )
     amqp_port: int | None = _line(
-        None, _whole(0, 65_535), "AMQP 0-9-1 port on the same address; 0 disables AMQP", f"{AMQP_PORT}, if it is free"
+        None,
+        _whole(0, 65_535),
+        "AMQP 0-9-1 port, on the same address as HTTP; 0 disables AMQP",
+        f"{AMQP_PORT}, if it is free",
     )
     amqp_channel_max: int = _line(2047, _whole(1, 65_535), "maximum number of channels per AMQP connection")
     sqs_port: int = _line(
-        0, _whole(0, 65_535), "additional port on the same address that serves only the Amazon SQS API; 0 means none"
+        0,
+        _whole(0, 65_535),
+        "additional port, on the same address as HTTP, that serves only the Amazon SQS API; 0 means none",
     )
     amqp_vhosts: tuple[str, ...] = _line(
         (), _NAMES, "comma-separated list of AMQP virtual hosts in addition to /", "none"
@@ -389,8 +395,8 @@ class Settings:
     node: str = _line("", _NAME, "name of this node; overrides the cluster file", "from the cluster file")
     neighbors: tuple[str, ...] = _line(
         (),
-        _NAMES,
-        "comma-separated addresses (ADDRESS:PORT) of the other two nodes, or of all three; overrides the cluster file",
+        _ADDRESSES,
+        "comma-separated addresses of the other two nodes, or of all three; overrides the cluster file",
         "from the cluster file",
     )
     coordinator: str = _line(

@@ -108,7 +108,8 @@ def _key(path: str, id: str, table: Any) -> AwsKey:
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
         raise _wrong(
             path,
-            f"{where}.secret must consist of 16 to 128 visible ASCII characters, as created with the mq user command",
+            f"{where}.secret must consist of 16 to 128 printable ASCII characters without spaces. "
+            "Create one with mq user",
         )
     return AwsKey(id, secret, user)
 

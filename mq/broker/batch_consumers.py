@@ -1380,8 +1380,8 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
         raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim the batch first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages instead of {of}. Claim the batch "
-            "again to see where the other messages are, and read the batch from position 0"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were expected. Claim "
+            "the batch again to learn what happened to the others, then read the batch from position 0"
         )
     return claim
 

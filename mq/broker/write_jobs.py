@@ -546,7 +546,7 @@ class WriteJobs:
             indexes = {self._index(chunk) for chunk in found}
             index = next(iter(indexes))
             if index is None or len(indexes) > 1:
-                raise Conflict(f"queue {queue} was deleted while rows were written to it. Write the rows again")
+                raise Conflict(f"queue {queue} was deleted while rows were being written to it. Write the rows again")
             yield index, found
 
     async def _finish(self, job: _Job) -> None:
@@ -686,7 +686,7 @@ class WriteJobs:
         operations = removing([chunk.entry for chunk in chunks], in_one_step=in_one_step, durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
-                raise error_of(outcome, "cannot remove the rows of a write job")
+                raise error_of(outcome, f"cannot remove rows of a write job from queue {chunks[0].entry.queue}")
 
 
 class _Chunk(NamedTuple):

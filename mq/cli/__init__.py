@@ -60,7 +60,7 @@ VERBS: Final = {
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues with their message counts."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Create, show, configure or delete a queue."),
     "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue or publishing to it."),
-    "resume": CliVerb("mq.cli.queues:resume_command", "Resume delivery from a paused queue and publishing to it."),
+    "resume": CliVerb("mq.cli.queues:resume_command", "Resume a paused queue: allow delivery and publishing again."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead letters back to their original queues."),
     "move": CliVerb("mq.cli.messages:move_command", "Move ready messages to another queue."),
     "schedule": CliVerb(

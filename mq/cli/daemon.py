@@ -155,7 +155,7 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 
 
 @click.command("clock")
-@click.option("--trust", is_flag=True, help="Confirm that the wall clock is correct.")
+@click.option("--trust", is_flag=True, help="End the daemon's doubt: declare that the wall clock is correct.")
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:

@@ -122,7 +122,7 @@ def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) 
 @click.option("--publishing", is_flag=True, help="Resume publishing only.")
 @remote
 def resume_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
-    """Resume delivery from a paused queue and publishing to it."""
+    """Resume a paused queue: allow delivery and publishing again."""
     is_all = not (delivery or publishing)
     changes = _pauses(delivery or is_all, publishing or is_all, is_on=False)
     with remote.client() as client:

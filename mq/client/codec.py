@@ -275,7 +275,7 @@ def _instant(text: object) -> datetime | None:
     try:
         return None if text is None else datetime.fromisoformat(str(text))
     except ValueError as error:
-        raise UnexpectedResponse(f"cannot read a message, because its time is not valid: {error}") from error
+        raise UnexpectedResponse(f"cannot read a message: invalid timestamp: {error}") from error
 
 
 def _death(value: Mapping[str, Any]) -> DeadLetterEvent:

@@ -82,7 +82,7 @@ def read_change(given: Mapping[str, str], *, is_fifo: bool) -> AttributeChange:
             settings |= _SETTINGS[name](name, text)
         elif name == FIFO and is_fifo:
             if _noted_switch(name, text) != "true":
-                raise _wrong(name, "A queue whose name ends in .fifo is a FIFO queue.")
+                raise _wrong(name, "FifoQueue must be true for a queue whose name ends in .fifo.")
         elif name in _NOTED and (is_fifo or name not in _OF_FIFO):
             notes[name] = _NOTED[name](name, text)
         else:

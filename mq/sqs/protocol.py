@@ -181,7 +181,8 @@ def fields_of(form: bytes) -> list[tuple[str, str]]:
         return parse_qsl(form.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_FIELDS)
     except ValueError:
         raise SqsError(
-            "MalformedQueryString", f"the request body is not a UTF-8 form with at most {MOST_FIELDS} fields"
+            "MalformedQueryString",
+            f"the request body must be a URL-encoded form in UTF-8 with at most {MOST_FIELDS} fields",
         ) from None
 
 

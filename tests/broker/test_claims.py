@@ -407,7 +407,7 @@ async def test_places_are_those_of_the_claim_as_it_was_read(broker: Broker) -> N
         lambda: broker.claims.read("q", "c", 1, epoch, 2, 4, 4),
         lambda: broker.claims.note_read("q", "c", 1, epoch, 2, 4, 4),
     ):
-        with pytest.raises(ReceiptMismatch, match="has 3 messages instead of 4"):
+        with pytest.raises(ReceiptMismatch, match="has 3 messages, but 4 were expected"):
             await wrong()
     assert (await broker.claims.consumer("q", "c")).read == 1
     await broker.claims.note_read("q", "c", 1, epoch, 1, 2, 3)

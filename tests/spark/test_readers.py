@@ -341,7 +341,7 @@ def test_slices_are_those_of_the_claim_as_it_was_planned(client: Client, options
     rows(reader, [first])
     client.remove(next(message for message in client.browse(options.queue, state="leased") if message.body == b"0"))
     reader.partitions(start, end)  # as the lease is renewed
-    with pytest.raises(SparkSourceError, match="has 5 messages instead of 6"):
+    with pytest.raises(SparkSourceError, match="has 5 messages, but 6 were expected"):
         rows(reader, [second])
     with pytest.raises(SparkSourceError, match="only 2 of its 5 rows"):
         reader.latestOffset(end, LIMIT)

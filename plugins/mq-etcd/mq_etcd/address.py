@@ -140,7 +140,9 @@ def _tls(options: dict[str, str]) -> ssl.SSLContext | None:
         if cert is not None:
             context.load_cert_chain(cert, key)
     except (OSError, ssl.SSLError) as error:
-        raise StorageUnusable(f"cannot use the files of the etcd options ca, cert and key: {error}") from error
+        raise StorageUnusable(
+            f"cannot load the files specified by the etcd options ca, cert and key: {error}"
+        ) from error
     return context
 
 
