@@ -5,9 +5,8 @@ collection looks at them for nothing: 100 ms for 100,000 messages, in one step o
 served. And while as many messages go as come, CPython counts nothing: what comes to be collected in the end are all the
 objects that were made meanwhile.
 
-So the daemon collects by the time. Of the objects that were made within a few passes of the event loop, it collects
-those that nothing refers to. An object that survives is looked at three times, then it is frozen: not looked at again
-before :func:`collect_all`.
+So the daemon collects by the time: of the objects that were made within a few passes of the event loop, those that
+nothing refers to. Once very many are left, they are frozen: not looked at again before :func:`collect_all`.
 """
 
 from __future__ import annotations
@@ -23,10 +22,14 @@ import trio
 ROUND_SECONDS: Final = 0.02
 """From one round to the next, while the event loop has work. In so short a time a few ten thousand objects are made, at
 which a collection looks in 1 to 3 ms."""
-MIDDLE_ROUNDS: Final = 5
-"""Each round so many also looks at what survived the rounds before."""
-FROZEN_ROUNDS: Final = 25
-"""Each round so many looks at all that was made since the last such round, and freezes what is left."""
+MIDDLE_SECONDS: Final = 0.1
+"""From one round that also looks at what survived the rounds before to the next one."""
+OLD_SECONDS: Final = 0.5
+"""From one round that looks at all objects that are not frozen to the next one."""
+FROZEN_OBJECTS: Final = 50_000
+"""If at least so many are left, it freezes them: some 5,000 messages. What is frozen while it is in use, and ends in a
+cycle, stays until :func:`collect_all`. So a daemon that makes exceptions, and no messages, freezes nothing: it kept 1.5
+MB a second where publishers were refused."""
 _YOUNG, _MIDDLE, _OLD = range(3)
 """CPython's generations: a collection takes the younger ones, too."""
 _NEW_OBJECTS: Final = 100_000
@@ -40,17 +43,26 @@ class GarbageRounds(trio.abc.Instrument):
     Args:
         now: seconds.
         collect: collects a generation, and the younger ones.
+        left: how many objects are not frozen.
+        freeze: freezes them.
     """
 
-    __slots__ = ("_collect", "_due", "_now", "_round")
+    __slots__ = ("_collect", "_due", "_freeze", "_left", "_middle_due", "_now", "_old_due")
 
     def __init__(
-        self, now: Callable[[], float] = time.perf_counter, collect: Callable[[int], object] = gc.collect
+        self,
+        now: Callable[[], float] = time.perf_counter,
+        collect: Callable[[int], object] = gc.collect,
+        left: Callable[[], int] = lambda: len(gc.get_objects()),
+        freeze: Callable[[], object] = gc.freeze,
     ) -> None:
         self._now = now
         self._collect = collect
+        self._left = left
+        self._freeze = freeze
         self._due = now() + ROUND_SECONDS
-        self._round = 0
+        self._middle_due = now() + MIDDLE_SECONDS
+        self._old_due = now() + OLD_SECONDS
 
     def before_io_wait(self, timeout: float) -> None:
         """Collect if a round is due. The tasks that the pass made runnable wait for it."""
@@ -58,12 +70,16 @@ class GarbageRounds(trio.abc.Instrument):
         if now < self._due:
             return
         self._due = now + ROUND_SECONDS
-        self._round += 1
-        if self._round % FROZEN_ROUNDS == 0:
+        if now >= self._old_due:
+            self._middle_due, self._old_due = now + MIDDLE_SECONDS, now + OLD_SECONDS
             self._collect(_OLD)
-            gc.freeze()
+            if self._left() >= FROZEN_OBJECTS:
+                self._freeze()
+        elif now >= self._middle_due:
+            self._middle_due = now + MIDDLE_SECONDS
+            self._collect(_MIDDLE)
         else:
-            self._collect(_MIDDLE if self._round % MIDDLE_ROUNDS == 0 else _YOUNG)
+            self._collect(_YOUNG)
 
 
 def collect_in_rounds() -> None:

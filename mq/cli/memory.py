@@ -28,7 +28,9 @@ MOST_MESSAGES: Final = 10_000
 """With more messages, a collection of all garbage is put off: it takes 12 ms for so many, in one step."""
 MOST_PUT_OFF: Final = 32
 """How often it is put off: until 256 MiB were given back, or 8,192 connections ended, each of which may have left some
-20 KiB in cycles."""
+20 KiB in cycles, or half an hour has passed."""
+LONGEST_SECONDS: Final = 60.0
+"""From one look at the memory to the next, if clients give back little."""
 CALM_SECONDS: Final = 1.0
 """Seconds over which the event loop's load is measured before garbage is collected."""
 CALM_SHARE: Final = 0.3
@@ -60,7 +62,7 @@ async def returning_memory(budget: Budget, messages: Callable[[], int]) -> Async
 
 
 async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
-    """Return freed memory, for ever, each time that clients have given much of it back.
+    """Return freed memory, for ever: each time that clients have given much of it back, and now and then.
 
     Args:
         budget: reports that.
@@ -69,7 +71,8 @@ async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     least, put_off = resident_bytes(), 0
     while True:
-        await budget.until_much_is_freed()
+        with trio.move_on_after(LONGEST_SECONDS) as waiting:
+            await budget.until_much_is_freed()
         await trio.sleep(QUIET_SECONDS)
         await _until_calm()
         budget.forget_freed()
@@ -79,6 +82,8 @@ async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
         is_put_off = messages() > MOST_MESSAGES and put_off < MOST_PUT_OFF
         if is_put_off:
             put_off += 1
+            if waiting.cancelled_caught:
+                continue
         else:
             put_off = 0
             collect_all()

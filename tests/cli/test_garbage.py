@@ -8,9 +8,10 @@ import sys
 from collections import Counter
 
 from mq.cli import garbage
-from mq.cli.garbage import FROZEN_ROUNDS, ROUND_SECONDS, GarbageRounds
+from mq.cli.garbage import FROZEN_OBJECTS, OLD_SECONDS, ROUND_SECONDS, GarbageRounds
 
-OLD_OBJECTS_GO, NEW_OBJECTS_COME = 400_000, 400_000
+ROUNDS = round(OLD_SECONDS / ROUND_SECONDS)
+OLD_OBJECTS_GO, NEW_OBJECTS_COME = 1_000_000, 1_000_000
 MANY = f"""
 import gc, trio
 from mq.cli.garbage import collect_in_rounds
@@ -27,11 +28,11 @@ async def main():
     collect_in_rounds()
     gc.callbacks.append(note)
     new = []
-    for _ in range({NEW_OBJECTS_COME} // 1000):
-        for _ in range(1000):  # CPython counts one more and one less
+    for _ in range({NEW_OBJECTS_COME} // 2000):
+        for _ in range(2000):  # CPython counts one more and one less
             new.append(Thing())
             old.pop()
-        await trio.sleep(0.005)
+        await trio.sleep(0.002)
     print(max(looked_at), gc.get_freeze_count())
 
 trio.run(main)
@@ -39,17 +40,17 @@ trio.run(main)
 
 
 def test_a_round_is_collected_only_when_it_is_due() -> None:
-    now, collected = 0.0, []
-    rounds = GarbageRounds(lambda: now, collected.append)
+    now, collected, frozen = 0.0, [], []
+    rounds = GarbageRounds(lambda: now, collected.append, lambda: left, lambda: frozen.append(len(collected)))
     rounds.before_io_wait(0)
     assert collected == []
-    for _ in range(FROZEN_ROUNDS):
-        now += ROUND_SECONDS
-        rounds.before_io_wait(0)
-        rounds.before_io_wait(0)
-    assert Counter(collected) == {0: 20, 1: 4, 2: 1}
-    assert collected[-1] == 2
-    gc.unfreeze()
+    for left in (FROZEN_OBJECTS - 1, FROZEN_OBJECTS):  # noqa: B007 - the rounds ask for it
+        for _ in range(ROUNDS):
+            now += ROUND_SECONDS * 1.01
+            rounds.before_io_wait(0)
+            rounds.before_io_wait(0)
+    assert Counter(collected) == {0: 40, 1: 8, 2: 2}
+    assert frozen == [2 * ROUNDS]
 
 
 def test_no_collection_looks_at_all_objects() -> None:
