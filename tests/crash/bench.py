@@ -51,7 +51,7 @@ class Bench:
     def end_with(self, pid: int) -> None:
         """That process works below the folder, and is not to outlive it."""
         assert self._guard.stdin is not None
-        self._guard.stdin.write(f"{pid}\n".encode())
+        self._guard.stdin.write(f"{pid} {_began(pid)}\n".encode())
         self._guard.stdin.flush()
 
 
@@ -125,17 +125,22 @@ def _mounts() -> list[tuple[str, str]]:
     return found[::-1]
 
 
-def _end(pid: int, folder: Path) -> None:
-    """End a process, if it is still the one that was meant: one that was told of the folder."""
+def _began(pid: int) -> str:
+    """When a process began, in ticks of the kernel: another one of its number began at another time."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _end(pid: int, began: str) -> None:
+    """End a process, if it is still the one that was meant."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        if os.fsencode(folder) in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if _began(pid) == began:
             os.kill(pid, signal.SIGKILL)
 
 
 def _guard(folder: Path) -> None:
     """Wait for the end of the input, then clear away."""
-    for pid in [int(line) for line in sys.stdin]:
-        _end(pid, folder)
+    for pid, began in [line.split() for line in sys.stdin]:
+        _end(int(pid), began)
     sweep(folder)
 
 

@@ -54,7 +54,7 @@ def test_an_address_says_all_there_is_to_say(tmp_path) -> None:
         ("http://127.0.0.1?fence=/mq/master", "invalid fence.*KEY@REVISION"),
         ("http://127.0.0.1?user=mq", "options user and password-file must be used together"),
         ("http://127.0.0.1?user=mq&password-file=/no/such/file", "cannot read"),
-        ("https://127.0.0.1?ca=/no/such/file", "cannot use the files"),
+        ("https://127.0.0.1?ca=/no/such/file", "cannot load the files"),
     ],
 )
 def test_says_what_is_wrong_with_an_address(rest: str, text: str) -> None:

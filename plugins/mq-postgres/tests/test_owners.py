@@ -49,7 +49,7 @@ async def test_who_hung_changes_nothing(place, monkeypatch: pytest.MonkeyPatch) 
             results = [(await first.commit([Write("orders", IDS.new(), b"late")]))[0].result for _ in range(3)]
             # its session was ended in between, so of the first one it cannot know
             assert results == [Result.UNKNOWN, Result.FENCED, Result.FENCED]
-            with pytest.raises(StorageFenced, match="restart mq"):
+            with pytest.raises(StorageFenced, match="Restart mq"):
                 await put_record(first, "exchange", "a", {})
             with pytest.raises(StorageFenced):
                 await drop_record(first, QUEUE, "orders")
