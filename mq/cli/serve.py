@@ -68,7 +68,7 @@ GARBAGE_THRESHOLDS: Final = (20_000, 20, 50)
 """When Python collects garbage while a root is being loaded; its default is after every 700 new objects, of which
 hardly any is garbage."""
 
-SWITCH_SECONDS: Final = 0.0005
+SWITCH_SECONDS: Final = 0.001
 """How long a thread waits for Python before it asks the running one to let it in; Python's default is 5 ms. Each time
 the event loop looks for events, the waiting begins anew: a loop that works in passes of 1 ms kept the commit thread
 waiting for 80 ms and more."""
