@@ -88,9 +88,6 @@ class OverLimit(CallerError):
     Args:
         text: what there is too much of, and what to do.
         seconds: how long to wait before another try.
-
-    Attributes:
-        seconds: as given.
     """
 
     def __init__(self, text: str, seconds: float = 10.0) -> None:

@@ -90,7 +90,6 @@ class QueueOwner(NamedTuple):
     """The user for whom queues are made. The name is kept with each queue, so that those of a user can be counted.
 
     Attributes:
-        name: of the user.
         most_queues: how many queues the user may have; None for any number.
     """
 
@@ -116,14 +115,10 @@ class Transition(NamedTuple):
     """One thing that happened to one message, told to observers after it is done.
 
     Attributes:
-        kind: what happened.
-        queue: the queue the message was in.
-        id: the message.
         source: the state it left; None for a publish.
         target: the state it entered; None for a reap.
         time_ns: wall clock, nanoseconds since 1970.
         size: length of the body in bytes, where the broker knows it.
-        receives: how often it has been handed out so far.
         destination: the queue it went to, when that is another one.
         protocol: by which protocol it was asked for; see :data:`PROTOCOL`.
     """

@@ -65,7 +65,6 @@ def formatter(format: str, text: str = "%(asctime)s %(levelname)s %(message)s") 
 
     Args:
         format: one of :data:`FORMATS`.
-        text: how a line for eyes looks.
     """
     return JsonLines() if format == JSON else TextLines(text)
 

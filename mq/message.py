@@ -266,11 +266,7 @@ class Body(Protocol):
 
 
 class BytesBody:
-    """A body that is in memory.
-
-    Attributes:
-        data: all of it.
-    """
+    """A body that is in memory."""
 
     __slots__ = ("data",)
 
@@ -320,8 +316,6 @@ class Message(NamedTuple):
     """A message as a fetch hands it out.
 
     Attributes:
-        queue: the queue it was fetched from.
-        id: give it back to remove the message.
         body: its bytes.
         properties: what was fixed when it was published.
         receives: how often it has been handed out, this time included.

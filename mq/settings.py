@@ -70,8 +70,6 @@ class ValueKind(NamedTuple):
 
     Attributes:
         parse: from text, or from a value of a TOML file, to the value; raises ValueError for anything else.
-        needs: completes "NAME must be ...".
-        metavar: stands for the value in the help.
     """
 
     parse: Callable[[object], Any]
@@ -452,9 +450,6 @@ class SettingLine(NamedTuple):
     """One line of the table.
 
     Attributes:
-        name: of the field, and of the key in a file.
-        kind: what its value may be.
-        help: one line for people.
         shown: the default, as people should see it.
         is_switch: its flag takes no value.
     """
@@ -551,7 +546,6 @@ def load_settings(flags: Mapping[str, str | None], environment: Mapping[str, str
 
     Args:
         flags: what the command line gave, by field name, and "config" for the file; None is "not given".
-        environment: variables by name.
 
     Raises:
         InvalidSetting: a value is wrong, a key of the file is unknown, or the file cannot be read.

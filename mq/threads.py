@@ -33,8 +33,6 @@ def start(work: Callable[..., object], *args: Any, name: str) -> threading.Threa
 
     Args:
         work: the function that it runs. That returns when it is told to end; an error ends the tasks that watch.
-        args: its arguments.
-        name: the thread's, for the log.
     """
     thread = threading.Thread(target=_run, args=(work, args), name=name, daemon=True)
     thread.start()

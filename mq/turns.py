@@ -82,7 +82,6 @@ class LoopTurns(trio.abc.Instrument):
         passes: of the event loop so far, the present one included.
         long_passes: those of more than a millisecond, up to each of :data:`PASS_BOUNDS`, and at last longer ones.
             Durations are of the wall clock, as the other tasks see them.
-        long_seconds: their sum.
     """
 
     __slots__ = (
@@ -261,11 +260,7 @@ class _Waits(trio.abc.Instrument):
 
 
 class _Steps(trio.abc.Instrument):
-    """Finds the longest step of a pass.
-
-    Args:
-        now: the clock by which passes are measured.
-    """
+    """Finds the longest step of a pass."""
 
     __slots__ = ("_began", "_longest", "_now", "_task")
 
@@ -314,7 +309,6 @@ async def spend(*, messages: int = 0, frames: int = 0, size: int = 0) -> None:
     """Count work that was just done, and let other tasks run if the turn is used up.
 
     Args:
-        messages: moved, published or delivered.
         frames: and other small parts, such as rows or lines.
         size: bytes that were parsed or written as text.
     """
@@ -327,10 +321,6 @@ def in_turns(items: Iterable[T], units: int = MESSAGE) -> AsyncIterator[T]:
     """Iterate over items, and let other tasks run whenever a turn is used up.
 
     ``async for message in in_turns(messages): ...``
-
-    Args:
-        items: each is one unit of the caller's work.
-        units: for each item.
     """
     return _InTurns(items, units)
 
@@ -342,7 +332,6 @@ def slices(items: Sequence[T], units: int = MESSAGE) -> AsyncIterator[Sequence[T
 
     Args:
         items: in order.
-        units: for each item.
     """
     return _Slices(items, units)
 

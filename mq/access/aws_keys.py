@@ -32,7 +32,6 @@ class AwsKey(NamedTuple):
     Attributes:
         id: what clients call ``aws_access_key_id``. It is no secret.
         secret: what they call ``aws_secret_access_key``.
-        user: the name of its user.
     """
 
     id: str

@@ -49,7 +49,6 @@ class Certificates:
     """The files, loaded.
 
     Args:
-        files: where they are.
         protocols: what the server speaks, the best first, as ALPN has it (RFC 7301); none where it has no name there.
 
     Attributes:

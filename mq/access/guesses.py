@@ -29,7 +29,6 @@ class LoginLine(NamedTuple):
 
     Attributes:
         source: its address, as :func:`source_of` has it.
-        name: the user name that it gives.
     """
 
     source: str

@@ -33,9 +33,7 @@ class User:
     """A user that has logged in.
 
     Attributes:
-        name: as in the users file.
         rights: patterns of queue names by right; what is not there is not allowed.
-        limits: what the user may have at most.
     """
 
     name: str
@@ -46,7 +44,6 @@ class User:
         """Whether the user has that right on a queue. The right to administer it includes all others.
 
         Args:
-            right: which.
             queue: its name, whether the queue exists or not; None is the broker as a whole.
         """
         patterns = self.rights.get(right, ()) + self.rights.get(Right.ADMINISTER, ())

@@ -24,11 +24,7 @@ REMEMBERED_SECONDS: Final = 60.0
 
 
 class SecretRefused(MQError):
-    """The secret is refused for every user. The text is for the client.
-
-    Attributes:
-        why: the same for the audit log.
-    """
+    """The secret is refused for every user. The text is for the client."""
 
     why = ""
 
@@ -82,9 +78,6 @@ class UserDirectory:
 
         The file goes first: a name that stands there is this node's own user, and a token or a certificate of the file
         is that user's.
-
-        Args:
-            tables: as the file has them, by name.
         """
         accounts = []
         for name, table in tables.items():

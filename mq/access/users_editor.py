@@ -65,12 +65,9 @@ class UsersEditor(ABC):
         """Add a user.
 
         Args:
-            name: a new one.
-            rights: patterns by right.
             password: None makes a token instead, where there is no login name either.
             unix: the login name of a user of this machine, valid over a Unix socket; None for none.
             only_aws_key: the user is to have an AWS key (:meth:`add_aws_key`), and needs no token.
-            limits: what the user may have at most.
 
         Returns:
             The token, which stands nowhere else. None where there is another way in.
@@ -106,7 +103,6 @@ class UsersEditor(ABC):
         """Change limits of a user.
 
         Args:
-            name: the user.
             changes: values by their keys in the users file (:data:`mq.access.user_limits.KEYS`); None takes a limit
                 away, and those that are not named stay.
 
@@ -139,7 +135,6 @@ class UsersEditor(ABC):
         """Give a user one more token, beside the others, so that clients can change over one by one.
 
         Args:
-            name: the user.
             only: the others, and the password, count no more.
             expires: when it counts no more, in seconds since 1970; None for never.
 
@@ -200,7 +195,6 @@ class UsersFile(UsersEditor):
         """Give a user one more AWS key, beside the others, so that clients can change over one by one.
 
         Args:
-            name: the user.
             only: the others count no more.
 
         Returns:

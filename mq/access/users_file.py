@@ -32,9 +32,7 @@ class Account(NamedTuple):
     """One user of the file.
 
     Attributes:
-        user: the name and the rights.
         password: its hash, or None.
-        tokens: their hashes, and when they expire.
         certificate: the common name of the certificate that is theirs, or None.
         unix: the login name on this machine by which they are known over a Unix socket, or None.
     """
@@ -165,8 +163,6 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
 
     Args:
         path: of the file. A missing one is its reader's to tell.
-        what: the file's kind, for the text.
-        is_public: every user may read it.
 
     Raises:
         InvalidSetting: its group or every user may write to it.

@@ -43,7 +43,6 @@ class Node(NamedTuple):
     """A node of a cluster.
 
     Attributes:
-        name: as its file has it.
         uptime_seconds: for how long it has been a member without interruption.
         is_master: whether it is the oldest.
         is_draining: whether it is about to be stopped, and hands over what it has.
@@ -59,9 +58,7 @@ class NeighborLink(NamedTuple):
     """What is between a node of a cluster and one of its neighbours.
 
     Attributes:
-        address: where that one serves AMQP.
         node: its name; empty while it was never met.
-        is_up: whether this node's link to it holds.
         is_inbound_up: whether its own link to this node does. The master serves its clients over that.
         latency_seconds: how long it took for its last answer, or takes for the next where that is longer already; None
             while the link is down.
@@ -81,7 +78,6 @@ class Membership(NamedTuple):
         node: the name of the one that tells; empty where there is no cluster.
         role: ``master`` or ``mirror``; ``alone`` where it has no part in a cluster just now.
         nodes: those that are members now, the oldest first.
-        queues: how many highly available queues there are.
         is_available: whether a node serves them now, as far as this node knows.
         term: rises with every new master; 0 where none is known.
         failovers: how often another term has begun since this node was started, as far as it has heard.
@@ -92,7 +88,6 @@ class Membership(NamedTuple):
         voters: how many machines keep the members and names, as when the node joined: with one, nothing of the cluster
             survives its loss. 0 while that is not known.
         is_draining: whether this node takes no new clients, as it is about to be stopped.
-        own_queues: how many queues are this node's alone.
     """
 
     node: str
@@ -140,10 +135,6 @@ class NodeControl(Protocol):
 
     async def replace(self, node: str, address: str) -> None:
         """Look for a neighbour at another address from now on, also after a start.
-
-        Args:
-            node: its name.
-            address: ADDRESS:PORT where it serves AMQP.
 
         Raises:
             Conflict: it is a member, or no neighbour of that name is known.

@@ -40,9 +40,7 @@ class PassProgress(NamedTuple):
 
     Attributes:
         began_ms: when its pass began, milliseconds since 1970; 0 before the first.
-        queue: the queue that it is at.
         after: the sequence in that queue up to which it is.
-        checked: how many messages of this pass are verified.
         total: how many messages there were when the pass began.
         ended_ms: when the last complete pass ended, milliseconds since 1970; 0 before the first.
     """
@@ -63,14 +61,7 @@ class PassProgress(NamedTuple):
 
 
 class BackgroundCheck:
-    """Verifies all stored messages again and again.
-
-    Args:
-        core: what every part of the broker has.
-
-    Attributes:
-        progress: how far it is.
-    """
+    """Verifies all stored messages again and again."""
 
     def __init__(self, core: Core) -> None:
         self.progress = PassProgress()

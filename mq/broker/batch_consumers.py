@@ -83,12 +83,8 @@ class ClaimedBatch(NamedTuple):
     """A batch that a consumer has claimed.
 
     Attributes:
-        batch: its number.
-        messages: how many messages it has.
         lost: how many messages it had before this call and has no more.
         first: the least sequence of its messages; None without messages.
-        last: the greatest.
-        is_new: whether this call made it.
         missing: how many messages it had when it was made and has no more, by where they are now: see :class:`LostTo`.
         lease_expired: True if its lease had ended when messages were lost.
     """
@@ -124,12 +120,9 @@ class ConsumerPosition(NamedTuple):
     """How far a consumer is.
 
     Attributes:
-        consumer: its name.
         epoch: of its last start, greater than those before; 0 for none.
         acknowledged: the number of the last batch that it acknowledged; 0 for none.
         batch: the number of the open claim; None without one.
-        messages: how many messages that claim has.
-        read: how many of these are noted as read.
         checkpoint: names where the consumer's own system keeps its place; None while nothing was read under one.
         high_watermark: while the broker runs, every message published from now on has a greater sequence.
         incarnation: tells the queue from every other one that had its name, or will have it.
@@ -157,11 +150,6 @@ class BatchConsumers:
     :class:`~mq.errors.Conflict` on a store that other brokers change, too.
 
     Args:
-        core: what every part has.
-        consumers: keeps their records.
-        claimed: works on the messages of claims.
-        upkeep: delivers messages in NEW.
-        look_up: returns a queue's index.
         in_flight: keeps the broker from ending during an operation.
     """
 
@@ -252,8 +240,6 @@ class BatchConsumers:
         fail from then on.
 
         Args:
-            queue: the queue's name.
-            name: the consumer.
             checkpoint: names where the consumer's own system keeps its place; empty for none.
             take_over: allow another checkpoint than the consumer's. Then nothing of its open claim counts as read.
             within: seconds after which it returns though messages of the last acknowledged batch are left:
@@ -302,8 +288,6 @@ class BatchConsumers:
         A repeated call returns the same messages, and leases those again whose leases had ended.
 
         Args:
-            queue: the queue's name.
-            name: the consumer.
             batch: the claim's number: the one after the last that was acknowledged.
             epoch: as :meth:`start` told it.
             most: how many messages a new claim gets at the most.
@@ -372,9 +356,6 @@ class BatchConsumers:
         may be repeated.
 
         Args:
-            queue: the queue's name.
-            name: the consumer.
-            batch: the claim's number.
             epoch: as :meth:`start` told it.
             start: the first place, at least 0.
             stop: the place after the last.
@@ -413,9 +394,6 @@ class BatchConsumers:
         It is durable before the first is removed that all of them go: a call that raises before has removed none.
 
         Args:
-            queue: the queue's name.
-            name: the consumer.
-            batch: the claim's number.
             epoch: as :meth:`start` told it.
             if_read: only if all of them are noted as read.
             within: seconds after which it returns though messages are left: call it again until none is.
@@ -633,14 +611,7 @@ class BatchConsumers:
 
 
 class ClaimedMessages:
-    """Chooses, leases, reads and removes the messages of claims.
-
-    Args:
-        core: what every part has.
-        upkeep: knows which messages are dead.
-        dead_letters: finds messages that have died.
-        remover: removes acknowledged messages.
-    """
+    """Chooses, leases, reads and removes the messages of claims."""
 
     def __init__(self, core: Core, upkeep: Upkeep, dead_letters: DeadLetters, remover: Remover) -> None:
         self._storage = core.storage
@@ -803,8 +774,6 @@ class ClaimedMessages:
         """Remove acknowledged messages for good, wherever they are by now and also from other consumers.
 
         Args:
-            index: their queue.
-            ids: the messages.
             until: when to stop (Trio's clock), after some of them at the least.
 
         Returns:
@@ -974,7 +943,6 @@ class Claim(NamedTuple):
     """The messages that a consumer has claimed as one batch.
 
     Attributes:
-        batch: its number.
         ids: its messages, in order.
         read: the places noted as read: ranges, each of its first place and the one after its last, sorted and apart.
         deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended.
@@ -1058,11 +1026,9 @@ class BatchConsumer:
     """One consumer of one queue.
 
     Args:
-        name: its own name for itself.
         incarnation: its queue's; a later queue of the same name has other consumers.
 
     Attributes:
-        state: the durable state.
         keeping: answered when the last state that was to be kept is, or is not.
         lease_ends: when the lease of its claim ends (Trio's clock); 0 when unknown.
         is_finished: whether all messages of the acknowledged claim are known to be gone.
@@ -1148,12 +1114,7 @@ class BatchConsumer:
 
 
 class ConsumerRecords:
-    """The consumers of all queues, and their records.
-
-    Args:
-        core: what every part has.
-        leases: gives the deadlines of leases.
-    """
+    """The consumers of all queues, and their records."""
 
     def __init__(self, core: Core, leases: Leases) -> None:
         self._leases = leases
@@ -1231,9 +1192,6 @@ class ConsumerRecords:
         """Set a consumer's state; durable on return. Goes on where the caller is cancelled.
 
         Args:
-            index: the consumer's queue.
-            consumer: the consumer.
-            state: its state from then on.
             seconds: how long the lease of its claim lasts from then on; None to leave it as `state` says.
             done: called in any case, with whether the state is set.
 

@@ -21,11 +21,7 @@ _BODIES_AT_ONCE: Final = 256
 
 
 class BodyLoader:
-    """Loads body stats.
-
-    Args:
-        core: what every part has.
-    """
+    """Loads body stats."""
 
     def __init__(self, core: Core) -> None:
         self._storage = core.storage

@@ -162,7 +162,6 @@ class Broker:
         """Make a queue. False when it is there already; then it stays as it is.
 
         Args:
-            queue: its name.
             place: where it lives (:mod:`mq.broker.api`); None for wherever a queue does.
 
         Raises:
@@ -226,7 +225,6 @@ class Broker:
         """Move ready messages back to the queues in which they died, or all of them to another one.
 
         Args:
-            queue: the queue to take them from.
             to: the queue to move them to; None for those in which they died.
             most: how many at the most.
             ids: move only these; None for any.
@@ -241,7 +239,6 @@ class Broker:
         longest that the store takes.
 
         Args:
-            queue: its name.
             key: of the message that is to be published; None for none.
         """
         return self._publishing.longest_body(self._known.get(queue), key)
@@ -250,7 +247,6 @@ class Broker:
         """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
 
         Args:
-            chunks: the body.
             queue: where it will be published. In a cluster it tells where the body is to wait.
 
         Raises:
@@ -272,7 +268,6 @@ class Broker:
         """Store a message. On return it is durable, and its queue has it or will have it after any crash.
 
         Args:
-            queue: the queue's name.
             body: the bytes, or what :meth:`stage` returned; that is used up in any case.
             attributes: JSON values to keep with it.
             delay: seconds before it can be fetched.
@@ -296,8 +291,6 @@ class Broker:
         """Store messages with one barrier; a message or an error for each draft, in their order.
 
         Args:
-            queue: the queue's name.
-            drafts: the messages.
             has_place: called when what is published there from then on comes behind them; perhaps never.
         """
         began = self._now()
@@ -367,7 +360,6 @@ class Broker:
         Close its body when done with it.
 
         Args:
-            queue: the queue's name.
             wait: seconds to wait for one.
             visibility: length of the lease in seconds; None for what the queue says.
         """
@@ -425,8 +417,6 @@ class Broker:
         """Remove a message for good, wherever in its queue it is.
 
         Args:
-            queue: the queue's name.
-            id: the message.
             receipt: of the delivery that must still hold it.
 
         Raises:
@@ -442,8 +432,6 @@ class Broker:
         :meth:`remove` does it.
 
         Args:
-            queue: the queue's name.
-            id: the message.
             done: called once it is removed, or with the error.
             receipt: of the delivery that must still hold it.
 
@@ -466,8 +454,6 @@ class Broker:
         """End a message's lease: it is READY again, in its old place.
 
         Args:
-            queue: the queue's name.
-            id: the message.
             receipt: of the delivery that must still hold it.
             delay: seconds for which it is held back first; None, after a failure, for as long as the queue's settings
                 say.
@@ -489,8 +475,6 @@ class Broker:
         """Change when a delayed message that no delivery holds can be fetched.
 
         Args:
-            queue: the queue's name.
-            id: the message.
             receipt: of a delivery that must still hold it; but then it has no such time.
             delay: seconds from now; 0 for at once.
             at_ms: an instant instead, in milliseconds since 1970; at once where it is over.
@@ -533,10 +517,8 @@ class Broker:
         first.
 
         Args:
-            queue: the queue's name.
             most: how many at the most.
             wait: seconds to wait for one.
-            exclusion: of the queue, where it has one.
             precedence: the consumer's own, which tells it when it takes no more for now; None for one of priority 0.
 
         Raises:
@@ -588,7 +570,6 @@ class Broker:
         """As :meth:`hold` that waits without an end, in the caller's step; None where only a task can wait.
 
         Args:
-            queue: the queue's name.
             most: how many at the most.
             done: called once, with the messages or an error: in the step that makes the first one READY, as far as
                 that is possible. With no message when the broker ends.
@@ -625,7 +606,6 @@ class Broker:
         """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
 
         Args:
-            queue: its name.
             in_turn: whether to wait for those that have it alone, or asked for it before.
 
         Raises:
@@ -639,7 +619,6 @@ class Broker:
         """Remove held messages. Those that others have removed meanwhile are passed over.
 
         Args:
-            held: the messages.
             durable: whether the removal must be durable on return; else it is soon after.
         """
         with self._in_flight:
@@ -650,7 +629,6 @@ class Broker:
         has begun, and :meth:`acknowledge` does it.
 
         Args:
-            held: the messages.
             done: called once they are removed, or with the error of one that is READY again.
         """
         return self._in_flight.runs(done, partial(self._unacked.acknowledge_now, held))
@@ -667,7 +645,6 @@ class Broker:
         """Make held messages READY.
 
         Args:
-            held: the messages.
             redelivered: whether a consumer has had them.
             to_back: put them behind all others of their queue, not in their places.
             failed: whether the work on them failed: where their queues' settings say so they count as received, and are
@@ -699,7 +676,6 @@ class Broker:
         """Some messages in their order, without taking them; close their bodies.
 
         Args:
-            queue: the queue's name.
             state: ``ready``, ``leased`` or ``delayed``.
             after: the last id of the page before.
             most: how many at the most.
@@ -715,15 +691,7 @@ class Broker:
 
 
 class Wiring:
-    """The parts of one broker: made in the order in which they need each other, loaded, started.
-
-    Args:
-        storage: the store.
-        config: how the broker works.
-        observers: see every transition.
-        clock: of this broker alone.
-        random: chooses.
-    """
+    """The parts of one broker: made in the order in which they need each other, loaded, started."""
 
     def __init__(
         self,

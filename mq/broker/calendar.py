@@ -34,8 +34,6 @@ class Calendar:
     """Keeps far-off messages in the indexes of the queues until they are near. Has a task only while there are some.
 
     Args:
-        catalog: has the queues.
-        clock: of the broker.
         is_near: called with each message that falls due soon.
     """
 

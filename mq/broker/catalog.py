@@ -26,15 +26,12 @@ class Catalog:
     """The queues, and the messages that are being moved.
 
     Args:
-        observers: told of every transition.
         date_ns: the date for transitions, nanoseconds since 1970.
 
     Attributes:
         queues: every queue's index, by name; :meth:`add_queue` and :meth:`drop_queue` change it.
         leaving: queues that were deleted here and of which messages are still being moved, by name.
         strangers: names without a queue of which messages may lie in NEW or DELAYED.
-        locks: the messages that are being moved.
-        events: told of messages that have arrived.
         closed: called with the name of each queue that is no more.
     """
 
@@ -74,8 +71,6 @@ class Catalog:
         """Begin a move: lock the message and take it out of the index. One that leaves its queue counts no more.
 
         Args:
-            entry: where the message is.
-            is_leaving: whether it leaves its queue.
             is_out: whether it is not in the index: it was just taken out, or never was there.
         """
         self.locks.begin(entry.id)
@@ -135,9 +130,7 @@ class Catalog:
         """Tell that a message was published.
 
         Args:
-            entry: where it was made.
             size: of its body, in bytes.
-            protocol: it came by.
             is_there: whether it is to be found there: it was dispatched to no request, and others have not moved it.
         """
         if is_there:
@@ -158,7 +151,6 @@ class Catalog:
         """Add an entry to the index of its queue, and tell :attr:`events` of it.
 
         Args:
-            entry: where a message is now.
             due: when its lease ends (Trio's clock), if known.
         """
         if entry.state is State.REMOVED:

@@ -145,7 +145,6 @@ class ClockStatus(NamedTuple):
     Attributes:
         wall_ns: what the wall clock shows, in nanoseconds since 1970.
         steady_ns: steady time.
-        date_ns: the date of a message that is published now.
         doubt: why the wall clock is in doubt; empty where it is not.
         is_synchronised: whether the kernel calls its clock synchronised.
     """
@@ -164,7 +163,6 @@ class Clock:
         wall_ns: wall clock, nanoseconds since 1970.
         elapsed: seconds that go on while the wall clock is set; Trio's clock by default. Those of a daemon also go on
             while the machine sleeps.
-        kernel: what the kernel knows.
 
     Attributes:
         doubt: why the wall clock is in doubt, in words; empty where it is not.

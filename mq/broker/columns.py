@@ -25,9 +25,6 @@ class BrowsedColumns(NamedTuple):
     """The first of the messages that were asked for, each of them whole.
 
     Attributes:
-        columns: the messages.
-        sequences: their places in their queue.
-        receives: how often each was handed out.
         is_end: nothing is left behind them. Where False and there are none, the next is one that columns cannot have.
     """
 
@@ -43,9 +40,6 @@ class ColumnReader:
     What it leaves out, because it is damaged, long, or stored in another way, is for the other ways to read.
 
     Args:
-        storage: reads them.
-        claims: knows what is claimed.
-        look_up: returns a queue's index.
         catch_up: likewise, with every message delivered that was published before.
     """
 
@@ -78,7 +72,6 @@ class ColumnReader:
         """The first READY messages by their sequence; None where the queue's have to be read in another way.
 
         Args:
-            queue: the queue's name.
             after: their sequences are greater than this.
             up_to: their sequences are not greater than this.
             most: how many at the most.

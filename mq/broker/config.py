@@ -36,7 +36,6 @@ class BrokerConfig:
     Attributes:
         workers: pairs of a fetch worker and a save worker.
         peers: how many *other* brokers work on the same store.
-        visibility_seconds: how long a lease lasts.
         mover: deliver and requeue here; False when a separate mover does it.
         reaper: unlink removed messages here; False when a separate reaper does it.
         max_body: the longest body in bytes.

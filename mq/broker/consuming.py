@@ -37,7 +37,6 @@ class Removal(NamedTuple):
     """A message that is to be removed.
 
     Attributes:
-        id: its id.
         receipt: of the delivery that must still hold it; None for any.
     """
 
@@ -49,11 +48,7 @@ class Consumption:
     """Operations of consumers, on a queue's index.
 
     Args:
-        core: what every part has.
-        dead_letters: gets messages that were received too often.
-        unacked_deliverer: takes back messages that are held in memory.
         remover: removes messages on a store that no other broker changes.
-        lessor: leases messages in the step of a fetch.
     """
 
     def __init__(
@@ -265,8 +260,6 @@ class Consumption:
         """End a message's lease: it is READY again, in its old place, or dead if it was received too often.
 
         Args:
-            index: its queue.
-            id: the message.
             receipt: of the delivery that must still hold it; None for any.
             delay: seconds for which it is held back; None for as long as its queue says.
             reason: why the work on it failed; empty when it did not, or none is known.
@@ -388,10 +381,7 @@ class Consumption:
         """Where the message is now; it is not locked.
 
         Args:
-            index: its queue.
-            id: the message.
             receipt: of the delivery that must hold it; None for any.
-            is_leased: whether a lease should hold it.
 
         Raises:
             NoSuchMessage: it is not in the queue.
@@ -427,7 +417,6 @@ class Remover:
     """Removes messages that stand in the index.
 
     Args:
-        core: what every part has.
         second_names: removes the other names of removed messages, where the caller asks it to.
     """
 
@@ -447,7 +436,6 @@ class Remover:
         """Remove messages, whether or not the caller waits for the answer.
 
         Args:
-            entries: where they are.
             durable: whether the answer waits until the removal is durable.
             strict: whether a message that is gone is an error.
             were_held: whether a connection held them in memory. One that stays comes again as redelivered.
@@ -529,12 +517,7 @@ class _Removals:
 
 
 class _Answer:
-    """The answer to one caller, once all parts of what it asked for are done.
-
-    Args:
-        future: has it.
-        parts: how many there are.
-    """
+    """The answer to one caller, once all parts of what it asked for are done."""
 
     __slots__ = ("_error", "_left", "future")
 
@@ -559,11 +542,9 @@ class RemovalBatch(NamedTuple):
     """Messages that leave together.
 
     Attributes:
-        entries: where they are.
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         strict: whether one that is gone is an error.
         were_held: whether a connection held them in memory.
-        protocol: from which they are removed.
         answer: to their caller, who may wait for others, too.
     """
 

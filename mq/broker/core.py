@@ -39,18 +39,10 @@ class Core:
     """What every part of a broker has.
 
     Attributes:
-        storage: the store.
-        config: how the broker works.
-        catalog: the queues, and the messages under way.
-        committer: commits operations in batches.
-        jobs: has jobs done by the save workers.
-        ids: makes message ids.
         clock: steady time for deadlines, wall time for instants that users gave, dates.
-        random: makes random choices.
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
             first. Set before any part that calls it is made.
-        are_keys_secured: whether that is so already.
         keyed_publishes: returns the outcomes of a queue's publishes with keys that have not ended. Set by the
             publisher.
     """

@@ -61,8 +61,6 @@ class DeadLetters:
     """Moves dead messages to their dead-letter queues, and keeps their histories. Start :meth:`run`.
 
     Args:
-        core: what every part has.
-        ledger: keeps the histories.
         sinks: gets the messages that a server's sink takes.
         second_names: removes the other names of messages that are removed.
         look_again: loads the queues and their settings, where others change them.
@@ -388,10 +386,6 @@ class DeadLetterSink(Protocol):
 
 class DeadLetterSinks:
     """Gives dead messages to the protocol's sink, if there is one.
-
-    Args:
-        storage: gives the bodies.
-        is_awaited: whether there will be a sink.
 
     Attributes:
         sink: the one sink; None without one.

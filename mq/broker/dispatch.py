@@ -71,8 +71,6 @@ class Assignment(NamedTuple):
     """A message and the request that is to get it, by a lease or a removal. The catalog has begun its move.
 
     Attributes:
-        request: the receiver.
-        entry: where the message is.
         stored: what a read would return, where memory has it.
     """
 
@@ -85,8 +83,6 @@ class Fulfilment:
     """The answer to one request, while it is put together.
 
     Attributes:
-        entries: where its messages are.
-        messages: the messages.
         error: the request fails with it if there is no message.
         size: bytes of the bodies.
         latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
@@ -122,7 +118,6 @@ class ReadyMessages:
     """Chooses the next message of a queue that may be delivered, for leases, removals, gets and consumers alike.
 
     Args:
-        core: what every part has.
         upkeep: ends messages that have expired, or were received too often.
 
     Attributes:
@@ -161,16 +156,7 @@ class ReadyMessages:
 
 
 class Lessor:
-    """Takes messages for requests, and leases or removes them.
-
-    Args:
-        core: what every part has.
-        ready: chooses messages.
-        deliverer: answers the requests.
-
-    Attributes:
-        deliverer: as given.
-    """
+    """Takes messages for requests, and leases or removes them."""
 
     def __init__(self, core: Core, ready: ReadyMessages, deliverer: Deliverer) -> None:
         self._catalog = core.catalog
@@ -243,11 +229,7 @@ class FetchWorker:
     """Serves the waiters of its queues, one group at a time. Start :meth:`run`.
 
     Args:
-        core: what every part has.
         calls: the queues whose waiters changed, or for which a message came.
-        ready: chooses messages.
-        lessor: leases them, and has who answers.
-        unacked_deliverer: answers those that hold messages in memory.
         refresh: reads from the store which messages of a queue are READY; used at peers > 0.
     """
 
@@ -414,12 +396,8 @@ class Deliverer:
     step that ends the batch, the others in :meth:`run`, which has to be started.
 
     Args:
-        core: what every part has.
         waiters: gets the requests back whose messages were gone.
-        leases: gives the length of a lease.
         upkeep: takes back messages that no request gets.
-        dead_letters: gives the history of a message.
-        recent: bodies that are still in memory.
     """
 
     def __init__(
@@ -463,8 +441,6 @@ class Deliverer:
         """Note what became of the moves, and answer the requests in `served` soon.
 
         Args:
-            assignments: the messages.
-            outcomes: of their moves, one each.
             served: the requests to answer, with what is known of their answers.
             barrier: when the leases were named, and when they were durable.
             allowance: seconds by which the leases were named longer than they last.
@@ -550,9 +526,7 @@ class Deliverer:
         """Add messages to the answers of their requests. Returns those that no request gets, to be closed.
 
         Args:
-            held: the messages.
             read: what the store had of those that were not in memory.
-            served: the answers.
         """
         unused: list[Stored] = []
         following, now = iter(read), trio.current_time()
@@ -659,15 +633,7 @@ def _log_damage(entry: Entry, found: Stored | None) -> None:
 class DirectDispatch:
     """Assigns messages that are about to be written to waiting requests.
 
-    Args:
-        core: what every part has.
-        waiters: the requests that wait.
-        leases: names leases.
-        deliverer: answers the requests.
-
     Attributes:
-        catalog: the core's.
-        deliverer: as given.
         assignments: what the batch that is being made dispatches.
         under_way: messages that are dispatched in batches that have not ended.
         is_placed: whether a message is written where its lease leaves it, and not moved there.
@@ -741,13 +707,7 @@ class DirectBatch:
     """The messages that are dispatched directly in one batch.
 
     Args:
-        direct: counts what is under way.
-        assignments: the messages and their requests.
         writes: the operations of the batch, which write them.
-        leases: names the leases.
-
-    Attributes:
-        operations: all of the batch.
     """
 
     def __init__(
@@ -770,12 +730,7 @@ class DirectBatch:
             self._positions.append(at)
 
     def done(self, outcomes: Sequence[Outcome], barrier: BatchTimes) -> None:
-        """Answer the requests whose messages were written. The others go back to their wait queues.
-
-        Args:
-            outcomes: of all operations of the batch.
-            barrier: the times of the batch.
-        """
+        """Answer the requests whose messages were written. The others go back to their wait queues."""
         catalog = self._direct.catalog
         self._direct.under_way -= len(self._assignments)
         served = {each.request: Fulfilment() for each in self._assignments}
@@ -801,7 +756,6 @@ class Portion(NamedTuple):
     """The messages that one request gets to hold.
 
     Attributes:
-        request: the receiver.
         messages: in their order.
     """
 
@@ -835,12 +789,7 @@ class UnackedDeliverer:
     """Hands out messages that a connection holds in memory, and puts them back.
 
     Args:
-        core: what every part has.
         waiters: gets the requests back whose messages were gone.
-        ready: chooses messages.
-        dead_letters: gives the history of a message.
-        leases: names leases.
-        recent: bodies that are still in memory.
     """
 
     def __init__(
@@ -963,8 +912,6 @@ class UnackedDeliverer:
         """Make messages READY again in their places, as far as they are still held.
 
         Args:
-            index: their queue.
-            entries: as they were held.
             is_returned: whether a consumer has had them.
         """
         for entry in entries:

@@ -32,9 +32,6 @@ class FarOff:
 
     Deadlines of steady time and instants that users gave are apart. One that was never leased, and has no time to live,
     costs a key, and its deadline and key as one integer in a heap.
-
-    Args:
-        queue: the queue's name.
     """
 
     def __init__(self, queue: str) -> None:
@@ -69,8 +66,6 @@ class FarOff:
         """Add a delayed message that no delivery holds, or replace its entry.
 
         Args:
-            entry: the message.
-            key: of its id.
             age_ms: by so much its deadline is over sooner than steady time says.
         """
         deadline_ms, receives, _, order, expires_ms = entry.meta
@@ -176,9 +171,7 @@ class QueueIndex:
     it joined the queue; each priority has a heap of its own. So another `max_priority` applies at once to all messages.
 
     Args:
-        name: the queue's name.
         created: when it was made, in UUID ticks. Only shown: clocks are set, so nothing compares it.
-        settings: the queue's settings.
         declared: a server's own value for the queue, in JSON; the broker does not read it.
         is_transient: whether it ends with this process.
         incarnation: tells it from every other queue that has or had its name; 0 for one that was made by hand.
@@ -186,7 +179,6 @@ class QueueIndex:
         owner: the user who made it; None where there are no users.
 
     Attributes:
-        deleted: whether the queue was deleted.
         under_way: how many of its messages are being moved, to any place.
         stuck: how many messages of the deleted queue cannot be removed for now.
         is_going: whether it is being deleted; the store may have removed its messages already.
@@ -199,8 +191,6 @@ class QueueIndex:
         writing: how many of those are being written, and will stand in NEW.
         leased: how many messages in DELAYED are leased.
         bodies: the body stats, where the settings need them.
-        new: messages in NEW.
-        delayed: messages in DELAYED, by a lease or a delay.
         far_off: those of them that are due in more than half a day.
         held: READY messages that connections hold, in memory only.
         claims: which batch consumer's claim holds a message, by its id: wherever that is READY, it is claimed.
@@ -309,9 +299,6 @@ class QueueIndex:
     def regroup(self, moving: Iterable[MessageId]) -> None:
         """Begin or end message groups, as the settings say now. They hand out nothing before :meth:`regroup_some` has
         been called until it says that nothing is left.
-
-        Args:
-            moving: its messages that are being moved.
         """
         self._turns = None
         self.groups = MessageGroups(self._ready) if self.settings.groups else None
@@ -358,8 +345,6 @@ class QueueIndex:
         """Note that a delayed message, which was just added, is far off.
 
         Args:
-            entry: the message.
-            key: of its id.
             age_ms: by so much its deadline is over sooner than steady time says.
         """
         del self.delayed[entry.id]

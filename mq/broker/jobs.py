@@ -45,9 +45,6 @@ class MoveJob:
     """Moves one message that :meth:`Catalog.begin` has locked; `future` has its new entry then.
 
     Args:
-        catalog: has begun the move.
-        move: where the message goes.
-        kind: the transition.
         what: completes "cannot ..." in errors.
         seconds: length of its lease from then on, if it is leased then.
     """
@@ -87,8 +84,6 @@ class OrphanJob(MoveJob):
     """Removes a message of a deleted queue. The removal is durable: a queue of that name may be made right after.
 
     Args:
-        catalog: has begun the move.
-        move: the removal.
         later: called with an entry that cannot be removed now. After any other failure the entry is left for the next
             start, for it has no queue to go back to.
     """

@@ -65,12 +65,8 @@ class KeyRecord(NamedTuple):
 class Keys:
     """The idempotency keys of all queues.
 
-    Args:
-        core: what every part has.
-
     Attributes:
         frozen: queues whose keys do not end now: rows of a committed write job come into them.
-        ledger: keeps them.
     """
 
     def __init__(self, core: Core) -> None:
@@ -242,9 +238,6 @@ class _KeyCodec:
 
     A key itself may have hundreds of characters, so in memory it is a digest. It is keyed with a secret of this
     process: no client can find two keys of one digest.
-
-    Args:
-        core: what every part has.
     """
 
     width = _DIGEST_BYTES

@@ -76,15 +76,8 @@ class Ledger(Generic[V]):
     """A durable map from text to values, kept in segments of many entries.
 
     Args:
-        storage: keeps the records.
-        committer: notes a failure of the medium.
-        kind: the kind of the records.
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
-        codec: what the entries are.
         is_shared: whether others write to the store; then the ledger changes its own segments only.
-
-    Attributes:
-        writing: taken by each write.
     """
 
     def __init__(
@@ -313,7 +306,6 @@ class LedgerWrite(NamedTuple, Generic[V]):
 
     Attributes:
         puts: what the store has to do, in order.
-        segments: which these are.
         empty: the segments that had no entries any more when it began.
         changes: how often the ledger was changed before.
     """
@@ -412,11 +404,6 @@ _NOTHING: Final = _Packed(b"", array("I"), b"")
 
 class _Segment(Generic[V]):
     """One segment: open as long as it may be written again, packed from then on.
-
-    Args:
-        name: of its record.
-        number: by which the ledger knows it.
-        codec: what its entries are.
 
     Attributes:
         age: later segments have greater ones.

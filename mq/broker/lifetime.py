@@ -34,8 +34,6 @@ async def open_broker(
 
     Args:
         storage: an open store, or the address of one, such as ``posix:/var/lib/mq``.
-        config: how it works.
-        observers: see every transition of every message.
         clock_ns: wall clock, nanoseconds since 1970.
         clock: in place of `clock_ns`: one that also knows what the kernel does. No other broker may have it.
         random: chooses among candidates at peers > 0; seeded by the operating system when not given.

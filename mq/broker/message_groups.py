@@ -51,7 +51,6 @@ class _Group:
         """Whether a message at `key` has to wait for one that is out.
 
         Args:
-            key: of the message.
             last: the key of the message that the same request got just before: those up to that are its own.
             has_come_back: whether it was out before. Then it waits for earlier ones alone.
         """
@@ -141,7 +140,6 @@ class MessageGroups:
         """Note that a message is out: its group is blocked. One that was out already stays so.
 
         Args:
-            id: the message.
             key: where it stands in its queue once it is READY; None for where its id puts it.
         """
         if id not in self._out:
@@ -236,7 +234,6 @@ class MessageGroups:
         """The key of the group's message that may be handed out now; None without one.
 
         Args:
-            group: the group.
             last: the key of the message that the same request got just before: messages up to that are its own.
         """
         if group.moving and last == _NO_KEY:
@@ -359,7 +356,6 @@ def number_of(id: MessageId, key: int | None = None) -> int:
     """The number of a message's group: for one without a group a number that no other message has.
 
     Args:
-        id: the message.
         key: its key, or that by which it stands in its queue; None to work it out.
     """
     group = MessageId.group_in(id.key if key is None else key)

@@ -43,7 +43,6 @@ class Mover:
     """Moves entries to READY when they are due. Start :meth:`run`.
 
     Args:
-        commit: commits operations.
         begin: called before an entry is moved; returns False for one that is not to be moved.
         end: called with each entry and its outcome.
         aim: returns the move of an entry; None for :func:`to_ready`.
@@ -212,7 +211,6 @@ class Reaper:
     """Unlinks entries, batch by batch. Start :meth:`run`.
 
     Args:
-        commit: commits operations.
         end: called with each entry and its outcome.
     """
 

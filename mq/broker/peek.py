@@ -62,7 +62,6 @@ class Ranges(NamedTuple):
     """A queue cut into parts of about the same number of messages.
 
     Attributes:
-        messages: how many there are.
         high_watermark: while the broker runs, every message published from now on has a greater sequence.
         bounds: the greatest sequence of each part.
     """
@@ -73,12 +72,7 @@ class Ranges(NamedTuple):
 
 
 class Peek:
-    """Reads messages without changing them.
-
-    Args:
-        core: what every part has.
-        dead_letters: gives the histories of messages.
-    """
+    """Reads messages without changing them."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
         self._storage = core.storage
@@ -139,8 +133,6 @@ class SequenceBrowser:
     """Reads READY messages by their sequence, without changing them: :attr:`Broker.browsing`.
 
     Args:
-        core: what every part has.
-        peek: reads messages.
         look_up: returns a queue's index, with every message delivered that was published before.
     """
 
@@ -162,7 +154,6 @@ class SequenceBrowser:
         """One page of READY messages by their sequence; close their bodies.
 
         Args:
-            queue: the queue's name.
             after: their sequences are greater than this.
             up_to: their sequences are not greater than this.
             most: how many at the most, but for those that have the last one's sequence, too.

@@ -111,7 +111,6 @@ class Published(NamedTuple):
     """The message that a draft stands for.
 
     Attributes:
-        id: its id.
         is_new: False when an earlier draft published it: one of the same key or, in a unique queue, of the same body.
     """
 
@@ -123,8 +122,6 @@ class Publisher:
     """Publishes drafts.
 
     Args:
-        core: what every part has.
-        loader: loads the body stats of queues.
         keys: the idempotency keys; None among peers, which cannot know each other's.
         keyed: saves messages with their keys; None without these.
         direct: gives messages to waiting requests as they are written.
@@ -174,8 +171,6 @@ class Publisher:
         """Publish drafts in one batch; a message or an error for each, in their order.
 
         Args:
-            index: the queue.
-            drafts: the messages.
             has_place: called when what is published there from then on comes behind them; perhaps never.
 
         Raises:
@@ -482,7 +477,6 @@ class Upload:
     """A large body, staged in the store and not yet published.
 
     Args:
-        staged: the store's handle for it.
         digest: SHA-256 of its bytes.
     """
 
@@ -522,11 +516,7 @@ class _LimitedBody:
     """The chunks of a body while it is staged, up to its limit.
 
     Args:
-        chunks: the body's own.
         longest: bytes of it at the most.
-
-    Attributes:
-        digest: of what has passed.
     """
 
     def __init__(self, chunks: AsyncIterable[bytes], longest: int) -> None:
@@ -602,9 +592,6 @@ class PublishJob:
 
     Args:
         publisher: gives the direct dispatch, the recent bodies and the core.
-        index: the queue, in which the job reserves room.
-        draft: what is published.
-        digest: of the body, where it is known.
         meta: delay and expiry.
         landed: called before the answer, with the id when the message is durable, with None when it failed.
     """
@@ -769,12 +756,9 @@ class KeyedJob:
     (:class:`~mq.broker.jobs.Job`), and comes to `keyed` only when it is in doubt.
 
     Args:
-        keyed: does jobs in doubt again.
-        job: writes the message.
         key: the client's; None without one, and where it is noted.
 
     Attributes:
-        key_bytes: of its key, as the ledger counts them.
         bytes: how many it takes of a group.
         write: the job's operation, once it was asked for it.
         is_noted: whether its key is durable without it.
@@ -819,10 +803,6 @@ class KeyedJobs:
     became of it. So is a message whose key was noted before. Requests that wait are told each time; a publish with such
     a key waits for the next time. So nothing is stored twice, and no key stands for a message that is not there.
     The ledger has such a key as unsure, which is what a start finds when the process ends before.
-
-    Args:
-        core: what every part has.
-        keys: the keys.
 
     Attributes:
         does_groups: whether the store does; else nothing comes but what is in doubt.
@@ -949,11 +929,9 @@ class _KeyedGroup:
     """One group of messages and keys, or one message alone whose key is noted.
 
     Attributes:
-        jobs: whose messages it has.
         kept: what the ledger writes with it; None where that has the key.
         future: answered when the jobs are, with those that are not.
         refusal: why these are not, where one of them is refused; None where they are in doubt.
-        barrier: the times of its batch.
     """
 
     barrier: BatchTimes
@@ -1030,9 +1008,6 @@ class JobBatch:
     Args:
         direct: gives messages to waiting requests as they are written.
         jobs: in order.
-
-    Attributes:
-        operations: of all of them.
     """
 
     def __init__(self, direct: DirectDispatch, jobs: Sequence[Job]) -> None:

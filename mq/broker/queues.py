@@ -59,8 +59,6 @@ class QueueStatus(NamedTuple):
     """A queue's settings and counts.
 
     Attributes:
-        name: its name.
-        settings: its settings.
         ready: messages that can be fetched now, or in a moment.
         leased: messages that are leased or held, or on their way from or to a lease.
         delayed: messages that cannot be fetched yet.
@@ -83,7 +81,6 @@ class Inventory(NamedTuple):
     """A queue, and where its messages are.
 
     Attributes:
-        queue: its name.
         created_ns: when it was made, nanoseconds since 1970.
         entries: its messages, without those that are being moved.
         moving: the ids of the messages that are being moved.
@@ -99,7 +96,6 @@ class Redriven(NamedTuple):
     """The result of a redrive.
 
     Attributes:
-        moved: how many messages were moved.
         left: how many ready messages are left.
     """
 
@@ -108,16 +104,7 @@ class Redriven(NamedTuple):
 
 
 class Queues:
-    """The queues of a store: made, deleted, set, emptied, redriven.
-
-    Args:
-        core: what every part has.
-        watcher: reads the queues from the store again.
-        upkeep: removes the messages of deleted queues.
-        dead_letters: knows where a message died.
-        loader: loads the body stats of queues.
-        second_names: removes the other names of purged messages.
-    """
+    """The queues of a store: made, deleted, set, emptied, redriven."""
 
     def __init__(
         self,
@@ -187,10 +174,8 @@ class Queues:
         """Make a queue. False when it is there already; then it stays as it is.
 
         Args:
-            name: its name.
             patch: its settings, by their JSON names; the others are at their defaults.
             declared: a server's own value, kept with it.
-            is_transient: whether it ends with this process.
             refuses_other: whether one that is there has to be as `is_transient` says.
 
         Raises:
@@ -412,7 +397,6 @@ class Queues:
         such a queue has no room, by its limits, stay.
 
         Args:
-            queue: the queue to take them from.
             to: the queue to move them to; None for those in which they died.
             most: how many at the most.
             ids: move only these; None for any.
@@ -610,9 +594,6 @@ class _Room:
     """The room for messages that are moved to a queue which refuses what is over its limits. It is reserved as it is
     taken, so that publishes count it, too: call :meth:`release` once the messages are there.
 
-    Args:
-        index: the queue.
-
     Attributes:
         counts_bytes: whether the queue limits the bytes of its messages.
     """
@@ -676,13 +657,7 @@ def _held_back(index: QueueIndex) -> int:
 
 
 class Declarations:
-    """What a server keeps in the store beyond messages: declared queues, records, a sink for dead letters.
-
-    Args:
-        core: what every part has.
-        queues: makes queues.
-        sinks: gets the protocol's dead-letter sink.
-    """
+    """What a server keeps in the store beyond messages: declared queues, records, a sink for dead letters."""
 
     def __init__(self, core: Core, queues: Queues, sinks: DeadLetterSinks) -> None:
         self._storage = core.storage
@@ -720,10 +695,6 @@ class Declarations:
     async def admit(self, queue: QueueName, *, is_replicated: bool) -> None:
         """Check whether a queue may be declared, as :meth:`create` does; this call may take longer.
 
-        Args:
-            queue: its name.
-            is_replicated: whether it is to be highly available.
-
         Raises:
             Conflict: it may not.
         """
@@ -743,11 +714,8 @@ class Declarations:
         """Make a queue with its settings and the protocol's own value in one step; durable on return.
 
         Args:
-            queue: its name.
             settings: by their JSON names; the others are at their defaults.
             declared: JSON values that are kept with it.
-            is_transient: whether it ends with this process.
-            is_replicated: whether it is to be highly available.
 
         Returns:
             False when it is there already; then it stays as it is.

@@ -23,7 +23,6 @@ class SecondNames:
     """Removes the other names of messages that are removed.
 
     Args:
-        core: what every part has.
         leases: makes receipts.
     """
 
@@ -49,8 +48,6 @@ class SecondNames:
         """Remove a message under all the names that it still has. Does nothing where it has one name at the most.
 
         Args:
-            queue: the queue from which it was removed.
-            id: the message.
             neighbours: queues to or from which it may have been moved.
 
         Raises:

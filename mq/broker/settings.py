@@ -32,7 +32,6 @@ class SettingKind(NamedTuple):
 
     Attributes:
         parse: turns a JSON value into the value; raises ValueError or TypeError for one that is not allowed.
-        needs: completes "NAME must be ...".
         schema: the same as JSON Schema.
     """
 
@@ -151,7 +150,6 @@ class QueueSettings:
         max_bytes: how many bytes their bodies may have together.
         overflow: what a full queue does: ``reject`` the new message, or ``drop-head``, drop the oldest one not held.
         max_receives: how often a message may be leased before it dies.
-        dead_letter_queue: the queue to which dead messages go.
         unique: whether to store no body twice.
         paused: whether to hand out no messages.
         publish_paused: whether to take no messages from clients; dead letters and what is moved still come.
@@ -231,12 +229,7 @@ class QueueSettings:
         return {name: value for name, value in found.items() if value != _FIELDS[name].default}
 
     def retry_seconds(self, receives: int, random: Random) -> float:
-        """Seconds for which a message is held back after its work failed; 0 where it is not.
-
-        Args:
-            receives: how often it has been handed out.
-            random: chooses by how much the wait is shorter.
-        """
+        """Seconds for which a message is held back after its work failed; 0 where it is not."""
         if not self.retry_delay:
             return 0.0
         growth = self.retry_factor ** max(0, min(receives - 1, _MOST_DOUBLINGS))
@@ -296,9 +289,7 @@ def check_value(name: str, value: Any, kind: SettingKind) -> Any:
     """The parsed value of a setting or parameter.
 
     Args:
-        name: what errors call it.
         value: in JSON.
-        kind: the values that it may have.
 
     Raises:
         InvalidSetting: it may not have this value.
@@ -315,7 +306,6 @@ def check_time(at_ms: int, now_ms: int) -> int:
 
     Args:
         at_ms: the instant, in milliseconds since 1970.
-        now_ms: how late it is.
 
     Raises:
         InvalidSetting: it is further away than the longest delay.

@@ -41,9 +41,7 @@ class StoreWatcher:
     """Brings the catalog up to date with the store.
 
     Args:
-        core: what every part has.
         waiters: called for queues that others have changed or deleted.
-        second_names: removes what a peer has left of a removal.
     """
 
     def __init__(self, core: Core, waiters: Waiters, second_names: SecondNames) -> None:
@@ -230,8 +228,6 @@ async def do_every(seconds: float, look: Callable[[], Awaitable[None]], longest_
     """Call `look` every so many seconds for ever, less often when it takes long.
 
     Args:
-        seconds: the usual pause.
-        look: what to do.
         longest_rest: the longest pause, in seconds, however long a look takes.
     """
     while True:

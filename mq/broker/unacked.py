@@ -33,9 +33,7 @@ class UnackedMessage(NamedTuple):
     """A message that a connection holds.
 
     Attributes:
-        message: close its body.
         redelivered: whether a consumer may have had it before.
-        entry: where it was when it was handed out.
     """
 
     message: Message
@@ -57,17 +55,7 @@ _DELIVERED: Final = Message("", _NO_ID, BytesBody(b""), Properties(0, None), 0, 
 
 
 class Unacked:
-    """Operations of connections that hold messages. Among peers, start :meth:`run`.
-
-    Args:
-        core: what every part has.
-        waiters: has the requests that an exclusion refuses.
-        unacked_deliverer: puts back messages that are held in memory.
-        consuming: fetches, and renews leases among peers.
-        dead_letters: gets rejected messages.
-        remover: removes acknowledged messages.
-        leases: names how long a message is held back.
-    """
+    """Operations of connections that hold messages. Among peers, start :meth:`run`."""
 
     def __init__(
         self,

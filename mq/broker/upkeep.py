@@ -51,7 +51,6 @@ class Expiry:
 
     Args:
         expire: called with the queue and id of each expired message, which may be gone.
-        clock: of the broker.
         has_room: waits until few expired messages are left to be moved.
     """
 
@@ -114,13 +113,7 @@ logger = logging.getLogger("mq.broker")
 
 
 class Upkeep(CatalogEvents):
-    """Keeps messages moving.
-
-    Args:
-        core: what every part has.
-        dead_letters: moves dead messages.
-        waiters: called when messages are READY.
-    """
+    """Keeps messages moving."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters, waiters: Waiters) -> None:
         self._catalog = core.catalog
@@ -285,7 +278,6 @@ class Upkeep(CatalogEvents):
         """Forget a queue that was deleted. Its timers, and what it leaves, go by and by.
 
         Args:
-            index: the queue.
             leftovers: its messages outside its folder, which are removed.
             is_ours: whether this broker deleted it; then messages being moved are removed, too, where they arrive.
         """

@@ -93,7 +93,6 @@ class Forwarding:
 
     Args:
         part: which part; empty for the broker.
-        ask: passes a verb on, with its arguments.
     """
 
     def __init__(self, part: str, ask: Callable[..., Awaitable[Any]]) -> None:

@@ -61,7 +61,6 @@ class FetchRequest:
     """A request for messages of a queue, answered by its `future`.
 
     Args:
-        index: the queue.
         count: how many at the most.
         seconds: length of the lease; None for the queue's own.
         waits: whether to wait when there is no message.
@@ -71,9 +70,6 @@ class FetchRequest:
 
     Attributes:
         takes, holds: whether `handing` is to remove, or to hold.
-        protocol: the front end that asks.
-        held: where the messages of the answer are.
-        future: the answer.
     """
 
     __slots__ = (
@@ -124,7 +120,6 @@ class WaitQueue:
 
     Attributes:
         nonblocking: those that are answered at once, with nothing if there is nothing.
-        wanted: how many messages they want together.
         is_called: whether the queue's worker was called and has not looked yet.
     """
 
@@ -223,7 +218,6 @@ class Waiters:
         progress: flushed after completions, which make messages READY.
 
     Attributes:
-        channels: by which the workers are called.
         queues: the wait queues that requests are in, or that a worker was called for, by the index of their queue.
         ready: queues that have messages, since the last flush, for requests that hold them in memory.
         push: called at the flush to serve these. Set by the :class:`~mq.broker.dispatch.UnackedDeliverer`.

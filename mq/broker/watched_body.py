@@ -16,9 +16,7 @@ class WatchedBody:
     """A body of which is told what becomes of it.
 
     Args:
-        body: the body itself.
         damaged: called when the bytes turn out not to be those that were published.
-        closed: called when it is closed.
     """
 
     def __init__(self, body: Body, damaged: Callable[[], None] = _ignore, closed: Callable[[], None] = _ignore) -> None:

@@ -124,10 +124,8 @@ class WriteJobStatus(NamedTuple):
     """One job.
 
     Attributes:
-        job: its name.
         state: ``open``, ``committed``, ``done`` or ``aborted``.
         queues: where its rows go, or went; of a committed one those of its committed parts.
-        rows: how many rows it holds, or has published.
         duplicates: how many of those that it has published were in their queue already, by their keys; None where a
             crash came between, so that this is not known.
     """
@@ -145,11 +143,7 @@ class WriteJobs:
     Every operation raises :class:`~mq.errors.NoSuchQueue` where there is no such queue.
 
     Args:
-        core: what every part has.
         keys: the idempotency keys; None among peers.
-        publisher: publishes the rows of committed jobs.
-        upkeep: delivers them.
-        look_up: returns a queue's index.
         in_flight: keeps the broker from ending during an operation.
     """
 
@@ -304,11 +298,9 @@ class WriteJobs:
         part and number as something before is the same, sent again.
 
         Args:
-            queue: where they are to go.
             name: the job. It begins with its first messages.
             part: names a task, or one run of it. A commit names the parts that count.
             number: of the request in its part; the rows come in this order.
-            drafts: the messages, in memory.
             user: who asks, and owns a job that begins with this; None for an administrator, or where there are no
                 users.
 
@@ -347,9 +339,7 @@ class WriteJobs:
 
         Args:
             queue: one of those for which it has rows.
-            name: the job.
             parts: those that count, in the order in which their rows come.
-            rows: how many rows they have together.
             user: who asks, as for :meth:`add`.
 
         Raises:
@@ -393,7 +383,6 @@ class WriteJobs:
 
         Args:
             queue: one of those for which it has rows.
-            name: the job.
             user: who asks, as for :meth:`add`.
 
         Raises:
@@ -693,16 +682,7 @@ class _Chunk(NamedTuple):
     """Some rows of a job for one queue, in the store.
 
     Attributes:
-        entry: where.
-        job: its name.
-        queue: where the rows are to go.
-        incarnation: of that queue.
         part: see :meth:`WriteJobs.add`.
-        number: see there.
-        place: in the request.
-        of: how many chunks the request has.
-        rows: how many messages it has.
-        bytes: of their bodies together.
         disk: has its bytes reserved; None where none are.
         size: in the store, in bytes.
     """
@@ -779,7 +759,6 @@ class _Job:
         since: its last sign of life, by Trio's clock.
         parts: what it holds, by part and number of the request.
         wanted: the parts that count, once it is committed.
-        rows: how many rows those have.
         queues: where those go.
         again: how many of these were there already; None when that is not known.
         ending: held while its state changes, or is about to.

@@ -40,7 +40,6 @@ class CliVerb(NamedTuple):
     """Where a verb lives.
 
     Attributes:
-        place: "module:name" of its click command.
         help: one line for the list of verbs; the command's own first line.
     """
 

@@ -308,7 +308,6 @@ class _Import:
     """One run.
 
     Args:
-        queue: where to.
         run: its name, from which each message's key is made; None for no keys.
         with_groups: keep the messages' groups.
     """

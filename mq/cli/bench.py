@@ -24,8 +24,6 @@ class Timed(NamedTuple):
     """What one verb did.
 
     Attributes:
-        verb: its name.
-        seconds: how long all of it took.
         latencies: seconds for each answer.
     """
 

@@ -120,7 +120,6 @@ def make_certificate(folder: Path, names: tuple[str, ...], days: int) -> tuple[P
     Args:
         folder: where; made where it is not there.
         names: host names and addresses, at least one; they are checked already.
-        days: for how long it counts.
 
     Returns:
         (certificate, key)

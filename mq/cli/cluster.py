@@ -208,11 +208,7 @@ def _warn(seen: Sequence[Mapping[str, Any]]) -> None:
 
 
 def dangers(seen: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The reasons against stopping a node, a line each; none where its queues would go on.
-
-    Args:
-        seen: what each node says of the cluster.
-    """
+    """The reasons against stopping a node, a line each; none where its queues would go on."""
     asked = {each["node"] for each in seen}
     for each in seen:
         yield from _dangers_at(each)

@@ -42,9 +42,7 @@ class GarbageRounds(trio.abc.Instrument):
 
     Args:
         now: seconds.
-        collect: collects a generation, and the younger ones.
         left: how many objects are not frozen.
-        freeze: freezes them.
     """
 
     __slots__ = ("_collect", "_due", "_freeze", "_left", "_middle_due", "_now", "_old_due")

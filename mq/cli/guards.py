@@ -30,8 +30,6 @@ class Protection(NamedTuple):
     """What stands between a server and its clients.
 
     Attributes:
-        has_users: it lets in users alone.
-        has_tls: nothing can be read on the way.
         has_client_ca: over TLS, it lets in only clients with a certificate.
     """
 
@@ -45,8 +43,6 @@ def check_exposure(address: str, protection: Protection, *, insecure: bool) -> N
 
     Args:
         address: IP address or host name.
-        protection: what there is.
-        insecure: allow it all the same.
 
     Raises:
         InvalidSetting: the network could reach it, and it lacks TLS, or users.

@@ -62,12 +62,7 @@ async def returning_memory(budget: Budget, messages: Callable[[], int]) -> Async
 
 
 async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
-    """Return freed memory, for ever: each time that clients have given much of it back, and now and then.
-
-    Args:
-        budget: reports that.
-        messages: how many messages the broker has now.
-    """
+    """Return freed memory, for ever: each time that clients have given much of it back, and now and then."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     least, put_off = resident_bytes(), 0
     while True:

@@ -52,8 +52,6 @@ class Command:
     """A shell command and all processes that it starts.
 
     Args:
-        text: the command line, for the shell.
-        environment: the command's variables.
         mark: name of the variable by whose value orphans of this command are known.
         orphans: adopts and reaps the command's orphans.
         guard: ends the command's process group when this process is killed.
@@ -79,7 +77,6 @@ class Command:
         """Write a body to the command's standard input, as far as the command reads it, and close the input.
 
         Args:
-            chunks: the body.
             goes_on: returns False to stop.
 
         Returns:
@@ -181,7 +178,6 @@ class Stops:
 
     Attributes:
         suspend: called when this process is about to be stopped from its terminal.
-        resume: called when it goes on.
     """
 
     def __init__(self) -> None:
@@ -302,11 +298,7 @@ class OrphanReaper:
         signal.signal(signal.SIGCHLD, self._before)
 
     def start(self, popen: Callable[[], subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-        """Start a process for which the caller waits: :meth:`reap` leaves it alone.
-
-        Args:
-            popen: starts it.
-        """
+        """Start a process for which the caller waits: :meth:`reap` leaves it alone."""
         self._is_starting = True
         try:
             process = popen()
@@ -343,8 +335,6 @@ class _Process(NamedTuple):
     """A process as the kernel shows it in /proc.
 
     Attributes:
-        parent: the parent's process id.
-        session: the session's id.
         runs: False for a process that has ended and was not waited for.
     """
 

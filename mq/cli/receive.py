@@ -192,7 +192,6 @@ class _Printer:
     Args:
         max_handling: seconds after which the lease is renewed no more.
         keep: leave the message leased.
-        as_json: one object a line.
         ends: write a newline after a body that does not end with one, for more than one is to come.
     """
 
@@ -224,13 +223,9 @@ class _Runner:
     """Hands bodies to a command. The lease is renewed for as long as it runs.
 
     Args:
-        command: for the shell.
         max_handling: seconds after which that ends, and the command is ended.
         retry_delay: seconds after which a message comes back when its work failed; None for as long as its queue says.
         grace: seconds between SIGTERM and SIGKILL for a command that is ended.
-        stops: the signals that end this program.
-        orphans: reaps what commands leave behind.
-        guard: ends a command when this program is killed.
     """
 
     def __init__(

@@ -27,12 +27,7 @@ _COMPLETION_SECONDS: Final = 1.0
 
 
 class Remote(NamedTuple):
-    """A daemon, as the flags of a verb name it.
-
-    Attributes:
-        access: the daemon's address and the user.
-        retry: how patient to be.
-    """
+    """A daemon, as the flags of a verb name it."""
 
     access: Access
     retry: Retry

@@ -313,12 +313,7 @@ def _say(settings: Settings, line: str) -> None:
 
 
 def forgotten(store: str, *, durable: bool) -> list[str]:
-    """The warning about a store that will not keep its messages, as lines; none for any other store.
-
-    Args:
-        store: its address.
-        durable: what it answers survives the loss of power.
-    """
+    """The warning about a store that will not keep its messages, as lines; none for any other store."""
     kind, _, place = store.removeprefix("layered:").partition(":")
     advice = "Use a root on disk, such as --root /var/lib/mq"
     if kind == "memory":

@@ -21,9 +21,6 @@ _ERRORS: Final = 2
 class CannotWrite(Exception):
     """Standard output is full or closed. It is no OSError: those are of files and connections, and handled as such.
 
-    Args:
-        error: what the system says.
-
     Attributes:
         is_broken_pipe: whether a reader has gone, such as ``head``, which has all that it wanted.
     """
@@ -38,7 +35,6 @@ class _Writer(io.RawIOBase):
 
     Args:
         fd: the descriptor.
-        is_open: whether the program was started with it.
     """
 
     def __init__(self, fd: int, *, is_open: bool) -> None:

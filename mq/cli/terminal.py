@@ -39,7 +39,6 @@ def say(text: object, *, err: bool = False) -> None:
     """Print a line.
 
     Args:
-        text: the line, or lines.
         err: to standard error.
     """
     is_terminal = (sys.stderr if err else sys.stdout).isatty()

@@ -26,7 +26,6 @@ class Look(NamedTuple):
     """A queue at one instant.
 
     Attributes:
-        name: its name.
         ready: messages that can be fetched.
         leased: messages that consumers hold.
         delayed: messages whose time has not come.

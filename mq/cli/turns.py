@@ -77,11 +77,6 @@ async def in_turn(
 ) -> AsyncIterator[Doorways | None]:
     """In the block it is this daemon's turn to serve its root.
 
-    Args:
-        settings: of the daemon.
-        stop: ends the waiting.
-        stands_by: called with the URLs of a daemon that waits.
-
     Yields:
         Where connections come; None when it was told to stop before.
 

@@ -116,11 +116,7 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ClusterUsers(UsersEditor):
-    """The users of a cluster, by way of one of its nodes.
-
-    Args:
-        daemon: the node.
-    """
+    """The users of a cluster, by way of one of its nodes."""
 
     def __init__(self, daemon: Remote) -> None:
         self._daemon = daemon

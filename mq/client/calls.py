@@ -43,7 +43,6 @@ class Answer(NamedTuple):
 
     Attributes:
         status: as in RFC 9110.
-        headers: by name in small letters.
         body: empty while it is still to be streamed.
         time: when it came, in seconds by the client's clock.
     """
@@ -100,9 +99,6 @@ class Call(Generic[T]):
     Attributes:
         method: in capitals.
         target: path and query, percent-encoded.
-        headers: names in small letters.
-        body: all of it, or where it comes from.
-        again: when it may be sent again.
         wait: seconds that the daemon may take on purpose.
         timeout: seconds that connecting, sending and the answer may take each; None for what the client's user said.
         read: the result, from an answer of less than 400.
@@ -122,11 +118,6 @@ class Call(Generic[T]):
 
     def result(self, answer: Answer, *, repeated: bool = False, is_unsure: bool = False) -> T:
         """The result of a call, or the error that its answer stands for.
-
-        Args:
-            answer: the one that counts.
-            repeated: whether an earlier try may have been served.
-            is_unsure: whether it is unknown what one of them did.
 
         Raises:
             Refused: the daemon said no.
@@ -196,7 +187,6 @@ class Given(NamedTuple):
     Attributes:
         data: all of it, or b"" where there is a source.
         source: where a long one comes from.
-        content_type: what it is when the caller says nothing.
     """
 
     data: bytes

@@ -474,10 +474,7 @@ class PublishBatch:
     """A batch on its way: which of its entries are still open.
 
     Args:
-        queue: where it goes.
-        messages: its entries.
         keys: whether entries without a key get one, so that they can go again.
-        trace: headers that name the trace they belong to.
     """
 
     def __init__(self, queue: str, messages: Iterable[Outgoing], *, keys: bool, trace: Headers = ()) -> None:

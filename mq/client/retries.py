@@ -48,8 +48,6 @@ class Tries:
     """The tries of one request.
 
     Args:
-        call: the request.
-        retry: how patient to be.
         clock: seconds that only ever increase.
         random: spreads the pauses, so that many clients do not come back together.
         wall_clock: seconds since 1970, for a Retry-After that is a date.

@@ -39,10 +39,6 @@ class Sending:
 
     Args:
         span: the one; None where there is none.
-        headers: they name its trace.
-
-    Attributes:
-        headers: to be sent with the request.
     """
 
     def __init__(self, span: Span | None = None, headers: tuple[tuple[str, str], ...] = ()) -> None:
@@ -64,11 +60,7 @@ class Sending:
 
 
 class Receiving:
-    """The messages that a fetch tells its span.
-
-    Attributes:
-        messages: what it has got.
-    """
+    """The messages that a fetch tells its span."""
 
     def __init__(self) -> None:
         self.messages: tuple[Head, ...] = ()

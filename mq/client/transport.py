@@ -108,7 +108,6 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
 
     Args:
         error: of the last try.
-        url: the daemon's.
         perhaps_served: whether a try before may have been served.
     """
     reason = " ".join(str(error).split()) or type(error).__name__

@@ -44,15 +44,6 @@ SHOWN_PATIENCE_SECONDS: Final = 1.0
 class ClusterBroker(Forwarding):
     """As :class:`~mq.broker.broker.Broker`, for the queues of this node and for those of the cluster.
 
-    Args:
-        config: of the cluster.
-        local: this node's own queues.
-        names: knows the cluster's.
-        shared: has what all nodes share.
-        directory: knows the leader.
-        sessions: the links that are connected here.
-        membership: tells what the cluster looks like from here.
-
     Attributes:
         node_control: what an operator may have this node do; the node sets it.
     """

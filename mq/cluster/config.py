@@ -97,8 +97,6 @@ class ClusterConfig:
     """What a node knows of its cluster.
 
     Attributes:
-        node: its own name.
-        neighbors: the two others.
         coordinator: the address of what keeps the cluster's members, and its store.
         user: the one that it logs in as at its neighbours.
         password: of that user; all nodes have the same one, which tells them from other clients. Empty where any client
@@ -131,7 +129,6 @@ def load_cluster(
 
     Args:
         path: the file; "" for none.
-        given: values by the names of the file's keys.
         trusts: whether a neighbour at this host name or address needs no password.
 
     Raises:

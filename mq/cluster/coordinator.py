@@ -39,7 +39,6 @@ class Member(NamedTuple):
     """A member.
 
     Attributes:
-        node: its name.
         number: of its candidacy; the lowest is the oldest. No two candidacies have the same, and a later one has a
             higher one.
         since: when the node joined, in seconds since 1970 by its own clock: to be shown, and for nothing else.
@@ -71,7 +70,6 @@ class Snapshot(NamedTuple):
 
     Attributes:
         number: of that instant, which rises with every change. A queue's life has the number of the instant it began.
-        queues: by name.
     """
 
     number: int
@@ -82,8 +80,6 @@ class NameChange(NamedTuple):
     """A queue of the cluster has changed, or is no more.
 
     Attributes:
-        number: of that instant.
-        queue: its name.
         found: what it is now; None when it was deleted.
     """
 
@@ -96,7 +92,6 @@ class SharedRecord(NamedTuple):
     """A record that all nodes share (:mod:`mq.cluster.record_keeper`), or that it is no more.
 
     Attributes:
-        kind, key: name it.
         value: JSON; None when it was dropped.
     """
 

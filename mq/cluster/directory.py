@@ -43,8 +43,6 @@ class Directory:
 
     Attributes:
         leader: serves the queues; None while none is known.
-        term: the highest known.
-        failovers: how often it has risen.
     """
 
     def __init__(self) -> None:
@@ -79,9 +77,6 @@ class Directory:
 
     async def serving(self, deadline: float) -> Leader:
         """The leader, once there is one.
-
-        Args:
-            deadline: by Trio's clock.
 
         Raises:
             NotServed: there is none until then.

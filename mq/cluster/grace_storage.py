@@ -59,7 +59,6 @@ class GraceStorage:
     Args:
         below: the cluster's store, not open yet.
         broken: called with a reason once the contents of the store are unknown.
-        grace_seconds: how long removed messages are kept.
     """
 
     def __init__(

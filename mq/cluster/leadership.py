@@ -46,8 +46,6 @@ class Holder:
     """The messages and exclusions that one client of a leadership holds: a link, or this node's own servers.
 
     Attributes:
-        held: messages by their numbers.
-        exclusions: by their numbers.
         arrivals: large bodies that it publishes.
         bodies: large bodies that it reads.
     """
@@ -99,9 +97,6 @@ class Leadership:
 
     Args:
         number: of its term, higher than every one before.
-        broker: over the cluster's store.
-        store: the same store.
-        keeper: keeps what all nodes share.
         is_ours: whether no other node can be master yet.
     """
 
@@ -146,12 +141,6 @@ class Leadership:
 
     async def perform(self, holder: Holder, method: str, args: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a method.
-
-        Args:
-            holder: the caller's.
-            method: its name.
-            args: what it is called with.
-            named: the same, by name.
 
         Raises:
             NotServed: the term is over.

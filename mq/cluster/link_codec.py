@@ -31,7 +31,6 @@ class Coming(NamedTuple):
     """In a draft: a body that is sent in pieces.
 
     Attributes:
-        number: by which its pieces name it.
         size: length in bytes.
     """
 
@@ -43,7 +42,6 @@ class Waiting(NamedTuple):
     """In a message: a body that is asked for in pieces.
 
     Attributes:
-        number: by which it is asked for.
         size: length in bytes.
     """
 
@@ -88,8 +86,6 @@ class Handed(NamedTuple):
     """A message that is held, as it goes over a link.
 
     Attributes:
-        number: by which its holder names it.
-        message: with all of its body.
         redelivered: whether a consumer may have had it before.
     """
 

@@ -50,14 +50,8 @@ _NOBODY: Final = MessageId("00000000-0000-1000-8000-000000000000")
 class LinkSession(Exclusion):
     """A link that is connected here. It is the exclusive consumer of its replies, and ends as one.
 
-    Args:
-        replies: the name of their queue.
-        ended: called once, at its end.
-
     Attributes:
         node: the neighbour's name; empty before it has said hello.
-        scopes: of its requests, by their numbers.
-        is_open: whether it is still connected.
     """
 
     def __init__(self, replies: str, ended: Callable[[LinkSession], None]) -> None:
@@ -112,10 +106,6 @@ class LinkSession(Exclusion):
 
 class LinkSessions:
     """All links that are connected here.
-
-    Args:
-        node: the name of this node.
-        secret: of the cluster.
 
     Attributes:
         leadership: this node's; None while it does not lead.
@@ -294,11 +284,7 @@ def _with_correlation(correlation: str) -> dict[str, Any]:
 
 
 class _Reply:
-    """Makes what can be sent of an answer: with every body in memory, but for large ones that are read in pieces.
-
-    Args:
-        bodies: of the link that asks.
-    """
+    """Makes what can be sent of an answer: with every body in memory, but for large ones that are read in pieces."""
 
     def __init__(self, bodies: OpenBodies) -> None:
         self._bodies = bodies

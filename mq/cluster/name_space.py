@@ -65,8 +65,6 @@ class Names:
     """The names of a cluster's queues.
 
     Args:
-        config: of the cluster.
-        registry: keeps them.
         local: has this node's own queues, and a root for what is known.
 
     Attributes:
@@ -154,10 +152,6 @@ class Names:
 
     async def make(self, queue: str, make: Callable[[], Awaitable[bool]]) -> bool:
         """Make a queue of this node's own, once its name is reserved.
-
-        Args:
-            queue: its name.
-            make: makes it; what it returns is returned.
 
         Raises:
             Conflict: the cluster has a queue of that name.

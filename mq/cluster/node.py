@@ -75,7 +75,6 @@ class Tenure:
     """A candidacy, and how long it certainly lasts by this node's clock.
 
     Args:
-        candidacy: the candidacy.
         until: when it ends if it is not renewed.
         clock: seconds that only go on.
     """
@@ -100,22 +99,12 @@ class ClusterNode:
     """This node of a cluster.
 
     Args:
-        config: of the cluster.
-        coordinator: keeps its members.
-        local: the broker of this node's own queues.
         broker_config: how the broker of the cluster's queues works.
-        observers: of the cluster's broker.
         clock: seconds that only go on.
-        dial: opens connections to neighbours.
 
     Attributes:
-        broker: what this node's servers see.
         names: the cluster's queues, as far as they are known here.
-        directory: knows the leader.
-        sessions: the links that are connected here.
         guest: makes what is to live with the leader while this node is it; set before :meth:`run`.
-        ask_guest: asks it, wherever the leader is.
-        is_draining: whether it is about to be stopped.
         make_clock: makes the clock of a broker of the cluster's queues; set before :meth:`run`, if at all.
     """
 
@@ -583,7 +572,6 @@ class Silence:
         """Whether the node has to leave. Asked every now and then; True once for each span of silence.
 
         Args:
-            hears: a neighbour's link is connected here.
             leads: this node serves the highly available queues.
             has_others: other nodes are members, by what the coordinator says: they are alive.
         """

@@ -89,10 +89,6 @@ class _Exchange(ClientChannel):
 class PeerLeader:
     """A :class:`~mq.cluster.directory.Leader`: a neighbour that serves, for as long as one connection lasts.
 
-    Args:
-        exchange: the channel.
-        replies: the queue of its replies.
-
     Attributes:
         term: of the neighbour's mastership; 0 while it has none.
     """
@@ -199,15 +195,7 @@ def dial(config: ClusterConfig, neighbor: Neighbor) -> AbstractAsyncContextManag
 class PeerLink:
     """The link to one neighbour.
 
-    Args:
-        config: of the cluster.
-        neighbor: which one.
-        directory: hears whether it leads.
-        dial: opens connections.
-
     Attributes:
-        filed: the neighbour's place by the cluster's file.
-        neighbor: its place now.
         node: its name; empty before the first contact.
         is_up: whether the link holds, and the neighbour has accepted this node.
     """
@@ -298,9 +286,6 @@ class PeerLink:
 class MovedNeighbors:
     """The new places of neighbours that were replaced, and serve elsewhere than the cluster's file says. Kept in this
     node's root.
-
-    Args:
-        local: has this node's root.
     """
 
     def __init__(self, local: Declarations) -> None:
@@ -308,9 +293,6 @@ class MovedNeighbors:
 
     async def load(self, filed: Collection[Neighbor]) -> Mapping[Neighbor, Neighbor]:
         """New places by those of the file. What was said of places that the file has no more is forgotten.
-
-        Args:
-            filed: the places in the file.
 
         Raises:
             StorageError: the root cannot be read.

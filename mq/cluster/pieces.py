@@ -153,10 +153,6 @@ class RemoteBody:
 
     Attributes:
         size: length in bytes.
-        number: by which the leader knows it.
-
-    Args:
-        source: the leader.
     """
 
     def __init__(self, source: BodySource, number: int, size: int) -> None:

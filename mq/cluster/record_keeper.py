@@ -35,11 +35,7 @@ def number_in(value: Mapping[str, Any] | None) -> int:
 
 
 class RecordKeeper:
-    """Checks and makes changes of the shared records, one after the other.
-
-    Args:
-        broker: the leader's, over the cluster's store.
-    """
+    """Checks and makes changes of the shared records, one after the other."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

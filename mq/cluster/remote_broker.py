@@ -35,7 +35,6 @@ class RemoteUnacked(UnackedMessage):
 
     Attributes:
         leader: the one that handed it out. Under another leader it is held no more.
-        number: how that leader names it.
     """
 
     leader: Leader
@@ -57,12 +56,7 @@ class RemoteUnacked(UnackedMessage):
 
 
 class RemoteExclusion(Exclusion):
-    """One consumer alone has the messages of a highly available queue.
-
-    Args:
-        leader: the one that granted it.
-        number: how that leader names it.
-    """
+    """One consumer alone has the messages of a highly available queue."""
 
     def __init__(self, leader: Leader, number: int) -> None:
         self.leader = leader
@@ -74,11 +68,7 @@ class RemoteExclusion(Exclusion):
 
 
 class LeaderClient:
-    """Calls methods of the leader, once or until one answers.
-
-    Args:
-        directory: knows the leader.
-    """
+    """Calls methods of the leader, once or until one answers."""
 
     def __init__(self, directory: Directory) -> None:
         self.directory = directory
@@ -103,9 +93,6 @@ class LeaderClient:
         """Ask leaders until one answers.
 
         Args:
-            method: what is asked.
-            args: what it is called with.
-            named: the same, by name.
             was_done: the error of a repeated question by which the first one is known to have been carried out.
             patience: seconds.
 
@@ -130,11 +117,7 @@ class LeaderClient:
 
 
 class RemoteBroker(Forwarding):
-    """As :class:`~mq.broker.broker.Broker`, for the highly available queues.
-
-    Args:
-        directory: knows the leader.
-    """
+    """As :class:`~mq.broker.broker.Broker`, for the highly available queues."""
 
     def __init__(self, directory: Directory) -> None:
         super().__init__("", self._ask)

@@ -34,12 +34,9 @@ class SharedRecords:
     """The shared records.
 
     Args:
-        registry: keeps them.
-        local: has this node's root.
         find: finds out whether the cluster has a queue, as :meth:`~mq.cluster.name_space.Names.find` does.
 
     Attributes:
-        records: those that are known here, by kind and key.
         number: of the last change that is in effect here.
         users: the tables of the cluster's users that are in effect here, by name.
     """

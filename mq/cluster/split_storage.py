@@ -43,9 +43,6 @@ LIFE: Final = ("created", "incarnation")
 class ConfirmedRecord:
     """A :class:`~mq.storage.confirmed.LastConfirmed` in the coordinator's store. What came in the last second before a
     master died may not be noted.
-
-    Args:
-        names: the store; open when something is recalled.
     """
 
     def __init__(self, names: Storage) -> None:

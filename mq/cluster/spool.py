@@ -40,11 +40,7 @@ def upload_of(size: int, digest: bytes) -> Upload:
 
 
 class GatheredBody(Upload):
-    """A body that is short enough for one message of a link, in memory.
-
-    Attributes:
-        data: all of it.
-    """
+    """A body that is short enough for one message of a link, in memory."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(cast(Staged, _Elsewhere(len(data))), hashlib.sha256(data).digest())
@@ -81,7 +77,6 @@ async def spool(chunks: AsyncIterable[bytes], folder: str) -> SpooledBody:
     """Keep a body in a file. Errors of `chunks` pass through.
 
     Args:
-        chunks: the body.
         folder: of the file; empty for the system's folder of temporary files.
 
     Raises:

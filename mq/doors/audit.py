@@ -58,12 +58,7 @@ class _SeldomNotes:
 
 
 class _FewNotes:
-    """Writes :data:`MOST_FAILURES` lines a minute, and counts the others.
-
-    Args:
-        event: of each line.
-        many: of the line with their number.
-    """
+    """Writes :data:`MOST_FAILURES` lines a minute, and counts the others."""
 
     def __init__(self, event: str, many: str) -> None:
         self._event = event
@@ -124,10 +119,6 @@ _REASONS: Final = {
 
 class AuditFile(logging.Handler):
     """Takes the lines of the audit log into a file that no other user may read, and out of the program's log.
-
-    Args:
-        path: of the file. Lines are appended.
-        format: of a line.
 
     Raises:
         InvalidSetting: it cannot be written.

@@ -88,10 +88,7 @@ class Resource(NamedTuple):
     """A thing of which clients have shares.
 
     Attributes:
-        name: for people.
         most: bytes of it.
-        setting: of the daemon, that says how many.
-        refusal: the error if too few are free.
     """
 
     name: str
@@ -104,14 +101,10 @@ class Share:
     """A part of the budget.
 
     Args:
-        name: whose it is, for people.
-        resource: a part of this.
         part: the divisor: 4 makes it a quarter of the resource. None makes it three quarters. One reservation alone
             may be larger.
 
     Attributes:
-        name: as given.
-        resource: as given.
         most: bytes.
         used: bytes that are reserved.
         waiters: how many tasks wait until some of them are given back.
@@ -152,16 +145,11 @@ class Budget:
     """Bytes of memory and of disk that clients share.
 
     Args:
-        most: how many of memory there are.
         disk: how many of disk there are for bodies that are staged.
         has_users: whether clients log in: then a share is one user's, and all others have a small one together; else
             it is one connection's.
 
     Attributes:
-        most: as given.
-        disk: the disk.
-        declarations: the memory for what is declared over AMQP.
-        has_users: as given.
         refused: reservations that were refused, by their use.
         ended: reservations that slow clients had to give up, by their use.
     """
@@ -231,7 +219,6 @@ class Budget:
         """The memory of a new connection.
 
         Args:
-            name: what operators know it by.
             let_go: ends the connection soon; called when it reads slowly, and others want the memory.
         """
         share = self._strangers if self.has_users else Share("this connection", self._memory, CLIENT_PART)
@@ -247,11 +234,7 @@ class Budget:
         return share
 
     def declarations_of(self, client: str) -> Room:
-        """The memory of what one client declares: it stays when the connection has gone.
-
-        Args:
-            client: the name of the user, or of the connection.
-        """
+        """The memory of what one client declares: it stays when the connection has gone."""
         share = Share(client or "declarations of other nodes and earlier runs", self.declarations, DECLARED_PART)
         return Room(ClientMemory(self, share.name, share), Use.DECLARED, (self._declared, share))
 
@@ -259,7 +242,6 @@ class Budget:
         """The disk of a write job. It is its owner's, whatever becomes of the connection.
 
         Args:
-            name: the job's.
             owner: the user who began it; None for an administrator, or where there are no users. There, each job has a
                 share of its own.
         """
@@ -276,8 +258,6 @@ class Budget:
         """A block in which a client sends a body, after its memory was reserved.
 
         Args:
-            chunks: what it sends.
-            room: its memory.
             let_go: called at most once: the client is slow, and others want the memory. Ends the block soon.
         """
         arrival = PacedChunks(chunks, room, let_go)
@@ -336,7 +316,6 @@ class Budget:
 
         Args:
             room: is too small.
-            size: that it was to have.
             share: the one that does not have so much.
         """
         resource = share.resource
@@ -354,7 +333,6 @@ class Budget:
 
         Args:
             share: the client's, of the memory; None counts in the whole alone.
-            use: of the reservation.
         """
         if use in ON_DISK:
             shares = tuple(each.of_disk(self.disk) for each in (self._all, share) if each is not None)
@@ -370,18 +348,12 @@ class ClientMemory:
     """The memory of one client: of a connection, or of one of several requests on a connection.
 
     Args:
-        budget: has it.
-        name: what operators know the connection by.
         share: counts it; None for none.
         let_go: ends the connection, or the request; None where that cannot be ended.
         connection: the memory of the connection, where this is one request's.
 
     Attributes:
-        budget: as given.
-        name: as given.
         user: the name of the one that has logged in; None before.
-        let_go: as given.
-        logins: how often its share became another one.
         rooms: what it has reserved now. Not to be changed.
     """
 
@@ -450,11 +422,7 @@ class ClientMemory:
             self._connection.log_in(user)
 
     def request(self, let_go: Callable[[], None] | None = None) -> ClientMemory:
-        """The memory of one request of several on the connection. It counts in the same share until it logs in.
-
-        Args:
-            let_go: ends the request soon.
-        """
+        """The memory of one request of several on the connection. It counts in the same share until it logs in."""
         memory = ClientMemory(self.budget, self.name, self._share, let_go, self)
         memory.user = self.user
         self._requests.add(memory)
@@ -487,15 +455,7 @@ class ClientMemory:
 class Room:
     """The memory, or the disk, that is reserved for one thing.
 
-    Args:
-        client: has reserved it.
-        use: what for.
-        shares: where it counts.
-
     Attributes:
-        client: as given.
-        use: as given.
-        shares: as given.
         size: how many bytes.
     """
 
@@ -707,13 +667,7 @@ class PacedChunks:
     """The chunks of something large, as they come from a client. The time spent waiting for them is the client's.
 
     Args:
-        chunks: as they come.
-        room: their memory.
         let_go: as given to :meth:`Budget.arriving`.
-
-    Attributes:
-        room: as given.
-        let_go: as given.
     """
 
     def __init__(self, chunks: AsyncIterator[bytes], room: Room, let_go: Callable[[], None]) -> None:

@@ -116,8 +116,6 @@ class FewLines:
     for all connections.
 
     Args:
-        logger: writes them.
-        level: of them.
         text: with a place for each value.
     """
 
@@ -170,7 +168,6 @@ class Crowd:
         close it.
 
         Args:
-            address: of its peer.
             handle: its file descriptor. The kernel gives the lowest number that is free, so it tells how many are not.
         """
         most_handles, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -188,9 +185,6 @@ class Crowd:
     def request(self, address: str) -> AbstractContextManager[bool]:
         """Whether there is room for a request that came by a proxy. It counts as a connection of its client's for as
         long as the block runs.
-
-        Args:
-            address: of the client.
         """
         return self._counted(address)
 

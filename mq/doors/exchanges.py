@@ -12,9 +12,7 @@ class DeclaredExchange(NamedTuple):
     """An exchange.
 
     Attributes:
-        vhost, name: what it is called.
         kind: how it routes: ``direct``, ``fanout``, ``topic`` or ``headers``.
-        durable: whether it survives a restart.
     """
 
     vhost: str
@@ -27,7 +25,6 @@ class DeclaredBinding(NamedTuple):
     """A way that messages take from an exchange.
 
     Attributes:
-        vhost, exchange: where it begins.
         to_exchange, to_queue: where it ends: the exchange's name, or the queue's in mq; the other one is None.
         routing_key: what for depends on the kind of the exchange.
     """
@@ -43,7 +40,6 @@ class DeadLetterWay(NamedTuple):
     """The way that a queue's dead letters take by its arguments.
 
     Attributes:
-        queue: its name in mq.
         vhost, exchange: where they go; the default exchange has no name.
         routing_key: with which; None for that of each message.
         targets: names in mq of the queues to which they may come.

@@ -73,9 +73,6 @@ def plain_socket(stream: trio.SocketStream) -> socket.socket | None:
 class PromptListener(trio.abc.Listener[trio.SocketStream]):
     """Accepts several connections in a pass of the event loop, as far as readers have room in it. Trio accepts one a
     pass, which keeps newcomers waiting for seconds where thousands are served.
-
-    Args:
-        listener: accepts them.
     """
 
     def __init__(self, listener: trio.SocketListener) -> None:
@@ -181,13 +178,7 @@ def url(scheme: str, listener: trio.SocketListener) -> str:
 async def shake_hands(
     stream: trio.SocketStream, context: ssl.SSLContext, stopped: Callable[[], Awaitable[object]]
 ) -> TLSStream | None:
-    """The stream under TLS; None where the handshake failed: then close what was accepted.
-
-    Args:
-        stream: just accepted.
-        context: the server's.
-        stopped: returns when the server stops.
-    """
+    """The stream under TLS; None where the handshake failed: then close what was accepted."""
     tls = TLSStream(stream, context, server_side=True)
     is_done = False
     async with trio.open_nursery() as nursery:

@@ -44,7 +44,6 @@ class TryLater(MQError):
     """The secret was not looked at.
 
     Attributes:
-        problem: why.
         seconds: how long to wait before another try, a whole number.
     """
 
@@ -60,11 +59,7 @@ class TryLater(MQError):
 class Logins:
     """Finds the user of a login. One for all protocols of a daemon.
 
-    Args:
-        access: knows the users.
-
     Attributes:
-        access: as given.
         refusals: for servers to note what users have asked for and may not do.
     """
 
@@ -80,11 +75,6 @@ class Logins:
 
     async def user(self, address: str, name: str, secret: str) -> User | None:
         """The user, or None: no user has this name with this secret.
-
-        Args:
-            address: of the client, without its port.
-            name: given by the client.
-            secret: a token or a password.
 
         Raises:
             TokenExpired: it was a token of that user's.
@@ -195,7 +185,6 @@ class _SecretCheck:
     Attributes:
         is_over: the other attributes are valid.
         has_answer: the secret was looked at. If not, and there is no refusal, its client is gone.
-        user: the one with that secret.
         refusal: why it was not looked at.
     """
 
@@ -210,7 +199,6 @@ class _Waiting:
     """A login that waits for its turn.
 
     Attributes:
-        line: its source and name.
         of_line, of_source, of_name: how many waited of the same line, source and name when it came.
         is_over: the wait has ended.
         is_next: its turn has come; else it is refused.

@@ -97,8 +97,6 @@ class ChannelStatus(NamedTuple):
     """One channel of a connection over AMQP.
 
     Attributes:
-        number: of the channel.
-        consumers: how many it has.
         unacknowledged: messages that were sent on it and are not settled.
     """
 
@@ -117,10 +115,8 @@ class ConnectionStatus(NamedTuple):
         port: the client's; 0 over a Unix socket.
         user: the one that logged in last; None without users, and before a login.
         vhost: over AMQP; None over HTTP.
-        open_seconds: how long it has been open.
         idle_seconds: since a byte last came or went.
         received_bytes: from the client, as :class:`Traffic` counts; None where nothing counts them.
-        sent_bytes: to the client.
         channels: over AMQP; none over HTTP.
     """
 
@@ -141,7 +137,6 @@ class ConsumerStatus(NamedTuple):
     """The status of a consumer: one over AMQP, or a request over HTTP that waits for messages.
 
     Attributes:
-        queue: where it consumes.
         tag: what it is called on its channel; None over HTTP.
         channel: its number; None over HTTP.
         prefetch: how many messages it may have unacknowledged; 0 for any number; None over HTTP.

@@ -76,7 +76,6 @@ class Readers:
 
         Args:
             start: when its turn begins, in virtual time.
-            end: when it ends.
             units: of work that the reader will do. They are counted when it begins.
         """
         if not self._is_serving:

@@ -150,8 +150,6 @@ class Standby:
     """Hands connections to the owner.
 
     Args:
-        path: of the owner's socket.
-        doorways: where connections come from.
         guards: says how the servers are guarded. The owner has to say the same.
     """
 
@@ -277,7 +275,6 @@ class Owner:
 
     Args:
         path: of its socket. No other daemon may be the owner.
-        doorways: get the connections.
         guards: says how the servers are guarded. A daemon that says something else hands nothing over.
     """
 

@@ -66,7 +66,6 @@ class Journal:
     """An observer of one broker.
 
     Args:
-        writer: writes batches.
         clock_ns: the date, nanoseconds since 1970; from any thread.
         backlog: how many transitions may wait for the writer.
     """
@@ -247,10 +246,7 @@ def open_journal(
 
     Args:
         folder: where its segments are. Each broker needs one of its own.
-        limits: how much is kept.
-        store: the store's address.
         peers: other programs that move messages of the same store.
-        version: mq's.
         date_ns: the date, nanoseconds since 1970; from any thread.
         is_dated: whether that is right, as far as is known. No segment is too old while it may be wrong.
 

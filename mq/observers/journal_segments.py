@@ -53,10 +53,6 @@ class BrokerLife(NamedTuple):
 
     Attributes:
         broker: a name that no other life of a broker has.
-        host: the machine's name.
-        pid: the process.
-        version: mq's.
-        store: the store's address.
         peers: other programs that move messages of the same store.
         started_ns: when the life began, nanoseconds since 1970.
     """
@@ -79,9 +75,6 @@ class SegmentWriter:
     """Writes batches to one segment after another.
 
     Args:
-        folder: where they are.
-        life: of the broker.
-        limits: how much is kept.
         write: as ``os.write``, for tests of disks that refuse.
         clock: seconds that only go on.
         date_ns: the date, nanoseconds since 1970.
@@ -252,9 +245,6 @@ class _Parts:
 
 class JournalSegment:
     """A segment as it is on the disk.
-
-    Args:
-        path: the file.
 
     Attributes:
         head: what is said of the life; empty where not even that is whole.

@@ -26,7 +26,6 @@ class Histogram:
 
     Attributes:
         bounds: as given.
-        total: the sum of all values.
     """
 
     __slots__ = ("_counts", "bounds", "total")
@@ -92,10 +91,8 @@ class Metrics:
     Args:
         clock: seconds that only go on.
         folder: of the store, on whose file system room can be short; empty for none.
-        version: of the program that counts.
 
     Attributes:
-        folder, version: as given.
         knows: whether there is a queue of that name. To be set, or the counts of queues that are gone stay until
             they are read.
     """
@@ -213,7 +210,6 @@ class Metrics:
         """Counts since the start. A queue that is counted with the others stays there, so that no count goes back.
 
         Args:
-            queues: those there are.
             most: how many of them are counted one by one, at the most.
         """
         self.catch_up()

@@ -74,9 +74,6 @@ def places_of(slot: int, flow: Flow) -> tuple[int, int]:
 class Ring:
     """The counts of one queue. Time is in slots since the program began.
 
-    Args:
-        slot: now.
-
     Attributes:
         slot: up to which it is written.
         counts: of each flow by slot, then of each flow by minute.
@@ -129,7 +126,6 @@ class Ring:
         """The averages of a flow: from whole slots and minutes up to now, and not back before the start.
 
         Args:
-            flow: of what.
             uptime: seconds since the program began, in the slot up to which the ring is written.
         """
         in_slot, in_minute = uptime % SLOT_SECONDS, uptime % (SLOT_SECONDS * SLOTS)
@@ -143,11 +139,7 @@ class Ring:
         )
 
     def messages(self, now: int) -> list[int]:
-        """How many messages there were at the end of each of the last hour's minutes, reckoned back from what there is.
-
-        Args:
-            now: messages in the queue now.
-        """
+        """How many messages there were at the end of each of the last hour's minutes, reckoned back from `now`."""
         flows = [self.minutes(flow) for flow in (*_ADDS, *_TAKES)]
         found, there = [], now
         for *added, acknowledged, expired, died, left in reversed(list(zip(*flows, strict=True))):

@@ -29,11 +29,7 @@ Ask = Callable[..., Awaitable[Any]]
 
 
 class LeaderSchedules:
-    """Answers what nodes ask of the leader's schedules.
-
-    Args:
-        scheduler: over the cluster's store.
-    """
+    """Answers what nodes ask of the leader's schedules."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -60,9 +56,6 @@ class LeaderSchedules:
 class ClusterSchedules:
     """As :class:`~mq.schedules.scheduler.Scheduler`, on a node of a cluster. What a node shows is what the leader said
     when it was last looked (:meth:`look`).
-
-    Args:
-        limits: of each user, while this node leads.
 
     Attributes:
         ask: asks the leader; set before anything else is called.

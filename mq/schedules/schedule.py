@@ -60,7 +60,6 @@ class Every:
     """One instant every so many seconds.
 
     Args:
-        seconds: between two of them.
         start_ms: from which on they are counted; they are as far before it.
     """
 
@@ -82,7 +81,6 @@ class CronLine:
     """The instants of a cron line.
 
     Args:
-        line: its five fields.
         zone: the IANA name of its time zone.
 
     Raises:
@@ -170,8 +168,6 @@ class Schedule(NamedTuple):
 
     Attributes:
         name: its name; as a queue's, so that patterns of rights fit.
-        queue: where the message goes.
-        draft: the message, without a key.
         cron: five fields; empty where it is every so many seconds.
         zone: the time zone of these.
         every: seconds between two messages; None where there is a cron line.
@@ -242,10 +238,6 @@ class Schedule(NamedTuple):
 
 def check_schedule(schedule: Schedule, now_ms: int) -> Instants:
     """The instants of a schedule that is to be kept; at least one is still to come.
-
-    Args:
-        schedule: as the client gave it.
-        now_ms: how late it is.
 
     Raises:
         InvalidSetting: the cron line or the zone is none, or never comes.

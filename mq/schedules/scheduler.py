@@ -73,7 +73,6 @@ class ScheduleStatus(NamedTuple):
     """A schedule, its next instant and its last.
 
     Attributes:
-        schedule: as it was given.
         next_ms: its next instant, in milliseconds since 1970; None where none comes.
         last_ms: the last instant for which it fired, or was left out; None for none yet.
         error: why its last firing failed; empty where it did not.
@@ -93,7 +92,6 @@ class ScheduleLimits(NamedTuple):
     """The limits of one user; 0 is no limit.
 
     Attributes:
-        schedules: how many the user may own.
         rate: messages a second that they publish together.
     """
 
@@ -104,8 +102,6 @@ class ScheduleLimits(NamedTuple):
         """Check a schedule that its owner is about to make or change.
 
         Args:
-            schedule: as it will be.
-            others: of the same owner.
             before: messages a second of the schedule that it takes the place of, if that is the owner's, too; else 0.
 
         Raises:
@@ -152,8 +148,6 @@ class _Outcome(NamedTuple):
 
     Attributes:
         fate: in a word; None where it is left as it was.
-        id: of the message.
-        error: why it failed.
     """
 
     fate: Fate | None
@@ -165,9 +159,7 @@ class Scheduler:
     """Keeps schedules, and fires them while :meth:`run` runs.
 
     Args:
-        broker: keeps the records, and takes the messages.
         refusal: why no schedules can be kept here; empty where they can.
-        limits: of each user.
 
     Attributes:
         fates: how many firings there were since the start, by their fate.
@@ -567,9 +559,6 @@ class Progress:
     A firing is *begun* before its message is published and *done* after. A crash in between leaves it in doubt: its
     message may be there. The states of many schedules are one record, so a thousand that fire together cost a few
     writes.
-
-    Args:
-        broker: keeps the records.
     """
 
     def __init__(self, broker: BrokerAPI) -> None:

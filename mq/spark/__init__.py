@@ -40,7 +40,6 @@ def register(spark: SparkSession, **options: str) -> str:
         spark.read.format(register(spark, queue="orders", url="http://127.0.0.1:8080")).load().explain()
 
     Args:
-        spark: the session.
         options: those that every use of the format has; an option that is given there goes first.
 
     Returns:

@@ -36,10 +36,6 @@ class Columns(NamedTuple):
     """Messages, in columns.
 
     Attributes:
-        sequence: the place of each in its queue.
-        timestamp: when it was published.
-        receives: how often it was handed out.
-        id: its id.
         body: its bytes.
         said: content type and attributes of messages that have any, by their number as text.
     """
@@ -100,7 +96,6 @@ class ColumnsPage(NamedTuple):
     """One answer with messages.
 
     Attributes:
-        messages: in columns.
         next: the target of the page that follows; None after the last.
     """
 

@@ -76,9 +76,6 @@ class DaemonConnection:
     is kept for the next one of this process.
 
     Its methods raise :class:`~mq.spark.errors.SparkSourceError`, with the option that the error is about.
-
-    Args:
-        options: the daemon's address, and the user.
     """
 
     def __init__(self, options: Options) -> None:
@@ -153,7 +150,6 @@ class DaemonConnection:
         request, for however many queues; several if their names are too long for one.
 
         Args:
-            consumer: its name.
             queues: the queues; None for those that the options name, or whose name their pattern fits.
 
         Raises:

@@ -44,13 +44,7 @@ _ABOUT: Final[tuple[tuple[type[ClientError], str], ...]] = (
 
 @contextmanager
 def naming_options(url: str, queue: str, conflict: str) -> Iterator[None]:
-    """A context that turns errors of the client into those of the source, with the option that each is about.
-
-    Args:
-        url: the daemon's address.
-        queue: the queue, for the text.
-        conflict: the option that a conflict is about.
-    """
+    """A context that turns errors of the client into those of the source, with the option that each is about."""
     try:
         yield
     except ClientError as error:

@@ -32,7 +32,6 @@ class Selection:
     """Rows that all filters let through.
 
     Attributes:
-        queues: conditions on a queue's name.
         ids: the ids that a message may have; None for any.
         group: the message group; None for any.
         after: sequences are greater than this.
@@ -75,8 +74,6 @@ class Condition:
     """A condition on a text.
 
     Attributes:
-        name: of Spark's filter.
-        value: its value.
         is_negated: whether it must not hold.
     """
 
@@ -95,10 +92,6 @@ ALL: Final = Selection()
 
 def push(filters: Iterable[Filter], selection: Selection = ALL) -> tuple[Selection, list[Filter]]:
     """Take over the filters that save work, which hold together.
-
-    Args:
-        filters: as Spark gives them.
-        selection: what other filters let through.
 
     Returns:
         The rows that pass, and the filters that are left for Spark.

@@ -32,29 +32,22 @@ class Options:
     """The options of a query, checked. Seconds may have fractions.
 
     Attributes:
-        url: the daemon's address.
         queue: the queue, or several, separated by commas; empty where a pattern or a column names them.
         queue_pattern: a regular expression for the names of the queues that are read.
         token: for ``Authorization: Bearer``.
         user: for ``Authorization: Basic``, with `password`.
-        password: of the user.
         ca_file: a PEM file of the authorities to trust.
         certificate_file: a PEM file with the client's own certificate and key.
-        timeout_seconds: how long an answer may take.
         retry_seconds: how long a request is tried again while the daemon is away or full.
-        num_partitions: tasks that read side by side.
-        fetch_size: messages of one answer.
         include_headers: whether there are the columns ``contentType`` and ``headers``.
         snapshot: whether a table shows what there was when it was planned, instead of what there is at each action.
         starting_time: only messages published then or later; in microseconds since 1970.
         ending_time: only messages published before; in microseconds since 1970.
         consumer: the name under which a stream keeps its place in the queue.
-        max_messages_per_trigger: messages of one micro-batch.
         max_bytes_per_trigger: bytes of their bodies together.
         lease_seconds: how long a batch is kept from others when its lease is not renewed.
         take_over: whether a stream goes on from where its consumer is, whatever its checkpoint says.
         fail_on_claim_lost: whether a query fails when messages of a planned batch are gone.
-        batch_size: messages of one request that publishes.
         write_id: names a write, so that it can be run again without storing anything twice.
         is_staged: whether rows are held back until all of them are written.
     """

@@ -11,9 +11,6 @@ class SourceProgress(NamedTuple):
     """How far a stream of ``mq`` is.
 
     Attributes:
-        consumer: the stream's name.
-        queues: those in which it has a place.
-        rows: rows of this micro-batch.
         ready: messages that wait in all its queues.
         leased: messages that are leased there.
         delayed: messages that are delayed there.

@@ -78,7 +78,6 @@ class RowMaker:
     """Makes record batches of messages.
 
     Args:
-        queue: their queue.
         schema: the wanted columns: any of ALL_COLUMNS; ``value`` may be a string.
 
     Attributes:
@@ -176,7 +175,6 @@ def check_written(schema: StructType, queue: str) -> None:
     """Check that rows of this schema can be messages.
 
     Args:
-        schema: the rows' columns.
         queue: the queue of all rows; empty where each names its own.
 
     Raises:
@@ -223,7 +221,6 @@ class LineMaker:
 
     Args:
         write: names the write: rows that are written again under this name are the same rows.
-        partition: the task's.
         queue: the queue of all rows; empty where each names its own in the column ``queue``.
         is_named: whether the whole write can be run again under its name.
 

@@ -105,8 +105,6 @@ class SequenceRange(InputPartition):
     """Messages of a queue whose sequence is greater than `after` and at most `up_to`.
 
     Attributes:
-        queue: the queue.
-        after: see above.
         up_to: see above; None for what is there when the part is read.
     """
 
@@ -132,10 +130,6 @@ class MqReader(DataSourceReader):
     Spark plans a DataFrame or a view once, and reads its parts again with each action. The last part of a queue has no
     end, so that it shows what came since the plan. Parts are ranges of sequences, and a message keeps its sequence: it
     is in exactly one part, whenever and in whatever order they are read.
-
-    Args:
-        options: the queues, and the daemon.
-        schema: the wanted columns.
 
     Raises:
         InvalidSchema: there are no such columns.

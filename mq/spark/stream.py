@@ -48,14 +48,9 @@ class Slice(InputPartition):
     """Places of a claim, from `start` to before `stop`.
 
     Attributes:
-        queue: the queue.
-        batch: the claim's number.
-        epoch: of the query.
         start: the first place.
         stop: the place after the last.
         of: how many messages the claim had when this was planned.
-        checkpoint: the query's name of it.
-        incarnation: the queue's.
     """
 
     queue: str
@@ -84,10 +79,6 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     A queue is known by its name and its incarnation: one that was deleted and made again is another queue, which has
     none of the messages that were planned of the first.
-
-    Args:
-        options: the queues, and the consumer's name.
-        schema: the wanted columns.
 
     Raises:
         InvalidSchema: there are no such columns.
@@ -394,11 +385,6 @@ class QueueClaims:
 
     Every method that asks the daemon raises :class:`QueueGone` if the queue was deleted, also if it was made again.
 
-    Args:
-        options: the queue, and the consumer's name.
-        keeper: renews the leases.
-        position: how things are in the queue.
-
     Attributes:
         position: how things were in the queue when the daemon was asked last.
     """
@@ -654,11 +640,7 @@ _ADVICE: Final = {
 
 
 class _Keeper:
-    """Renews the leases of open batches, in a thread, for as long as the driver lives.
-
-    Args:
-        options: the length of a lease, and the daemon.
-    """
+    """Renews the leases of open batches, in a thread, for as long as the driver lives."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

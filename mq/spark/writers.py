@@ -49,9 +49,7 @@ class StoredRows(WriterCommitMessage):
     """What a task has done.
 
     Attributes:
-        rows: messages that it published.
         again: of these, how many were there already.
-        partition: the task's.
         digests: of the keys of its rows, as far as no other row of the write may have them.
         held: what it holds back; None where its rows are in their queues.
     """
@@ -64,13 +62,7 @@ class StoredRows(WriterCommitMessage):
 
 
 class HeldRows(NamedTuple):
-    """What a task of a staged write holds back.
-
-    Attributes:
-        job: the write job.
-        part: this run of the task.
-        queues: where its rows go.
-    """
+    """What a task of a staged write holds back."""
 
     job: str
     part: str
@@ -79,10 +71,6 @@ class HeldRows(NamedTuple):
 
 class MqWriter(DataSourceArrowWriter):
     """Writes a table into a queue.
-
-    Args:
-        options: the queue, and the daemon.
-        schema: the rows' columns.
 
     Raises:
         InvalidSchema: the rows cannot be messages.
@@ -123,10 +111,6 @@ class MqWriter(DataSourceArrowWriter):
 
 class MqStreamWriter(DataSourceStreamArrowWriter):
     """Writes micro-batches into a queue.
-
-    Args:
-        options: the queue, and the daemon.
-        schema: the rows' columns.
 
     Raises:
         InvalidSchema: the rows cannot be messages.
@@ -270,12 +254,7 @@ class _Direct:
 
 
 class _Held:
-    """Requests of a staged write. Each has a number, by which the daemon recognizes it when it is sent again.
-
-    Attributes:
-        job: the write job.
-        part: this run of the task.
-    """
+    """Requests of a staged write. Each has a number, by which the daemon recognizes it when it is sent again."""
 
     def __init__(self, job: str, part: str) -> None:
         self.job = job

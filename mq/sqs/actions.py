@@ -63,11 +63,6 @@ class Desk(NamedTuple):
 
     Attributes:
         broker: an open one.
-        notes: what the protocol keeps of queues.
-        waits: the calls that wait for messages.
-        tasks: the message move tasks.
-        budget: memory for large requests and answers.
-        attempts: what receives of FIFO queues got.
         changing: held while a queue is made, changed or deleted.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
     """
@@ -86,11 +81,6 @@ class ActionCall(NamedTuple):
     """One request for one action.
 
     Attributes:
-        desk: what all calls share.
-        action: its name.
-        wanted: the members of its input, checked.
-        names: of queues, as its client sees them.
-        request: as it came.
         room: memory that is given back once it is answered.
         demanded: the right that each call of :meth:`allow` asked for, and on which queue. An action that needs the
             right to configure a queue changes it, which the audit log gets. A handler that changed nothing clears the
@@ -198,9 +188,6 @@ class Action(NamedTuple):
     """An action of SQS: a line of the API's table.
 
     Attributes:
-        name: as AWS has it.
-        input: what it takes.
-        output: what it answers.
         handle: carries it out; returns the members of the output.
         event: that the audit log gets when it changes a queue; empty for one with its name.
         begin: begins it in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`; None where nothing

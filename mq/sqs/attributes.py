@@ -57,7 +57,6 @@ class AttributeChange(NamedTuple):
     """What attributes ask for.
 
     Attributes:
-        settings: of the queue, by their names in mq.
         notes: of the protocol, as text by their names in SQS; an empty one takes it away.
     """
 
@@ -273,12 +272,7 @@ def noted(notes: Notes, name: str) -> str:
 
 
 def allows_source(notes: Notes, queue: str) -> bool:
-    """Whether a dead-letter queue accepts the dead letters of a queue.
-
-    Args:
-        notes: of the dead-letter queue.
-        queue: the queue in which they die.
-    """
+    """Whether a dead-letter queue accepts the dead letters of a queue."""
     text = noted(notes, REDRIVE_ALLOW)
     if not text:
         return True
@@ -292,9 +286,6 @@ def shown_attributes(status: QueueStatus, notes: Notes, names: QueueNames, lease
     """All attributes of a queue, as GetQueueAttributes answers them; those that it does not have are left out.
 
     Args:
-        status: of the queue.
-        notes: of the queue.
-        names: as the client sees them.
         lease_seconds: length of a lease where the queue says none.
     """
     settings = status.settings

@@ -78,9 +78,7 @@ class SqsDoor(Handler):
     """Answers requests that are meant for SQS, and hands on all others.
 
     Args:
-        handler: what stands behind: the HTTP server's own.
         broker: an open one.
-        budget: memory for large requests and answers.
         nursery: runs message move tasks; :meth:`end` ends them.
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.

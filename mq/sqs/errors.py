@@ -30,7 +30,6 @@ class ErrorKind(NamedTuple):
 
     Attributes:
         query_code: what it is called in the query protocol, and in the header ``x-amzn-query-error``.
-        status: of the answer.
     """
 
     query_code: str
@@ -64,16 +63,7 @@ KINDS: Final[dict[str, ErrorKind]] = {
 
 
 class SqsError(CallerError):
-    """A refusal, in the words of SQS.
-
-    Args:
-        name: of the error.
-        text: what is wrong and what to do, on one line.
-
-    Attributes:
-        name: as given.
-        text: as given.
-    """
+    """A refusal, in the words of SQS."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(name, text)

@@ -76,7 +76,6 @@ class QueueRules(NamedTuple):
 
     Attributes:
         longest: bytes that one may have.
-        is_fifo: whether it is a FIFO queue.
         by_content: whether it knows a message again by its body, where the client gives no id.
         is_per_group: whether an id for deduplication counts in its message group alone.
     """
@@ -113,14 +112,8 @@ def _of_other_type(beginning: str) -> SqsError:
 class OutgoingMessage:
     """A message that is to be sent, checked.
 
-    Args:
-        call: that sends it.
-        wanted: what the client says of it.
-        rules: of the queue.
-
     Attributes:
         size: its bytes, as SQS counts them.
-        draft: for the broker.
 
     Raises:
         SqsError: it is not as SQS has it.

@@ -147,10 +147,6 @@ def _wrong(name: str, problem: str) -> SqsError:
 def read_token(wanted: Mapping[str, Any], name: str) -> str | None:
     """A message group, or an id for deduplication or of an attempt. None without one.
 
-    Args:
-        wanted: what a client says.
-        name: of the member.
-
     Raises:
         SqsError: it is not as SQS has it.
     """
@@ -177,9 +173,6 @@ def kept_attributes(
     """What the broker stores with a message, as JSON values.
 
     Args:
-        attributes: the message attributes.
-        trace: the header of AWS X-Ray.
-        group: the message group.
         sender: the user that sends it; None where there are no users.
         deduplication: the id by which a FIFO queue knows it again.
     """
@@ -228,7 +221,6 @@ class Wanted(NamedTuple):
     """What a receive asks for beside bodies.
 
     Attributes:
-        system: names of system attributes.
         own: names of message attributes, or their beginnings followed by ``.*``.
     """
 
@@ -244,10 +236,7 @@ def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNam
     """A message as a receive answers it.
 
     Args:
-        message: as it was fetched.
         body: its bytes.
-        wanted: what beside the body.
-        names: as the client sees them.
     """
     text = _as_text(body)
     attributes = {name: each for name, each in attributes_of(message).items() if _is_wanted(name, wanted.own)}
@@ -379,13 +368,7 @@ SYSTEM_ATTRIBUTES: Final = (*_SYSTEM, "All")
 
 
 class ReceiptHandle(NamedTuple):
-    """A receipt handle: it names one delivery.
-
-    Attributes:
-        id: of the message.
-        receives: how often it had been handed out then.
-        receipt: of the lease.
-    """
+    """A receipt handle: it names one delivery."""
 
     id: MessageId
     receives: int

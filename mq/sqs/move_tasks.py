@@ -44,18 +44,13 @@ class MoveTask:
     """One task.
 
     Args:
-        source: the queue to take messages from.
         target: the queue to move them to; None for those in which they died.
         per_second: how many at the most; None for no limit.
         to_move: how many there were at its start.
 
     Attributes:
         status: :data:`RUNNING` or what became of it.
-        moved: how many messages it has moved.
-        reason: why it failed.
         started_ms: milliseconds since 1970.
-        handle: names it.
-        scope: to cancel it.
     """
 
     def __init__(self, source: str, target: str | None, per_second: int | None, to_move: int) -> None:
@@ -118,12 +113,7 @@ class MoveTask:
 
 
 class MoveTasks:
-    """The tasks of a daemon.
-
-    Args:
-        broker: moves the messages.
-        nursery: runs the tasks.
-    """
+    """The tasks of a daemon."""
 
     def __init__(self, broker: BrokerAPI, nursery: trio.Nursery) -> None:
         self._broker = broker

@@ -28,7 +28,6 @@ class QueueNames:
 
     Args:
         base: scheme and authority by which it calls the daemon: ``http://127.0.0.1:8080``.
-        region: that it has signed for.
     """
 
     __slots__ = ("_base", "_region")
@@ -70,10 +69,6 @@ def queue_of_path(path: str) -> str | None:
 
 def queue_of_arn(arn: str, what: str) -> QueueName:
     """The queue of an ARN, of any region and account.
-
-    Args:
-        arn: from a client.
-        what: names it in errors.
 
     Raises:
         SqsError: it is not an ARN of SQS.

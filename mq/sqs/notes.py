@@ -26,7 +26,6 @@ class Notes(NamedTuple):
 
     Attributes:
         attributes: the protocol's own ones, as text by their names in SQS; absent ones are at their defaults.
-        tags: by key.
         modified: when SQS changed the queue for the last time, seconds since 1970; None for never.
     """
 
@@ -47,11 +46,7 @@ class Notes(NamedTuple):
 
 
 class NoteBook:
-    """The notes of all queues.
-
-    Args:
-        broker: keeps them.
-    """
+    """The notes of all queues."""
 
     def __init__(self, broker: BrokerAPI) -> None:
         self._broker = broker

@@ -38,12 +38,7 @@ Headers = tuple[tuple[str, str], ...]
 
 
 class RequestedAction(NamedTuple):
-    """A request that was read.
-
-    Attributes:
-        action: which.
-        wanted: the members of its input.
-    """
+    """A request that was read."""
 
     action: Action
     wanted: Mapping[str, Any]
@@ -67,12 +62,7 @@ class Speech(Protocol):
 
 
 class JsonSpeech:
-    """AWS JSON 1.0.
-
-    Args:
-        target: the header that names the action.
-        body: of the request.
-    """
+    """AWS JSON 1.0."""
 
     def __init__(self, target: str, body: bytes) -> None:
         self._name = target.removeprefix(PREFIX)

@@ -41,25 +41,14 @@ class Blob(NamedTuple):
 
 
 class ListOf(NamedTuple):
-    """A list.
-
-    Attributes:
-        item: the shape of each.
-        name: what an item is called in forms and in XML.
-    """
+    """A list."""
 
     item: Shape
     name: str
 
 
 class MapOf(NamedTuple):
-    """Values by text.
-
-    Attributes:
-        value: the shape of each.
-        name: what an entry is called in forms and in XML.
-        key_name: what its key is called there.
-    """
+    """Values by text."""
 
     value: Shape
     name: str
@@ -67,11 +56,7 @@ class MapOf(NamedTuple):
 
 
 class Struct(NamedTuple):
-    """Members by name; any may be absent.
-
-    Attributes:
-        members: the shape of each.
-    """
+    """Members by name; any may be absent."""
 
     members: Mapping[str, Shape]
 
@@ -87,11 +72,6 @@ BLOB: Final = Blob()
 def from_json(shape: Shape, value: Any, where: str = "") -> Any:
     """A value of a JSON document, checked. Members that a struct does not have are passed over, as AWS does, and so is
     null.
-
-    Args:
-        shape: what it has to be.
-        value: as it was parsed.
-        where: names it in errors.
 
     Raises:
         SqsError: it is something else.
@@ -182,11 +162,6 @@ def tree_of(fields: Sequence[tuple[str, str]]) -> Tree:
 
 def from_form(shape: Shape, value: Any, where: str = "") -> Any:
     """A part of a form, checked.
-
-    Args:
-        shape: what it has to be.
-        value: text or a tree.
-        where: names it in errors.
 
     Raises:
         SqsError: it is something else.

@@ -41,12 +41,9 @@ class Signature(NamedTuple):
     """A signature, as a request has it.
 
     Attributes:
-        key_id: names the secret.
-        region: for which it was signed.
         time: when, as ``YYYYMMDDTHHMMSSZ``.
         scope: what the secret was narrowed down to: day, region, service.
         headers: the names of the headers that were signed, in small letters.
-        digest: in hexadecimal.
         expires: seconds for which it counts; None for a request that was signed to be sent at once.
     """
 
@@ -114,7 +111,6 @@ def check_time(signature: Signature, now: float) -> None:
     """Check that a request is neither too old nor from the future.
 
     Args:
-        signature: of it.
         now: seconds since 1970.
 
     Raises:
@@ -137,14 +133,7 @@ def check_time(signature: Signature, now: float) -> None:
 
 
 def is_signed_by(secret: str, signature: Signature, request: Request, body: bytes) -> bool:
-    """Whether a request came as the owner of the secret has signed it. Compared in constant time.
-
-    Args:
-        secret: of the key that it names.
-        signature: what it says.
-        request: as it came.
-        body: of it.
-    """
+    """Whether a request came as the owner of the secret has signed it. Compared in constant time."""
     key = f"AWS4{secret}".encode()
     for part in signature.scope.split("/"):
         key = hmac.digest(key, part.encode(), "sha256")

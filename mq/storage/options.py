@@ -13,7 +13,6 @@ class StorageOptions:
     """How a store will be used. A backend that cannot serve it so says no in its factory.
 
     Attributes:
-        sharing: who else works on the same store.
         native: whether mq-native may be used, where it is installed.
         group_writable: whether a group may write in folders, and its members may make queues.
         root_owner: the number of a user whose folders are used, besides this process's and root's.

@@ -57,13 +57,8 @@ class RecordedCall(NamedTuple):
 class RecordingCalls:
     """Passes every call on, and records it.
 
-    Args:
-        inner: does the work.
-        root: is left out of the paths.
-
     Attributes:
         log: the calls, in order; clear it at will.
-        opened: the path of each handle that is open.
     """
 
     native: Native | None = None
@@ -232,11 +227,9 @@ class Fault:
 
     Attributes:
         verb: its name, or "*" for any but close, which always closes.
-        number: the errno.
         path: only on paths, below the root, that match this pattern.
         nth: the first that fails, of those that match, from 1.
         times: how many fail from there on; None for all.
-        met: how many have matched so far.
     """
 
     verb: str
@@ -257,10 +250,6 @@ class Fault:
 
 class FaultyCalls(RecordingCalls):
     """Calls of which chosen ones fail: with an errno, and without having done anything.
-
-    Args:
-        inner: does the work.
-        root: is left out of the paths.
 
     Attributes:
         faults: what is going to fail; clear it to heal the medium.
@@ -306,11 +295,7 @@ class FaultyCalls(RecordingCalls):
 
 
 class StepByStep:
-    """A :class:`~mq.storage.files.calls.Native` that makes its calls one by one.
-
-    Args:
-        calls: the calls that it makes.
-    """
+    """A :class:`~mq.storage.files.calls.Native` that makes its calls one by one."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls

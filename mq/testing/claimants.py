@@ -65,12 +65,7 @@ class _Checkpoint:
 
 
 class ConsumerLedger:
-    """The requests of claimants and their answers, over all lives.
-
-    Args:
-        history: is told what was broken.
-        now: Trio's clock.
-    """
+    """The requests of claimants and their answers, over all lives."""
 
     def __init__(self, history: History, now: Callable[[], float]) -> None:
         self._history = history
@@ -168,15 +163,7 @@ class ConsumerLedger:
 
 
 class Claimants:
-    """Several consumers at work on one broker.
-
-    Args:
-        broker: that they ask.
-        ledger: what they know.
-        ask: how they ask.
-        random: decides everything.
-        lease_seconds: how long a lease lasts.
-    """
+    """Several consumers at work on one broker."""
 
     def __init__(self, broker: Broker, ledger: ConsumerLedger, ask: Ask, random: Random, lease_seconds: float) -> None:
         self._broker = broker

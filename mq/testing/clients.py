@@ -47,15 +47,7 @@ class _HeldByClient(NamedTuple):
 
 
 class Clients:
-    """Several clients at work on one or more brokers.
-
-    Args:
-        brokers: each request goes to one of them.
-        history: the record of their requests and answers.
-        random: decides everything.
-        note: told of what happens, in words.
-        lease_seconds: how long a lease lasts.
-    """
+    """Several clients at work on one or more brokers."""
 
     def __init__(
         self,

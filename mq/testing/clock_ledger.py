@@ -49,8 +49,6 @@ class ClockLedger:
     """The record of one broker's clock over all its restarts.
 
     Args:
-        now: Trio's clock.
-        offset: by how much the wall clock is ahead of that.
         believe: called when a start may count time that has not passed: by it leases, delays and key windows end.
 
     Attributes:
@@ -133,7 +131,6 @@ class NotedClock(Clock):
     """A broker's clock that writes down what it reads and when.
 
     Args:
-        ledger: where.
         wall_ns: as of :class:`mq.broker.clock.Clock`, and so are the others.
     """
 

@@ -120,8 +120,6 @@ class Disk:
     """An empty disk.
 
     Args:
-        medium: its kind of file system.
-        random: decides what a crash leaves.
         faults: asked before every call.
         tell: told of every call, in a line: its verb, the paths below the root of the disk, sizes, and a CRC of data.
     """

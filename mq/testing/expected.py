@@ -29,9 +29,7 @@ class Sent:
     """A message, as its publisher knows it.
 
     Attributes:
-        queue: where it was published.
         body: its bytes; like no other but in the unique queue.
-        key: the publisher's key.
         not_before: the earliest time at which it may be handed out.
         ttl: seconds that it lives, or None.
         sent_at: when it was sent first.
@@ -57,14 +55,7 @@ class Sent:
 
 
 class SeenDelivery:
-    """A message that was handed out.
-
-    Attributes:
-        sent: which.
-        queue: from where.
-        message: as it came.
-        asked: when the fetch was asked for.
-    """
+    """A message that was handed out."""
 
     def __init__(self, sent: Sent, queue: str, message: Message, asked: float) -> None:
         self.sent = sent
@@ -77,8 +68,6 @@ class Expected:
     """The record of one simulated run, over all its restarts.
 
     Args:
-        history: is told what was broken.
-        now: Trio's clock.
         steady: the steady time of a broker, in seconds; None while its clock is in doubt.
         ahead: by how much steady time may be ahead at the most, in seconds, as a wrong clock was believed at a start.
         scarce: whether handles can be scarce: then a history cannot always be read.

@@ -21,10 +21,6 @@ class DiskFault(NamedTuple):
     """One way to fail.
 
     Attributes:
-        number: the errno.
-        verbs: the calls that can fail so.
-        odds: how likely each of them does.
-        passes: whether the medium recovers by itself.
         where: only calls on a path with this in it.
     """
 
@@ -55,12 +51,7 @@ REFUSALS: Final[Mapping[str, DiskFault]] = {
 
 
 class Faults:
-    """Faults at the calls of one disk. None at first.
-
-    Args:
-        random: decides.
-        note: told of each fault, in words.
-    """
+    """Faults at the calls of one disk. None at first."""
 
     def __init__(self, random: Random, note: Callable[[str], None]) -> None:
         self.calls = 0

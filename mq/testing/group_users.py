@@ -31,8 +31,6 @@ class SentInGroup:
     """A message, as its publisher knows it.
 
     Attributes:
-        group: its group.
-        number: its place in it.
         body: its bytes, like no other.
         is_stored: whether its publish was acknowledged.
         may_be_gone: whether a client tried to remove it.
@@ -51,12 +49,7 @@ class SentInGroup:
 
 
 class GroupLedger:
-    """The requests of users of groups and their answers, over all lives.
-
-    Args:
-        history: is told what was broken.
-        now: Trio's clock.
-    """
+    """The requests of users of groups and their answers, over all lives."""
 
     def __init__(self, history: History, now: Callable[[], float]) -> None:
         self._history = history
@@ -116,11 +109,7 @@ class GroupUsers:
     """Several users of one queue with groups.
 
     Args:
-        broker: the one broker.
         ledger: what they asked for and were told, over all lives.
-        ask: calls the broker.
-        random: decides everything.
-        lease_seconds: how long a lease lasts.
     """
 
     def __init__(self, broker: Broker, ledger: GroupLedger, ask: Ask, random: Random, lease_seconds: float) -> None:

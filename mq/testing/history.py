@@ -18,7 +18,6 @@ class Deletion(NamedTuple):
     """A queue was deleted, or a client tried to.
 
     Attributes:
-        begun: when it was asked for.
         done: when it was acknowledged; None when it was not.
     """
 
@@ -51,8 +50,6 @@ class History:
     """The record of one simulated run, over all its restarts.
 
     Args:
-        now: Trio's clock.
-        lease_seconds: how long a lease lasts.
         ordered: whether messages must come in order (no peers).
     """
 

@@ -12,12 +12,6 @@ class HeldPort:
     It is bound without listening. A program that asks the kernel for a free port, or connects somewhere, gets another;
     a server that sets ``SO_REUSEADDR``, as servers do, may listen on it, and again after it was killed. A port that is
     looked up, let go and then told to a server can be another program's by then.
-
-    Attributes:
-        number: of the port.
-
-    Args:
-        address: of this machine.
     """
 
     def __init__(self, address: str = "127.0.0.1") -> None:

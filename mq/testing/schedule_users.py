@@ -34,12 +34,7 @@ _ROUNDS: Final = 20
 
 
 class ScheduleLedger:
-    """The firings of schedules and the messages that came of them, over all lives.
-
-    Args:
-        history: is told what was broken.
-        now: Trio's clock.
-    """
+    """The firings of schedules and the messages that came of them, over all lives."""
 
     def __init__(self, history: History, now: Callable[[], float]) -> None:
         self._history = history
@@ -108,9 +103,6 @@ class ScheduleUsers:
     """A scheduler, its schedules, and a consumer.
 
     Args:
-        broker: the one broker.
-        ledger: what came of them, over all lives.
-        ask: calls the broker.
         slow: seconds that one call to the disk may take.
         is_calm: whether the disk has no faults.
     """

@@ -89,25 +89,17 @@ class Plan(NamedTuple):
     """The plan of a seed.
 
     Attributes:
-        medium: the file system.
         brokers: how many work on the store at the same time.
         syncfs: whether the store may use syncfs(2).
         lives: how often the store is served, and cut off, before the last look.
-        lease_seconds: how long a lease lasts.
         slow: the longest that one hop to the disk may take, in seconds.
-        faults: the kinds that happen.
         clients: how many work at a time.
         users: how many more use the broker as programs that embed it.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
-        claims: whether batches are claimed, too.
-        groups: whether messages have groups, too.
-        writes: whether there are write jobs, too.
-        schedules: whether there are schedules, too.
         pairs: how many pairs of users: one publishes while the other waits for that.
         refuses: whether there is trouble most of the time, with a check of every message once it is over.
         purges: whether users purge queues, and extend most of their leases.
         reschedules: whether users change when delayed messages come.
-        largest_segment: how many keys or histories share a record.
         steps: whether the clock is set before every start.
         at_once: whether a batch's calls are made as mq-native makes them.
         strict: whether the brokers keep to the letter of the seed; never drawn.
@@ -223,14 +215,8 @@ class RunReport(NamedTuple):
     """The outcome of a run.
 
     Attributes:
-        seed: as given.
-        plan: what was planned.
         violations: promises that were broken, in words; empty is well.
         trace: a digest of every call to the disk: the same for the same seed.
-        calls: how many there were.
-        deliveries: messages handed out.
-        faults: faults that happened.
-        log: what happened, line by line.
     """
 
     seed: int
@@ -249,8 +235,6 @@ def run_seed(
     """Run one seed to its end.
 
     Args:
-        seed: decides all.
-        tell: told of every call to the disk, in a line.
         strict: whether the brokers keep to the letter of the seed (``--strict``).
         log: whether the store makes batches durable by its log (``--log``).
     """

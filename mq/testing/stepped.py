@@ -15,10 +15,6 @@ from mq.storage.files.hop import EarlyResults, HearResults
 class SteppedThreads:
     """Makes calls that tell of their first results before they end (:data:`mq.storage.files.hop.HopInParts`), each in a
     thread. Wherever one tells something the event loop goes on, and the call only afterwards.
-
-    Args:
-        every: results that are told together.
-        pause: what the event loop does meanwhile.
     """
 
     def __init__(self, every: int, pause: Callable[[], Awaitable[None]]) -> None:

@@ -40,12 +40,7 @@ class Users:
     """Several users at work on one or more brokers.
 
     Args:
-        brokers: each call goes to one of them.
         expected: what they asked for and were told, over all lives.
-        history: is told what was broken.
-        random: decides everything.
-        note: told of what happens, in words.
-        lease_seconds: how long a lease lasts.
         purges: whether they purge queues now and then, and extend most of their leases.
         reschedules: whether they delay messages for days, too, and change when delayed ones come, or cancel them.
     """

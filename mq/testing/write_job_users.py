@@ -33,11 +33,7 @@ class SentRequest:
     """Rows of one request.
 
     Attributes:
-        queue: where they are to go.
-        part: this run of a task.
-        number: of the request in its part.
         drafts: the rows; no two bodies are the same.
-        is_held: whether the broker said that it holds them.
     """
 
     def __init__(self, queue: str, part: str, number: int, drafts: Sequence[Draft]) -> None:
@@ -52,15 +48,10 @@ class SentJob:
     """A job, as its writer knows it.
 
     Attributes:
-        name: its name.
         requests: in the order in which they were first sent.
         parts: those that its commit names.
-        is_commit_asked: whether a commit was begun.
-        is_committed: whether one was answered.
         was_cut_off: whether a commit was not answered: what went on then may have come in another order.
-        is_abort_asked: whether an abort was begun.
         is_over: nothing more is asked of it before the last look.
-        seen: bodies of its rows that came.
     """
 
     def __init__(self, name: str) -> None:
@@ -81,11 +72,7 @@ class SentJob:
 
 
 class WriteLedger:
-    """What writers asked for and were told, over all lives.
-
-    Args:
-        history: is told what was broken.
-    """
+    """What writers asked for and were told, over all lives."""
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -162,10 +149,7 @@ class WriteJobUsers:
     """Writers of two queues, and a consumer of one of them.
 
     Args:
-        broker: the one broker.
         ledger: what they asked for and were told, over all lives.
-        ask: calls the broker.
-        random: decides everything.
         is_calm: whether nothing goes wrong with the disk: only then a page of a queue has all rows of a job.
     """
 

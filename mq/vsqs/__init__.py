@@ -99,7 +99,6 @@ class Queue:
         capacity: how many messages it may hold, those being processed included; None for no bound. Each publisher
             keeps to its own, and several that meet at the last place may all be refused.
         create: make the folder when it is not there.
-        system: what it runs on; tests give another.
 
     Attributes:
         caution: a warning about this folder's file system, for programs that follow the text alone; mostly empty. It is

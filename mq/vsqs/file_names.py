@@ -76,8 +76,6 @@ class FolderNames:
     """Changes the names in one folder.
 
     Args:
-        calls: the system calls.
-        path: of the folder.
         by_rename: whether a rename survives a crash whole.
 
     Raises:

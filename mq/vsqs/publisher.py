@@ -32,8 +32,6 @@ class FolderPublisher:
     """Publishes to one folder.
 
     Args:
-        system: what it runs on.
-        names, view, orphans: of that folder.
         capacity: how many messages it may hold; None for no bound.
     """
 

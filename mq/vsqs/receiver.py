@@ -20,7 +20,6 @@ class HiddenMessage(NamedTuple):
     """A message that is hidden from others.
 
     Attributes:
-        number: its id.
         expiry_ms: until then, milliseconds since 1970.
         body: its bytes.
     """
@@ -31,12 +30,7 @@ class HiddenMessage(NamedTuple):
 
 
 class FolderReceiver:
-    """Takes messages out of one folder.
-
-    Args:
-        system: what it runs on.
-        names, view: of that folder.
-    """
+    """Takes messages out of one folder."""
 
     def __init__(self, system: System, names: FolderNames, view: FolderView) -> None:
         self._system = system

@@ -75,10 +75,8 @@ class System(NamedTuple):
     """The system that a queue runs on.
 
     Attributes:
-        calls: the system calls.
         now_ns: wall clock, nanoseconds since 1970.
         sleep: for so many seconds.
-        mount: what the file system that holds a path is.
         heard: file systems whose changes the kernel tells; elsewhere the folder is listed.
     """
 
@@ -90,12 +88,7 @@ class System(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One name came or went.
-
-    Attributes:
-        name: in the folder.
-        present: whether it is there now.
-    """
+    """One name came or went."""
 
     name: str
     present: bool
@@ -107,9 +100,6 @@ class FolderLeft(Exception):
 
 class FolderWatch:
     """Follows one folder.
-
-    Args:
-        path: of the folder.
 
     Raises:
         OSError: it cannot be watched: not there, not on this system, or too many watch already.

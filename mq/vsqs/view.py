@@ -29,13 +29,10 @@ class FolderView:
     """Keeps an index equal to one folder.
 
     Args:
-        system: where it lives.
-        path: of the folder.
         heard: whether the kernel tells what others do there.
 
     Attributes:
         index: what is there, as of the last look.
-        listings: how many were made.
     """
 
     def __init__(self, system: System, path: str, *, heard: bool) -> None:

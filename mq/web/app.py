@@ -145,13 +145,7 @@ class _NoWebsocket(TrioASGIWebsocketConnection):
 class WebApp(QuartTrio):
     """The app that serves `handler`: the endpoints, or a guard before them.
 
-    Args:
-        handler: answers.
-        base_path: the path under which a proxy serves it.
-
     Attributes:
-        handler: as given.
-        base_path: as given.
         needs_login: whether most requests need one. Before it, a connection gets little.
         is_stopping: each answer from now on is the last one of its connection, and says so.
     """

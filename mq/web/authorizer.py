@@ -46,7 +46,6 @@ class Rule(NamedTuple):
 
     Attributes:
         operation: the one that it asks for; None where there is none.
-        right: the right that it takes.
         queue: the queue in question; None where it is the broker as a whole.
         names: all that the path names, in their order.
     """
@@ -66,8 +65,6 @@ class Authorizer(Handler):
     """Hands on the requests that their users may make, and refuses the others.
 
     Args:
-        handler: gets what is allowed.
-        logins: knows the users.
         base_path: the path under which a proxy serves the daemon.
     """
 
@@ -101,9 +98,7 @@ class Authorizer(Handler):
         logged in before. None for others, who may have to wait, or are refused.
 
         Args:
-            rule: of the request.
             secret: the name and the secret that it gives; of a token no name.
-            request: as it came.
         """
         access, (name, word) = self._logins.access, secret
         try:
@@ -261,15 +256,7 @@ class Authorizer(Handler):
 
 
 class _JudgedHead(Handler):
-    """Judges requests with one head, whose operation can begin in the step that read them.
-
-    Args:
-        authorizer: judges.
-        rule: of the head.
-        secret: the name and the secret that it gives.
-        path: as the authorizer judged it.
-        handler: answers.
-    """
+    """Judges requests with one head, whose operation can begin in the step that read them."""
 
     def __init__(
         self, authorizer: Authorizer, rule: Rule, secret: tuple[str, str], path: bytes, handler: Handler
@@ -302,11 +289,7 @@ class _JudgedHead(Handler):
 
 
 class Auditor(Handler):
-    """Writes the audit log where there are no users, and so no :class:`Authorizer`.
-
-    Args:
-        handler: gets every request.
-    """
+    """Writes the audit log where there are no users, and so no :class:`Authorizer`."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler

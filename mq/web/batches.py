@@ -185,13 +185,7 @@ class BatchParser(Generic[T]):
 
 
 def longest_batch(broker: BrokerAPI, queue: str, max_body: int) -> Limit:
-    """The longest batch that a request may publish to a queue: of a longer one not all can fit.
-
-    Args:
-        broker: has the queue.
-        queue: its name.
-        max_body: the longest body of a request.
-    """
+    """The longest batch that a request may publish to a queue: of a longer one not all can fit."""
     longest = MOST_A_BYTE * broker.longest_body(queue) + MOST_BESIDE
     if longest >= max_body:
         return Limit(max_body)
@@ -204,8 +198,6 @@ async def read_entries(
     """All entries of a request's body.
 
     Args:
-        request: whose body it is.
-        entries: reads them.
         longest: bytes that the body may have.
         room: made as large as the entries are. For a body of announced length it is reserved before the first read.
 
@@ -239,7 +231,6 @@ class BatchEntry(NamedTuple):
     """A message of a batch that goes out.
 
     Attributes:
-        message: what is said of it.
         body: its bytes.
         state: where it is, when it is only looked at.
         sequence: its place in its queue, where that matters.

@@ -28,7 +28,6 @@ class Block(NamedTuple):
     """Some messages of an answer, one behind another.
 
     Attributes:
-        length: how many.
         sequences: their places in their queue, 8 bytes each.
         times: when their ids were made, 8 bytes each.
         receives: how often each was handed out, 4 bytes each.

@@ -116,11 +116,7 @@ class Route(NamedTuple):
 
 
 class Router:
-    """Finds the route of a path, segment by segment. A fixed segment goes before one that may be anything.
-
-    Args:
-        routes: all there are.
-    """
+    """Finds the route of a path, segment by segment. A fixed segment goes before one that may be anything."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._root = _Fork()
@@ -134,7 +130,6 @@ class Router:
         """The route, and the segments that stand where its path has None; None without a route.
 
         Args:
-            segments: of the path.
             method: only routes that have it count.
         """
         return self._root.follow(segments, 0, (), method)

@@ -47,14 +47,11 @@ class EventFeed:
     """The events of one view, made once for all streams that show it.
 
     Args:
-        look: makes the view as it is now.
         feeds: how many feeds there are, for the time that their looks may take together.
 
     Attributes:
-        streams: how many show it now.
         number: of the present view; it goes up with each change.
         view: the present one; empty before the first look.
-        every_seconds: pause between two looks of a stream.
     """
 
     def __init__(self, look: Look, feeds: Callable[[], int], every_seconds: float = EVERY_SECONDS) -> None:
@@ -118,9 +115,7 @@ class EventFeeds:
         """The feed of a view.
 
         Args:
-            key: equal for views that are equal at all times.
             look: makes the view, if there is no feed of it.
-            every_seconds: pause between two looks of a stream.
         """
         unused = [each for each, feed in self._feeds.items() if not feed.is_used]
         for each in unused:
@@ -133,12 +128,6 @@ class EventFeeds:
 class EventStream:
     """The events of one view, for as long as its client listens. It holds one view, the last that its client has got:
     to a client that reads slowly, changes come together.
-
-    Args:
-        feed: makes the events. It has been refreshed.
-        waits: ends the stream when mq stops.
-        on_hang_up: that of the request.
-        seconds: how long it goes on.
     """
 
     def __init__(self, feed: EventFeed, waits: WaitingRequests, on_hang_up: OnHangUp, seconds: float) -> None:

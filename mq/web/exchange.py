@@ -55,7 +55,6 @@ class RequestHead(NamedTuple):
     Attributes:
         method: in capitals.
         path: as it came: percent-encoded, without the query.
-        query: what followed the question mark, as it came.
         headers: by name in small letters. Not to be changed: it may be another request's, too.
         content_length: the announced length in bytes, or None.
         is_last: the client wants the connection to end with it.
@@ -75,13 +74,10 @@ class Request(NamedTuple):
     Attributes:
         method: in capitals.
         path: as it came: percent-encoded, without the query.
-        query: what followed the question mark, as it came.
-        headers: by name in small letters.
         body: the bytes, once they are here; else chunks, in order. Those raise BodyIncomplete when the client ends
             before their end, BodyTooSlow when it pauses for too long. What is not read here, the server discards for
             at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
-        on_hang_up: for a handler that makes the client wait.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
         scheme: the client's: "https" where it speaks TLS, else "http".
         user: set by the authorizer; None where there are no users.

@@ -109,12 +109,7 @@ def parse_head(head: bytes) -> RequestHead | None:
 
 
 class Heads:
-    """Finds out who answers a head, and remembers the last ones: a client's next request mostly begins like its last.
-
-    Args:
-        handler: answers all requests, if through others.
-        base_path: the path under which a proxy serves them.
-    """
+    """Finds out who answers a head, and remembers the last heads: a client's next request mostly begins alike."""
 
     def __init__(self, handler: Handler, base_path: BasePath = NO_BASE_PATH) -> None:
         self._handler = handler
@@ -159,11 +154,7 @@ class FastHttp1:
     """Serves one connection for as long as its requests are plain.
 
     Args:
-        stream: the connection.
-        heads: finds what answers.
         hang_ups: reports clients that hang up while they wait.
-        reader: gives each request its turn.
-        memory: what the client may reserve.
     """
 
     def __init__(
@@ -429,10 +420,6 @@ class FastHttp1:
 class _BegunRequest:
     """A request that was begun in the step that read it, up to its answer. A completion sends that straight to the
     socket, while the connection's task waits for the next request.
-
-    Args:
-        connection: that it came on.
-        head: of it.
     """
 
     __slots__ = (
@@ -568,12 +555,7 @@ class _BegunRequest:
 
 
 class _BodyEvents:
-    """The events of ASGI for a body that is still arriving.
-
-    Attributes:
-        arriving: its chunks.
-        work: begins when the body is complete.
-    """
+    """The events of ASGI for a body that is still arriving."""
 
     def __init__(self, lane: FastHttp1, length: int) -> None:
         self._lane = lane

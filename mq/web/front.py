@@ -31,11 +31,7 @@ LONGEST_PATH: Final = 300
 
 
 class RequestLog(Handler):
-    """Hands on every request, and writes down what became of it, where that is wanted.
-
-    Args:
-        handler: answers.
-    """
+    """Hands on every request, and writes down what became of it, where that is wanted."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -85,7 +81,6 @@ class BrowserGuard(Handler):
     browser leases a message there but by a header that only a page of this daemon's can send.
 
     Args:
-        handler: what stands behind.
         address: the address or name that the daemon listens on. For any address (0.0.0.0, ::) every literal address is
             allowed: an attacker could choose a name, but not an address.
         hosts: more names under which clients may ask, such as a proxy's; ``*`` is any.
@@ -176,8 +171,6 @@ def _is_origin_of(origin: str, host: str, *, may_lack_port: bool) -> bool:
     """Whether a page comes from the host that was asked.
 
     Args:
-        origin: that of the page: scheme, name and port.
-        host: as the daemon got it.
         may_lack_port: a proxy may have left the port out, as nginx's ``$host`` does.
     """
     scheme, _, authority = origin.lower().partition("://")

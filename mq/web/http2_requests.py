@@ -82,12 +82,9 @@ class RequestWork:
     """The work for one request.
 
     Args:
-        connection: the memory of its connection.
         method: of the request, in capitals.
 
     Attributes:
-        memory: what it may reserve.
-        scope: the request is handled in it.
         is_over: its stream was reset, or its connection has ended: nothing more is sent.
         reset: resets its stream once it has ended; None unless it is to be reset.
     """
@@ -134,8 +131,6 @@ class Http2Requests:
 
     Args:
         protocol: Hypercorn's, before it has read anything.
-        memory: what the connection may reserve.
-        app_for: makes the app that serves one request.
         refused: called for each request that is refused here.
     """
 

@@ -72,20 +72,14 @@ class WatchedStream:
     Args:
         stream: what carries the bytes, its handshake done where it has one.
         address: the client's, as :class:`mq.doors.connections.Peer` has it.
-        patience: for its requests.
 
     Attributes:
-        socket: that of the stream.
-        address: as given.
-        patience: as given.
-        scheme: "https" over TLS, else "http".
         sends_now: whether :meth:`send_now` sends: not under TLS.
         last_used: when bytes last passed in or out, on Trio's clock.
         is_broken: whether a send has failed: the client is gone.
         at_work: how many whole requests wait for their answers.
         idle_until: until when it waits for the head of a request, on Trio's clock; None while it does not wait.
         idle: the scope that is cancelled when it waits for a request for too long.
-        is_left: whether that scope was cancelled.
     """
 
     def __init__(
@@ -142,7 +136,6 @@ class WatchedStream:
         Without TLS this reads from the socket itself, which costs half of :meth:`receive_some`.
 
         Args:
-            max_bytes: at most so many.
             is_readable: whether :meth:`until_readable` has just been awaited.
 
         Raises:
@@ -377,9 +370,7 @@ class ConnectionLogin:
     """Whether the client of a connection has logged in.
 
     Attributes:
-        is_done: whether it has.
         change: where requests wait until it has, or one before them has ended.
-        on_login: called once it has.
     """
 
     def __init__(self) -> None:
@@ -399,14 +390,7 @@ class ConnectionLogin:
 class HttpConnection:
     """One connection.
 
-    Args:
-        stream: carries it.
-        peer: the client.
-        budget: has the memory that clients may take.
-
     Attributes:
-        protocol: "http".
-        memory: what the client may reserve.
         user: the last one that logged in; None before.
         login: for the server that goes on behind the fast path; None in the fast path.
         scope: the task that serves the connection runs in it; :meth:`close` cancels it.
@@ -522,10 +506,7 @@ class WaitingRequests:
         """Messages of a queue, leased to a request: none when none came in time, or the wait ended first.
 
         Args:
-            broker: has the queue.
-            queue: the queue.
             wait: seconds to wait for the first.
-            on_hang_up: that of the request.
             fetch: leases them, and waits for so many seconds.
         """
         # To prepare for a wait costs as much as a lease, so what is there is leased without: as with a fetch that does
@@ -546,9 +527,7 @@ class WaitingRequests:
         undone.
 
         Args:
-            on_hang_up: that of the request.
             work: may wait. It is cancelled when its result would be useless.
-            undo: undoes a result.
         """
         done: _T | None = None
         failed: MQError | None = None

@@ -171,7 +171,6 @@ class FrameCounter:
         the units of work that it makes.
 
         Args:
-            data: what came.
             now: in seconds, on any clock that only goes on.
             turn: returns the units of work that the next piece may make.
         """
@@ -282,12 +281,6 @@ class GuardedServer(TCPServer):
     """Serves one connection.
 
     Args:
-        app: what answers.
-        config: Hypercorn's.
-        context: has the event of the stop.
-        stream: the connection.
-        reader: shares the event loop among connections.
-        memory: what the client may reserve.
         login: of the connection; None if none is asked for.
     """
 
@@ -432,8 +425,6 @@ class _WatchedApp(ASGIWrapper):
     """The app, with requests counted as they end, and 100 Continue sent when the app wants a body that is held back.
 
     Args:
-        app: what answers.
-        server: of its connection.
         work: of the one request that it is for; None makes one for each request.
     """
 

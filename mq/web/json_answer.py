@@ -20,31 +20,19 @@ _PASSED_OVER: Final = 32 * turns.FRAME
 
 
 class Entries(NamedTuple):
-    """The members of an object that are written one by one.
-
-    Attributes:
-        items: names and values.
-    """
+    """The members of an object that are written one by one."""
 
     items: Iterator[tuple[str, Any]]
 
 
 class Members(NamedTuple):
-    """An object whose members are written one by one, as :meth:`JsonAnswer.write` does.
-
-    Attributes:
-        value: the object.
-    """
+    """An object whose members are written one by one, as :meth:`JsonAnswer.write` does."""
 
     value: Mapping[str, Any]
 
 
 class JsonAnswer:
-    """One answer. Use it in a ``with`` block, which gives its memory back if no reply is made.
-
-    Args:
-        memory: what its client may reserve.
-    """
+    """One answer. Use it in a ``with`` block, which gives its memory back if no reply is made."""
 
     def __init__(self, memory: ClientMemory) -> None:
         self._room = memory.reserve(Use.ANSWER)
@@ -161,7 +149,6 @@ class SentParts:
 
     Args:
         parts: are taken out as they are sent.
-        room: their memory.
     """
 
     def __init__(self, parts: deque[bytes], room: Room) -> None:

@@ -40,9 +40,7 @@ class LoginSession(NamedTuple):
     """A session.
 
     Attributes:
-        user: as at the login.
         csrf: what a request that changes something has to have in its header.
-        ends: on Trio's clock.
         token: by which the user logged in; None for a password.
         stamp: changes with the user's password.
     """
@@ -74,12 +72,7 @@ class Sessions:
         return len(self._sessions)
 
     def begin(self, user: User, secret: str) -> tuple[str, LoginSession]:
-        """A new session, and its secret.
-
-        Args:
-            user: the one that has logged in.
-            secret: the password or token of the login.
-        """
+        """A new session, and its secret."""
         cookie = secrets.token_urlsafe(32)
         token = secret if token_hash(secret) is not None else None
         ends = trio.current_time() + LASTS_SECONDS
@@ -160,8 +153,6 @@ def set_cookie(request: Request, secret: str, base_path: str = "") -> tuple[str,
     """The header that gives a browser the secret; an empty one takes it away.
 
     Args:
-        request: the one that is answered.
-        secret: of the session.
         base_path: the path under which a proxy serves the daemon: what else is on that host does not get the secret.
     """
     lasts = LASTS_SECONDS if secret else 0
@@ -186,7 +177,6 @@ def shown_user(user: User | None, csrf: str | None = None) -> dict[str, Any]:
 
     Args:
         user: None where there are no users.
-        csrf: of their session.
     """
     rights = {right.value: list(user.rights.get(right, ())) for right in Right} if user else {Right.ADMINISTER: ["*"]}
     return {

@@ -54,10 +54,6 @@ class Part:
 class Parts:
     """Cuts a multipart body into its parts as it arrives. Bytes before the first part and after the last are ignored.
 
-    Args:
-        boundary: stands between the parts.
-        take: gets each part.
-
     Raises:
         InvalidRequest: there can be no such boundary.
     """

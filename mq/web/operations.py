@@ -53,14 +53,7 @@ class RequestContext(NamedTuple):
 
     Attributes:
         broker: an open one.
-        metrics: counts what happens.
-        waits: the requests that wait for messages.
         max_body: the longest body of a message in bytes.
-        budget: the memory that all clients share.
-        connections: of all protocols.
-        overview: all queues as of late.
-        schedules: of this daemon.
-        request: as it came.
         query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came; it exists where the operation needs it.
         id: the message, consumer, write job, connection, exchange, schedule, user or file in the path, as it came.
@@ -97,7 +90,6 @@ class RequestContext(NamedTuple):
         """Whether the user of the request has a right on a queue; True where there are no users.
 
         Args:
-            right: which.
             queue: its name; None is the broker as a whole.
         """
         return self.request.user is None or self.request.user.may(right, queue)
@@ -107,9 +99,6 @@ class Parameter(NamedTuple):
     """A parameter of the query, or a header.
 
     Attributes:
-        name: of the parameter.
-        kind: which values are valid.
-        text: its meaning.
         default: the value of an absent one; None where the handler decides.
         is_needed: whether a query without it is refused.
     """
@@ -125,8 +114,6 @@ class Success(NamedTuple):
     """The description of one successful reply.
 
     Attributes:
-        text: its meaning.
-        contents: its body.
         headers: of the reply, by name: the meaning and the schema of each.
         links: operations that may follow, by name: their parameters as OpenAPI's runtime expressions.
     """
@@ -147,9 +134,6 @@ class Operation(NamedTuple):
             ``VERSION`` and ``FILE`` for the page's.
         right: what its user needs: a :class:`mq.access.Right`, :data:`ANY_RIGHT`, :data:`KNOWN` or :data:`NO_RIGHT`.
             HEAD needs what GET needs.
-        handle: carries it out.
-        text: describes it.
-        answers: the successful replies, by status.
         refusals: the statuses of its own refusals; 400, 405 and those of access are added.
         query: the parameters it takes; all others are refused.
         headers: the headers it takes; all others are ignored.
@@ -160,7 +144,6 @@ class Operation(NamedTuple):
             empty for none. That needs the right to publish there and to consume from the first: else a user with the
             right to configure could read the messages.
         lesser_right: the right that is enough where its JSON names nothing but `lesser_keys`; empty for none.
-        lesser_keys: see `lesser_right`.
         audited: the event that the audit log gets, by the status of the reply; None for one with the handler's name.
         is_of_messages: whether it carries or settles messages, which is too frequent for the audit log.
         begin: carries it out in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`; None where

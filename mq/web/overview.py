@@ -62,8 +62,6 @@ class VisibleQueues(NamedTuple):
     """The queues that some users may see.
 
     Attributes:
-        statuses: of each, by name.
-        ready, leased, delayed: messages in all of them.
         dead: ready messages in those to which some queue sends its dead letters.
     """
 
@@ -81,13 +79,9 @@ class Overview:
     """The status of every queue, cached for a moment, so that ten pages cost no more than one.
 
     Args:
-        broker: has them.
         exchanges: tells to which queues dead letters come over AMQP.
 
     Attributes:
-        exchanges: as given.
-        scrape: the page for Prometheus.
-        feeds: the events of views that are watched.
         listing: held while an answer about all queues is made: each needs memory for the status of every queue.
     """
 

@@ -71,23 +71,13 @@ def _file(name: str, body: bytes) -> PageFile:
 
 
 def index_reply(headers: Mapping[str, str]) -> Reply:
-    """The page itself: its frame, without any data.
-
-    Args:
-        headers: of the request.
-    """
+    """The page itself: its frame, without any data."""
     policy = ("content-security-policy", _POLICY)
     return _reply(page_files().files[INDEX], headers, NOT_CACHED, policy, ("x-frame-options", "DENY"))
 
 
 def file_reply(path: bytes, name: str, headers: Mapping[str, str]) -> Reply:
-    """One of the files that the page names.
-
-    Args:
-        path: of the request.
-        name: of the file.
-        headers: of the request.
-    """
+    """One of the files that the page names."""
     there = page_files()
     address = f"{FOLDER}{there.version}/{name}".encode()
     if path != address or name not in there.files or name == INDEX:

@@ -240,10 +240,6 @@ def _read(parameter: Parameter, text: str) -> Any:
 def attributes_of(headers: Mapping[str, str], passed_over: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The attributes in the headers of a message, as they are kept.
 
-    Args:
-        headers: the message's.
-        passed_over: names of headers that mean nothing here.
-
     Raises:
         InvalidRequest: it is not what it should be, or a header X-Message-... is none that mq knows.
     """
@@ -282,7 +278,6 @@ def make_attributes(content_type: Any, texts: Any, content_encoding: Any = None)
 
     Args:
         content_type: what its body is; None for unknown.
-        texts: the attributes that its publisher chose.
         content_encoding: how its body is compressed, such as ``gzip``; None for not. Texts that name no coding, such as
             ``identity`` and charsets, are not kept.
 
@@ -430,11 +425,7 @@ TRACE_HEADERS: Final = (
 
 
 def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
-    """The trace of a request, as attributes; empty where it has none that can be read.
-
-    Args:
-        headers: names in small letters.
-    """
+    """The trace of a request, as attributes; empty where it has none that can be read."""
     parent = headers.get(TRACEPARENT, "").strip()
     if _VALID_PARENT.fullmatch(parent) is None:
         return {}

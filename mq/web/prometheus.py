@@ -72,18 +72,11 @@ class Scrape(NamedTuple):
     """What a page is made of.
 
     Attributes:
-        version: of mq.
-        totals: counts since the start.
-        queues: those there are.
         is_ready: whether the store takes changes.
         room: of the root's file system; None where the store has none.
         now_ns: nanoseconds since 1970.
-        durations: how long things took, by name.
-        connections: how many are open over each protocol.
         led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
-        schedules: how many there are.
         firings: how many of their firings were published, skipped, or failed.
-        cluster: as this node sees it.
         memory: how many bytes clients have reserved, of how many they may.
         memory_refused: how often they were refused more, by what it was for.
         staged: how many bytes of disk arriving bodies have reserved, of how many they may.

@@ -53,10 +53,6 @@ class BasePath:
         """The path below the base path. One that is not below it is the daemon's own: some proxies take the base path
         away themselves, and clients of this machine leave it out. Empty for the base path itself, when it is looked at:
         :class:`BasePathGuard` adds the slash, without which the console's relative addresses lead elsewhere.
-
-        Args:
-            method: of the request.
-            path: as it came.
         """
         if not self._path or not path.startswith(self._path):
             return path
@@ -71,12 +67,7 @@ NO_BASE_PATH: Final = BasePath()
 
 
 class BasePathGuard(Handler):
-    """Leads clients from the base path to the page below it, and hands on all other requests.
-
-    Args:
-        handler: what stands behind.
-        path: the base path.
-    """
+    """Leads clients from the base path to the page below it, and hands on all other requests."""
 
     def __init__(self, handler: Handler, path: str) -> None:
         self._handler = handler
@@ -211,8 +202,6 @@ class ProxyGuard(Handler):
     """Hands on requests as their clients made them, whichever trusted proxies they came by.
 
     Args:
-        handler: what stands behind.
-        proxies: those that are trusted.
         crowd: limits the requests at work for one address, as it limits the connections of one.
     """
 

@@ -153,10 +153,7 @@ def sort_queues(statuses: list[QueueStatus], by: str, metrics: Metrics, consumer
     """The most first, and of equals by name, as they came.
 
     Args:
-        statuses: of the queues, by name.
         by: one of :data:`SORTS`.
-        metrics: has caught up.
-        consumers: counts those of a queue.
     """
     if by in _FLOWS:
         flow = _FLOWS[by]

@@ -105,7 +105,6 @@ def shown_queue(status: QueueStatus, consumers: int) -> dict[str, Any]:
 
     Args:
         status: of the queue.
-        consumers: how many it has at this daemon.
     """
     return {
         "name": status.name,
@@ -174,7 +173,6 @@ class MessagePage:
     """The messages of one answer. Use it in a ``with`` block, which gives their memory back if no reply is made.
 
     Args:
-        memory: what the client may reserve.
         longest: bytes that their bodies may have together, but for a single longer one.
 
     Attributes:
@@ -332,7 +330,6 @@ def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[
     long.
 
     Args:
-        format: the media type.
         entries: the messages; each is taken out as it is written.
         room: what they have reserved; it shrinks with them.
     """

@@ -29,11 +29,7 @@ LARGEST_JSON_BYTES: Final = 256 * 1024
 class ArrivingBody:
     """The chunks of one body. Only the time spent waiting for the client counts against it, not the server's own.
 
-    Args:
-        receive: gives the next ASGI event.
-
     Attributes:
-        is_complete: the whole body was taken.
         is_gone: the client has ended the connection, or its side of it.
     """
 
@@ -138,10 +134,6 @@ class Limit(NamedTuple):
 class LimitedBody:
     """A request's body: never longer than the limit, never shorter than announced.
 
-    Args:
-        request: whose body it is.
-        limit: of its length.
-
     Raises:
         BodyTooLarge: before anything is read, where the announced length says so already.
     """
@@ -234,9 +226,6 @@ class LimitedBody:
     async def on_disk(self, room: Room) -> AsyncIterator[AsyncIterator[bytes]]:
         """The chunks of a body that is staged: disk is reserved for its announced length before the first one is read,
         or else as they come.
-
-        Args:
-            room: of disk.
 
         Raises:
             NoDisk: others have the disk.

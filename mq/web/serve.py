@@ -137,7 +137,6 @@ async def serve_socket(
 
     Args:
         app: answers. Its requests' addresses name users of this machine.
-        path: of the socket.
         mode: of the socket's file: write permission lets a user connect.
         stop: returns when it is time to stop.
         seen: has the connections of all protocols; None where they are not looked at.

@@ -138,8 +138,6 @@ def check_same_queue(what: str, received: Mapping[str, Any], current: Mapping[st
 
     Args:
         what: for the text: ``queue 'q' in vhost '/'``.
-        received: arguments of the client.
-        current: those that it was declared with.
 
     Raises:
         Refusal: 406; one of them is another.
@@ -152,9 +150,6 @@ def check_same(what: str, received: Mapping[str, Any], current: Mapping[str, Any
 
     Args:
         what: for the text: ``queue 'q' in vhost '/'``.
-        received: arguments of the client.
-        current: those that it was declared with.
-        names: the arguments that count.
 
     Raises:
         Refusal: 406; one of them is another.

@@ -67,11 +67,8 @@ class Exchange:
 
     Attributes:
         vhost, name: what it is called; the default exchange has no name and is never declared.
-        kind: how it routes.
-        durable: whether it survives a restart.
         auto_delete: whether it goes with its last binding.
         internal: whether only other exchanges may publish to it.
-        arguments: as declared.
     """
 
     vhost: str
@@ -122,11 +119,8 @@ class Queue:
     """A queue as AMQP knows it.
 
     Attributes:
-        vhost, name: what it is called.
-        durable: whether it survives a restart.
         auto_delete: whether it goes with its last consumer.
         owner: the connection that owns it: the queue is exclusive to it and ends with it; None for a queue open to all.
-        arguments: as declared, checked.
         is_unsure: whether this node does not know if it exists. A store that knows decides when a message is stored.
     """
 
@@ -174,9 +168,6 @@ class Binding:
     """A binding. Two are the same when all of their attributes are.
 
     Attributes:
-        vhost: where both ends are.
-        source: the exchange that messages come from.
-        to: where they go.
         routing_key: what for depends on the type of the exchange.
         arguments: of importance to a headers exchange; elsewhere they only tell bindings apart.
     """

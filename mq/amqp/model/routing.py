@@ -21,7 +21,6 @@ class Matcher(Protocol):
     """The bindings of one exchange.
 
     Attributes:
-        looks_at_keys: whether the routing key matters.
         looked_at: bindings, or places of patterns, compared with messages so far. Those that match are not counted.
     """
 

@@ -104,11 +104,6 @@ class Topology:
     def queue(self, vhost: str, name: str, owner: Hashable | None = None) -> Queue:
         """A queue, as a connection may use it.
 
-        Args:
-            vhost: where it is.
-            name: what it is called there.
-            owner: the connection that asks.
-
         Raises:
             Refusal: 404; or 405, it is another connection's own.
         """
@@ -134,11 +129,7 @@ class Topology:
         whether they exist.
 
         Args:
-            vhost: where it is published.
-            exchange: what it is published to.
-            routing_key: as published.
             headers: returns its headers. Only called where an exchange routes by them.
-            copied_to: more keys to route it by.
 
         Raises:
             Refusal: 404, there is no such exchange; 502, the headers are malformed.
@@ -493,8 +484,6 @@ class ConsumerRegistry:
         """Add a consumer of a queue.
 
         Args:
-            queue: which.
-            consumer: told apart from every other one by this.
             exclusive: whether no other may consume while it does.
             priority: see :meth:`active`.
 

@@ -21,9 +21,6 @@ class Vhost:
     """The exchanges, queues and bindings of a vhost.
 
     Attributes:
-        name: of the vhost.
-        exchanges, queues: by name.
-        bindings: all of them.
         matchers: the bindings of each exchange, as its type looks at them, by the exchange's name.
     """
 
@@ -80,7 +77,6 @@ class TopologyChange:
     """What a planned change adds and removes.
 
     Attributes:
-        exchanges, queues, bindings: what is new.
         lost_exchanges, lost_queues, lost_bindings: what goes. The queues' messages go with them, and their consumers
             are told.
         lasting_ways: the ends of those of `bindings` and `lost_bindings` that survive a restart: both ends do.

@@ -47,7 +47,6 @@ class Channel:
     """A channel that has been opened.
 
     Args:
-        key: which.
         session: what it shares with its connection's other channels.
     """
 
@@ -468,14 +467,7 @@ _ANSWERS: Final[Mapping[type[Any], Callable[[Channel, Any, Any, Any], None]]] = 
 
 
 class Channels:
-    """The channels that are open, or closing.
-
-    Args:
-        session: what they share.
-
-    Attributes:
-        most: the highest number that was agreed on.
-    """
+    """The channels that are open, or closing."""
 
     def __init__(self, session: Session) -> None:
         self.most = session.limits.channel_max

@@ -39,12 +39,8 @@ class PublishedMessage(NamedTuple):
     """A message that a client publishes.
 
     Attributes:
-        channel: where it came from.
         number: the number of its confirm; None on a channel without confirms.
-        exchange, routing_key: as published.
         queues: where it goes; at least one. It may be unsure, or stand for queues that are not known yet.
-        properties: as they came.
-        body: all of it.
         expiration_ms: milliseconds until it expires; None for what the queue says.
         mandatory: whether it is returned to its publisher where no queue takes it.
         hidden_keys: the routing keys of its header ``BCC``, which was taken out.
@@ -67,9 +63,7 @@ class Arrival(NamedTuple):
 
     Attributes:
         token: what the server knows it by; it comes back when the delivery is settled.
-        exchange, routing_key: where it was published.
         properties: as in :attr:`BasicProperties.raw`.
-        body: all of it.
         redelivered: whether it has been delivered before.
     """
 
@@ -85,9 +79,7 @@ class UnsettledDelivery(NamedTuple):
     """A message that a client has got and not yet settled.
 
     Attributes:
-        tag: what it is called on its channel.
         token: of its :class:`Arrival`.
-        queue: where it came from.
         consumer: counts it while it is unsettled; None after a get.
     """
 

@@ -72,7 +72,6 @@ def read_response(mechanism: str, response: str | bytes, certificate: str | None
     """Read the name and the secret from a client's response.
 
     Args:
-        mechanism: the one that the client chose.
         response: what it sent; pamqp takes it for a text where it can. EXTERNAL ignores the name in it.
         certificate: the common name of the client's; None where it gave none.
 
@@ -210,16 +209,11 @@ class Connection:
     """A connection.
 
     Args:
-        topology: what is declared, in the whole daemon.
         owner: told apart from every other connection by this.
         clock: seconds, on any clock that only goes on.
-        limits: how much of what it may ask for.
-        version: of mq, which clients are told.
 
     Attributes:
-        state: where its life is.
         why: why it has been closed, for the log; empty where nothing was wrong.
-        session: its user, its vhost, its limits.
         is_blocked: whether the client is to know that publishing has to wait.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.

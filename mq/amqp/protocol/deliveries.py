@@ -30,12 +30,8 @@ class ConsumerCredit:
     """One consumer's prefetch, and how much of it is used.
 
     Attributes:
-        tag: what it is called on its channel.
-        written_tag: the same as it is sent.
-        queue: where it consumes.
         no_ack: whether its deliveries are settled as they are sent.
         prefetch: how many of its deliveries may be unsettled; 0 for any number.
-        unsettled: how many are.
         is_starved: whether it was told that it has no credit.
     """
 
@@ -50,11 +46,7 @@ class ConsumerCredit:
 
 
 class Deliveries:
-    """The consumers of one channel, and its unsettled deliveries.
-
-    Attributes:
-        consumers: by tag.
-    """
+    """The consumers of one channel, and its unsettled deliveries."""
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
         self.consumers: dict[str, ConsumerCredit] = {}

@@ -81,7 +81,6 @@ class Publishes:
 
     Attributes:
         mode: see :class:`Mode`.
-        confirms: the numbers its publisher waits for.
         replies: the queue from which the channel consumes replies; None without one.
     """
 

@@ -50,13 +50,10 @@ class ConnectionLimits:
 
     Attributes:
         frame_max: bytes of the largest frame.
-        channel_max: the highest number of a channel.
-        heartbeat_seconds: what is proposed to clients.
         handshake_seconds: how long opening a connection may take, and closing one.
         body_max: bytes of the longest body.
         buffered_max: bytes of bodies that may be here unfinished, or uncommitted, over all channels.
         unsettled_max: deliveries that may be unsettled, over all channels.
-        consumers_max: consumers, over all channels.
     """
 
     frame_max: int = 131_072
@@ -163,15 +160,10 @@ class Session:
     """What the channels of a connection share.
 
     Attributes:
-        topology: of the whole daemon.
         owner: the connection's identity; exclusive queues have it as their owner.
-        limits: of the connection.
-        vhost: the vhost it works in, once it is open.
-        address: the client's, without its port.
         certificate: the common name of the client's certificate; None where it gave none.
         user: the authenticated user; None may do everything.
         frame_max: bytes of the largest frame that was agreed on.
-        capabilities: what the client says that it understands.
         is_node: whether the client says that it is a node of this cluster.
         closed_to: tells why no client but a node may connect now; empty where all may.
         check_connection: raises OverLimit if a user has too many connections for one more.
@@ -180,16 +172,11 @@ class Session:
         denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
-        outbox: commands.
         send: bytes for the client.
-        memory: what the client may reserve.
         room: the reservation for the bytes in `buffered`.
-        kept: the reservation for channels and consumers.
-        held: the reservation for unsettled deliveries.
         buffered: bytes that count for ``buffered_max``.
         unfinished: how many of them are of messages that have begun to come and are not all here.
         unsettled: deliveries that count for ``unsettled_max``.
-        consumers: how many there are.
         channels: how many are open, or closing.
     """
 
@@ -328,7 +315,6 @@ class Session:
         """Check that the user has a right.
 
         Args:
-            right: which right.
             what: ``queue`` or ``exchange``, for the text.
             name: of it; None for "every queue".
 

@@ -51,7 +51,6 @@ class Refusal(CallerError):
 
     Args:
         code: the reply code. It decides whether the channel or the connection is closed.
-        why: one line for the client.
     """
 
     def __init__(self, code: Code, why: str) -> None:
@@ -73,7 +72,6 @@ class WrongProtocol(CallerError):
     """The connection did not begin with the header of AMQP 0-9-1.
 
     Args:
-        text: what is wrong.
         answer: the bytes to send before the connection is closed.
     """
 

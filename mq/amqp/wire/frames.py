@@ -89,8 +89,6 @@ def read_together(data: bytes, at: int, largest: int) -> tuple[PublishFrames | A
     """Read a whole message, or a row of acknowledgements, and its end; None for what is to be read frame by frame.
 
     Args:
-        data: what has come.
-        at: where to begin.
         largest: bytes of the largest payload that is accepted.
     """
     if len(data) - at < _BEGINNING.size:
@@ -211,12 +209,8 @@ def delivery(
     """The frames of a delivery, or of the message that a get returns, with the content.
 
     Args:
-        channel: its number.
         consumer_tag: as :func:`short` writes it; empty for a get.
-        delivery_tag: its number.
         where: as :func:`route` writes it; for a get with the number of messages behind it, in four bytes.
-        properties: the flags and the properties, as they came.
-        body: all of it.
         frame_max: bytes of the largest frame that the peer takes.
         redelivered: whether it has been delivered before.
     """
@@ -433,9 +427,6 @@ def encode_content(channel: int, properties: bytes, body: bytes, frame_max: int)
     """The content header, and the body in as many frames as it takes.
 
     Args:
-        channel: its number.
-        properties: the flags and the properties, as they came.
-        body: all of it.
         frame_max: bytes of the largest frame that the peer takes.
     """
     most = frame_max - OVERHEAD

@@ -58,7 +58,6 @@ def remembered(function: _lru_cache_wrapper[T], raw: bytes | str) -> Callable[..
     of properties of 128 KiB would take a hundred MiB, and never give them back.
 
     Args:
-        function: depends on properties.
         raw: those properties, encoded.
     """
     return function if len(raw) <= LONGEST_REMEMBERED else function.__wrapped__
@@ -170,7 +169,6 @@ class BasicProperties:
         Args:
             entries: the headers as a table has them, without its length. None of them is there yet.
             values: the same, decoded.
-            without: names of properties.
 
         Raises:
             Refusal: 502; the table of headers is malformed.

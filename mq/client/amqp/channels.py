@@ -68,8 +68,6 @@ class PendingPublish(PendingAnswer):
     """A message that was sent and waits for its confirm.
 
     Attributes:
-        queue: its queue.
-        message_id: identifies it if the server returns it.
         returned: why the server returned it; "" while it has not.
     """
 
@@ -204,10 +202,7 @@ class ReceiveChannel(ClientChannel):
     """A channel that receives messages of one queue, to be settled.
 
     Args:
-        link: the connection.
-        number: of the channel.
         tags: those of all messages that the program holds.
-        queue: its name.
     """
 
     def __init__(self, link: Link, number: int, tags: Tags[ReceiveChannel], queue: str) -> None:
@@ -258,7 +253,6 @@ class ConsumeChannel(ReceiveChannel):
     """One consumer.
 
     Args:
-        link, number, tags, queue: as above.
         prefetch: how many messages the server may send ahead of their settlement.
     """
 

@@ -29,10 +29,7 @@ class Address:
     """A server and a vhost of it.
 
     Attributes:
-        host: name or address.
-        port: as in the URL, else what is usual.
         vhost: ``/`` where the URL has no path.
-        tls: whether TLS is spoken there.
     """
 
     host: str
@@ -101,7 +98,6 @@ async def connect(
     Args:
         url: ``amqp://HOST:PORT/VHOST``, or ``amqps://`` for TLS; without a path the vhost is ``/``.
         role: what the connection is for. A producer cannot consume, nor a consumer publish.
-        user: name, and password or token.
         ca: a PEM file of the authorities to trust; None for the system's.
         certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
         timeout: seconds for all of it: connection, TLS, login.
@@ -157,8 +153,6 @@ async def connected(stream: ByteStream, login: Login, role: Role, deadline: floa
 
     Args:
         stream: bytes both ways.
-        login: the user, and what the connection is for.
-        role: what the client may do.
         deadline: when the login has to be done, by the event loop's clock.
 
     Raises:

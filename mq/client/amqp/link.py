@@ -102,7 +102,6 @@ class ClientChannel:
     """One channel of a link, made by :meth:`Link.open_channel`.
 
     Attributes:
-        number: on its connection.
         ended: makes the error that says why the channel has ended; None while it is open.
     """
 
@@ -190,7 +189,6 @@ class Link:
 
     Args:
         stream: bytes both ways.
-        protocol: what they mean.
     """
 
     def __init__(self, stream: ByteStream, protocol: Protocol) -> None:

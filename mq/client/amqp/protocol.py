@@ -54,12 +54,8 @@ class Arrived(NamedTuple):
     """A whole message has arrived.
 
     Attributes:
-        channel: its channel.
-        number: its delivery tag there.
         is_redelivered: whether a consumer may have had it before.
         is_answer: whether it answers a basic.get.
-        properties: as they came.
-        body: all of it.
     """
 
     channel: int
@@ -110,7 +106,6 @@ class Closed(NamedTuple):
 
     Attributes:
         code: the server's reply code; 0 where this side closed.
-        text: why.
     """
 
     code: int
@@ -136,9 +131,6 @@ class Login:
     """A user, and what the connection is for.
 
     Attributes:
-        user: name.
-        secret: password, or token.
-        vhost: as the server calls it.
         role: told to the server, so that its operator sees it.
         heartbeat_seconds: wanted; the server may want them more often. 0 for none.
         max_body: bytes of the longest body that is taken.
@@ -166,12 +158,9 @@ class Protocol:
     """One connection.
 
     Args:
-        login: the user, and what the connection is for.
         clock: seconds, on a clock that never goes back.
 
     Attributes:
-        phase: how far it is.
-        channel_max: highest channel, once it is open.
         heartbeats: when one is due, and when the server counts as dead.
         blocked: why the server accepts no messages now; None while it accepts them.
         stopped: channels on which the server accepts no messages now.

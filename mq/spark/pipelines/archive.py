@@ -63,13 +63,9 @@ def archive(
     """Write queues to an archive, and put its small files together.
 
     Args:
-        spark: a session.
-        queues: their names.
         out: a folder that the driver and the executors share.
         options: of the data source, such as ``url``; without ``queue`` and ``consumer``.
-        browse: leave the messages where they are.
         consumer: the name under which messages are claimed. Keep it when an archive is gone on with.
-        progress: called as it goes.
 
     Raises:
         InvalidSetting: a queue's name is not valid.
@@ -118,8 +114,6 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     """An archive as a table: the columns of the data source, and `day`.
 
     Args:
-        spark: a session.
-        folder: of the archive.
         queues: only these.
 
     Raises:

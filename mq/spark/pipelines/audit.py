@@ -79,9 +79,6 @@ def steps_of(journal: ReadJournal) -> DataFrame:
 def read_damaged(path: str) -> dict[str, str]:
     """The messages that ``mq doctor --json`` has found to be damaged.
 
-    Args:
-        path: the file with its output.
-
     Returns:
         The id of each, and the details, in words.
 
@@ -106,8 +103,6 @@ def audit(spark: SparkSession, journal: ReadJournal, steps: DataFrame, damaged: 
     """Audit all steps.
 
     Args:
-        spark: a session.
-        journal: the journal.
         steps: as :func:`steps_of` makes them.
         damaged: messages that are exceptions for their bytes: the details by id.
     """

@@ -40,8 +40,6 @@ class QueueChange(NamedTuple):
     """What happened to a queue in a step of time.
 
     Attributes:
-        place: in the journal.
-        begin: when the step begins.
         deleted: how often the queue was deleted at that place before.
         change: messages that came, less those that went.
     """
@@ -56,8 +54,6 @@ class Stretch(NamedTuple):
     """A place in the journal from which on the depths are known, or unknown.
 
     Attributes:
-        place: in the journal.
-        begin: when it begins.
         counts: messages by queue at its beginning; None where the depths are unknown.
     """
 
@@ -72,7 +68,6 @@ def depth_of(journal: ReadJournal, steps: DataFrame, seconds: int) -> pa.Table:
     Args:
         journal: the journal. Of one that other programs' moves are missing from nothing is known.
         steps: as :func:`~mq.spark.pipelines.audit.steps_of` makes them.
-        seconds: the length of a step.
     """
     rows: list[dict[str, Any]] = []
     if not journal.shared:
@@ -90,7 +85,6 @@ def depths(
     """When the depth of a queue changed, and to what; None for unknown.
 
     Args:
-        queue: its name.
         changes: in any order.
         stretches: in any order. A place without one goes on from the one before.
     """

@@ -38,12 +38,7 @@ Progress = Callable[[str, int, int], None]
 
 
 class Insight(NamedTuple):
-    """Results.
-
-    Attributes:
-        report: what is on the page.
-        page: the file with the page.
-    """
+    """Results."""
 
     report: Report
     page: Path
@@ -61,12 +56,9 @@ def insight(
     """Read the journals of one store, and write tables and a page.
 
     Args:
-        spark: a session.
         folders: those with the segments, one for each broker.
         out: a folder of the driver's; made when missing, and its tables are replaced.
-        progress: called as it goes.
         doctor: a file with the output of ``mq doctor --json``, whose damaged messages are exceptions, too.
-        version: mq's, for the page.
 
     Raises:
         InvalidSetting: there is no journal, it is of several stores, `out` cannot be written, or `doctor` not read.

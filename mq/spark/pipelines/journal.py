@@ -35,14 +35,9 @@ class Found(NamedTuple):
     """What a segment has.
 
     Attributes:
-        path: the file.
         broker: whose life it is of; with host, version (of mq), store, peers, started_ns as in the segment's head.
-        segment: its number in the life.
         first: the number of its first row.
         next: the number of the row that has to follow its last one.
-        rows: how many it has.
-        missing: transitions that its gaps count.
-        gaps: how many gaps it has.
         begins: it has the first row of its life.
         stops: it has the last row of its life.
         torn: it does not end with a whole batch.
@@ -70,8 +65,6 @@ class Placed(NamedTuple):
     """A segment, and its place among the others.
 
     Attributes:
-        found: what it has.
-        ordinal: its place.
         era: the era of its first row.
         is_cut: something is missing before it.
     """

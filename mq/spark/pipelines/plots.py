@@ -31,9 +31,7 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], unit: str, step: fl
     """A plot of lines over time.
 
     Args:
-        title: of the plot.
         series: the points of each line by its name, in the order of time.
-        unit: of the values.
         step: seconds between two points. The line is interrupted where two are further apart, and where a value is
             unknown.
     """

@@ -59,13 +59,9 @@ def replay(
     their order.
 
     Args:
-        spark: a session.
-        folder: of the archive.
         options: of the data source, such as ``url``; without ``queue``.
-        choice: which messages.
         to: the queue for all of them; None for the one that each was in.
         run: the run's name; another one publishes the messages once more.
-        progress: called as it goes.
 
     Raises:
         InvalidSetting: there is no such archive, or the choice is not valid.

@@ -27,9 +27,7 @@ class Report(NamedTuple):
     """What is on the page.
 
     Attributes:
-        tables: the rows of each table, by the table's name.
         complaints: sentences about what the journal does not know.
-        made: when it was made.
         versions: of the programs that made it, by their names.
     """
 
