@@ -56,13 +56,20 @@ def test_a_publish_is_read_as_pamqp_writes_it(exchange: str, key: str, mandatory
     assert quickly(commands.Basic.Publish, payload) == expected == slowly(commands.Basic.Publish, payload)
 
 
+@given(names, st.booleans())
+def test_a_get_is_read_as_pamqp_writes_it(queue: str, no_ack: bool) -> None:
+    payload = encode_method(1, commands.Basic.Get, queue=queue, no_ack=no_ack)[7:-1]
+    expected = {"ticket": 0, "queue": queue, "no_ack": no_ack}
+    assert quickly(commands.Basic.Get, payload) == expected == slowly(commands.Basic.Get, payload)
+
+
 @given(st.integers(0, 2**63 - 1), st.booleans())
 def test_an_ack_is_read_as_pamqp_writes_it(tag: int, multiple: bool) -> None:
     payload = frame.marshal(commands.Basic.Ack(tag, multiple), 1)[7:-1]
     assert quickly(commands.Basic.Ack, payload) == {"delivery_tag": tag, "multiple": multiple}
 
 
-@given(st.sampled_from([commands.Basic.Publish, commands.Basic.Ack]), st.binary(max_size=40))
+@given(st.sampled_from([commands.Basic.Publish, commands.Basic.Get, commands.Basic.Ack]), st.binary(max_size=40))
 def test_what_is_read_by_hand_is_read_the_same_by_pamqp(method_type: type[base.Frame], data: bytes) -> None:
     payload = method_type.index.to_bytes(4) + data
     found = quickly(method_type, payload)
@@ -85,6 +92,11 @@ def test_a_delivery_is_written_as_pamqp_does(
 def test_a_confirm_is_written_as_pamqp_does(channel: int, tag: int, multiple: bool) -> None:
     expected = encode_method(channel, commands.Basic.Ack, delivery_tag=tag, multiple=multiple)
     assert frames.ack(channel, tag, multiple=multiple) == expected
+
+
+@given(st.integers(1, 65535))
+def test_an_empty_get_is_answered_as_pamqp_does(channel: int) -> None:
+    assert frames.get_empty(channel) == encode_method(channel, commands.Basic.GetEmpty)
 
 
 def in_steps(data: bytes, cuts: Sequence[int], together: bool) -> tuple[list[Frame | Together], str]:

@@ -72,7 +72,7 @@ class Channel:
         try:
             if isinstance(frame, HeaderFrame | BodyFrame):
                 self._publishes.take(frame)
-            elif self._publishes.expects_content:
+            elif self._publishes.content is not None:
                 name = _method_of(frame).name
                 raise Refusal(Code.UNEXPECTED_FRAME, f"expected a content frame for class 60 but received {name}")
             elif isinstance(frame, PublishFrames):
@@ -195,9 +195,9 @@ class Channel:
         return self._publishes.confirms.is_awaited
 
     def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
+        """Note that messages are stored, or refused."""
         if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
-            self._publishes.published(numbers, is_stored=is_stored)
+            self._publishes.settle(numbers, is_stored=is_stored)
 
     def give_back(self, message: commands.PublishedMessage) -> None:
         """Return a mandatory message that no queue takes."""
@@ -208,11 +208,6 @@ class Channel:
         """Close the channel for what came of an earlier method of its client: of a publish without confirms, say."""
         if self.state is ChannelState.OPEN:
             self._fail(refusal, method)
-
-    def flush(self) -> None:
-        """Send the confirms that are due."""
-        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
-            self._publishes.flush()
 
     def credit(self, tag: str) -> int:
         """How many messages a consumer may be sent now."""
@@ -473,7 +468,6 @@ class Channels:
         self.most = session.limits.channel_max
         self._session: Final = session
         self._by_number: dict[int, Channel] = {}
-        self._unflushed: set[Channel] = set()
         self._epoch = 0
 
     def all(self) -> list[Channel]:
@@ -497,8 +491,8 @@ class Channels:
             raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self.most}")
         if channel is not None:
             channel.handle(frame)
-            self._unflushed.add(channel)
-            self._tidy(channel)
+            if channel.state is ChannelState.CLOSED:
+                self._tidy(channel)
         elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
             self._count(len(self._by_number) + 1)
             self._epoch += 1
@@ -515,10 +509,11 @@ class Channels:
         channel = self.find(command.channel)
         if channel is not None:
             channel.answer(command, result)
-            self._tidy(channel)
+            if channel.state is ChannelState.CLOSED:
+                self._tidy(channel)
 
     def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused. :meth:`flush` tells their publishers."""
+        """Note that messages are stored, or refused."""
         by_channel: dict[ChannelKey, list[int]] = {}
         for message in messages:
             if message.number is not None:
@@ -527,13 +522,6 @@ class Channels:
             channel = self.find(key)
             if channel is not None:
                 channel.published(numbers, is_stored=is_stored)
-                self._unflushed.add(channel)
-
-    def flush(self) -> None:
-        """Send the confirms that are due on all channels."""
-        for channel in self._unflushed:
-            channel.flush()
-        self._unflushed.clear()
 
     def leave(self) -> None:
         """Begin the close of all channels: they give back what they hold, and still get their confirms."""
@@ -559,7 +547,7 @@ class Channels:
                 channel.release()
                 channel.state = ChannelState.CLOSED
         self._by_number.clear()
-        self._unflushed.clear()
+        self._session.unflushed.clear()
         self._count(0)
 
     def _count(self, channels: int) -> None:
@@ -574,5 +562,4 @@ class Channels:
         """Free the number of a channel that has ended."""
         if channel.state is ChannelState.CLOSED:
             self._by_number.pop(channel.key.number, None)
-            self._unflushed.discard(channel)
             self._count(len(self._by_number))

@@ -214,6 +214,7 @@ class Connection:
 
     Attributes:
         why: why it has been closed, for the log; empty where nothing was wrong.
+        is_over: whether nothing more is read: send what is to be sent, and close the stream.
         is_blocked: whether the client is to know that publishing has to wait.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.
@@ -228,6 +229,7 @@ class Connection:
         version: str = "",
     ) -> None:
         self.state = ConnectionState.BEGINNING
+        self.is_over = False
         self.why = ""
         self._clock = clock
         self._version = version
@@ -249,15 +251,12 @@ class Connection:
 
     # In and out
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing more is read: send what is to be sent, and close the stream."""
-        return self.state is ConnectionState.OVER
-
     def receive(self, data: bytes) -> None:
         """Bytes that came. Take all commands before the next ones."""
         self._heartbeats.received()
-        if self.state is ConnectionState.LEFT:
+        if self.state is ConnectionState.OPEN and not self._is_deaf:  # nearly always
+            self._reader.feed(data)
+        elif self.state is ConnectionState.LEFT:
             self._dropped += len(data)
             if self._dropped > MOST_BYTES_DROPPED:
                 self._be_over("the client closed the connection and did not stop sending")
@@ -285,12 +284,21 @@ class Connection:
 
     def outgoing(self) -> bytes:
         """The bytes to send now."""
-        self._channels.flush()
+        self._flush()
+        if not self._sending:
+            return b""
         data = b"".join(self._sending)
         self._sending.clear()
-        if data:
-            self._heartbeats.sent()
+        self._heartbeats.sent()
         return data
+
+    def _flush(self) -> None:
+        """Write the confirms that are due."""
+        unflushed = self.session.unflushed
+        if unflushed:
+            for each in unflushed:
+                each.flush()
+            unflushed.clear()
 
     def wake_at(self) -> float:
         """When :meth:`tick` is due, by the clock; infinite for never."""
@@ -317,7 +325,7 @@ class Connection:
     def end(self) -> None:
         """End it. The commands that are left say what the server has still to do."""
         self._channels.release()
-        self.state = ConnectionState.OVER
+        self.state, self.is_over = ConnectionState.OVER, True
 
     # Results
 
@@ -361,7 +369,7 @@ class Connection:
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
         or it has ended."""
-        self._channels.flush()  # a publisher that consumes hears of its message before it gets it
+        self._flush()  # a publisher that consumes hears of its message before it gets it
         found = self._channels.find(channel)
         return 0 if found is None else found.deliver(tag, arrivals)
 
@@ -551,7 +559,7 @@ class Connection:
         elif self.state is ConnectionState.LEAVING:
             if isinstance(result, Refusal) and not self._has_closed:
                 raise result
-            self._channels.flush()
+            self._flush()
             self._channels.release()
             self.session.send_method(0, methods.Connection.CloseOk)
             self.state = ConnectionState.LEFT

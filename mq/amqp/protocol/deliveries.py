@@ -171,7 +171,7 @@ class Deliveries:
     def got(self, result: Got | None, queue: QueueName, *, no_ack: bool) -> None:
         """Answer a get."""
         if result is None:
-            self._session.send_method(self._key.number, methods.Basic.GetEmpty)
+            self._session.send(frames.get_empty(self._key.number))
             return
         arrival = result.arrival
         if not no_ack:

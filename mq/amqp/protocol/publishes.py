@@ -82,6 +82,7 @@ class Publishes:
     Attributes:
         mode: see :class:`Mode`.
         replies: the queue from which the channel consumes replies; None without one.
+        content: a message that has begun to arrive: no method may come now. None without one.
     """
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
@@ -90,15 +91,10 @@ class Publishes:
         self.replies: Queue | None = None
         self._key = key
         self._session = session
-        self._content: Content | None = None
+        self.content: Content | None = None
         self._latest = NONE
         self._uncommitted: list[PublishedMessage] = []
         self._uncommitted_bytes = 0
-
-    @property
-    def expects_content(self) -> bool:
-        """Whether a message is on its way: no method may come now."""
-        return self._content is not None
 
     def choose(self, mode: Mode) -> None:
         """Set the mode: confirms, or transactions, from now on.
@@ -119,7 +115,7 @@ class Publishes:
             Refusal: 540, `immediate`; 403, 404: where it is published to.
         """
         self._check(method)
-        self._content = Content(method)
+        self.content = Content(method)
 
     def publish(self, frames: PublishFrames) -> None:
         """Publish a whole message.
@@ -128,11 +124,12 @@ class Publishes:
             Refusal: as for its parts.
         """
         self._check(frames.method)
-        size = len(frames.body)
-        _check_size(size, self._session.limits.body_max)
+        session, size = self._session, len(frames.body)
+        _check_size(size, session.limits.body_max)
         if frames.properties != self._latest.raw:  # publishers mostly say the same of each message
             self._latest = BasicProperties(frames.properties)
-        self._session.check_room(size)
+        if session.buffered:
+            session.check_room(size)
         self._finish(frames.method, self._latest, frames.body)
 
     def take(self, frame: HeaderFrame | BodyFrame) -> None:
@@ -141,7 +138,7 @@ class Publishes:
         Raises:
             Refusal: it is not what it should be; or the whole message is.
         """
-        content = self._content
+        content = self.content
         if content is None:
             raise Refusal(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
         if isinstance(frame, HeaderFrame):
@@ -166,7 +163,8 @@ class Publishes:
             raise Refusal(Code.NOT_IMPLEMENTED, "immediate=true")
         session, name = self._session, method.exchange
         if not name:
-            session.demand(Right.PUBLISH, "queue", method.routing_key)
+            if session.user is not None:
+                session.demand(Right.PUBLISH, "queue", method.routing_key)
             return
         session.demand(Right.PUBLISH, "exchange", name)
         if session.topology.exchange(session.vhost, name).internal:
@@ -191,24 +189,22 @@ class Publishes:
         """Refuse a message whose body was not kept, as its queues would."""
         self._check_user(properties)
         if self.mode is Mode.CONFIRM:
-            self.confirms.settle([self.confirms.next()], is_stored=False)
+            self.settle([self.confirms.next()], is_stored=False)
 
     def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
         """Route a complete message, and put it out or keep it."""
         session = self._session
-        self._check_user(properties)
-        if properties.text("reply_to") == REPLY_TO:
-            if self.replies is None:
-                raise Refusal(
-                    Code.PRECONDITION_FAILED,
-                    "the channel has no direct reply-to consumer. Consume from amq.rabbitmq.reply-to before publishing",
-                )
-            properties = properties.replying_to(self.replies.name)
-        expiration = properties.expiration_ms
-        shown, hidden = self._copied_to(method, properties)
-        if hidden:
-            properties = properties.changed({"BCC": None})
-        if session.topology.is_unrouted(session.vhost, method.exchange):
+        expiration: int | None = None
+        shown: tuple[str, ...] = ()
+        hidden: tuple[str, ...] = ()
+        if not properties.is_plain:
+            self._check_user(properties)
+            properties = self._addressed(properties)
+            expiration = properties.expiration_ms
+            shown, hidden = self._copied_to(method, properties)
+            if hidden:
+                properties = properties.changed({"BCC": None})
+        if method.exchange and session.topology.is_unrouted(session.vhost, method.exchange):
             queues = [Queue(session.vhost, "", is_unsure=True)]
         else:
             queues = session.topology.route(
@@ -235,7 +231,18 @@ class Publishes:
             if method.mandatory:
                 self.give_back(message)
             if number is not None:
-                self.confirms.settle([number], is_stored=True)
+                self.settle([number], is_stored=True)
+
+    def _addressed(self, properties: BasicProperties) -> BasicProperties:
+        """The properties with a queue of their own instead of the pseudo-queue for replies."""
+        if properties.text("reply_to") != REPLY_TO:
+            return properties
+        if self.replies is None:
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                "the channel has no direct reply-to consumer. Consume from amq.rabbitmq.reply-to before publishing",
+            )
+        return properties.replying_to(self.replies.name)
 
     def _copied_to(
         self, method: methods.Basic.Publish, properties: BasicProperties
@@ -288,17 +295,22 @@ class Publishes:
         self.forget()
 
     def _drop_content(self) -> None:
-        if self._content is not None:
-            self._session.unfinished -= self._content.buffered
-            self._session.buffer(-self._content.buffered)
-            self._content = None
+        if self.content is not None:
+            self._session.unfinished -= self.content.buffered
+            self._session.buffer(-self.content.buffered)
+            self.content = None
 
-    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused."""
+    def settle(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+        """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
         self.confirms.settle(numbers, is_stored=is_stored)
+        self._session.unflushed[self] = None
 
     def flush(self) -> None:
         """Send the confirms that are due."""
+        number = self.confirms.take_only()
+        if number:
+            self._session.send(ack(self._key.number, number, multiple=False))
+            return
         for tag, multiple, is_stored in self.confirms.take():
             number = self._key.number
             if is_stored:
@@ -341,6 +353,10 @@ class PublisherConfirms:
             if number in self._open:
                 del self._open[number]
                 (self._stored if is_stored else self._refused).add(number)
+
+    def take_only(self) -> int:
+        """The message that is stored, if one confirm is due, and no other; else 0."""
+        return self._stored.pop() if len(self._stored) == 1 and not self._refused else 0
 
     def take(self) -> list[Confirm]:
         """The confirms that are due: refusals, then all below the lowest open number together, then the rest."""

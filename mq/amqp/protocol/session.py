@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from pamqp import base
 
@@ -132,14 +132,17 @@ class Outbox:
 
     def put(self, command: Command) -> None:
         """Any other command."""
-        self._close()
+        if self._messages or self._deliveries:
+            self._close()
         self.whole.append(command)
 
     def take(self) -> Command | None:
         """The next command."""
         if not self.whole:
+            if not (self._messages or self._deliveries):
+                return None
             self._close()
-        return self.whole.popleft() if self.whole else None
+        return self.whole.popleft()
 
     def _close(self) -> None:
         if self._messages:
@@ -153,6 +156,13 @@ class Outbox:
 def is_acknowledgement(command: Command) -> bool:
     """Whether it settles deliveries by acknowledging them."""
     return isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED
+
+
+class Confirming(Protocol):
+    """What one channel publishes, with confirms that are due."""
+
+    def flush(self) -> None:
+        """Send the confirms that are due."""
 
 
 @dataclass
@@ -173,6 +183,7 @@ class Session:
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
         send: bytes for the client.
+        unflushed: has confirms that are due, in order.
         room: the reservation for the bytes in `buffered`.
         buffered: bytes that count for ``buffered_max``.
         unfinished: how many of them are of messages that have begun to come and are not all here.
@@ -185,6 +196,7 @@ class Session:
     limits: ConnectionLimits
     send: Callable[[bytes], None]
     outbox: Outbox = field(default_factory=Outbox)
+    unflushed: dict[Confirming, None] = field(default_factory=dict)
     vhost: str = DEFAULT_VHOST
     address: str = ""
     certificate: str | None = None

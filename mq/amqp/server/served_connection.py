@@ -93,8 +93,9 @@ class ServedConnection:
         self._state = state
         self._stream = stream
         self._peer = peer
-        self._began = trio.current_time()
-        self.connection = Connection(state.topology, self, trio.current_time, state.limits, version)
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self._began = self._now()
+        self.connection = Connection(state.topology, self, self._now, state.limits, version)
         self.connection.session.address = peer.address
         self.connection.session.closed_to = state.closed_to
         self.connection.session.check_connection = state.quotas.check_connection
@@ -119,7 +120,6 @@ class ServedConnection:
         self._handlers = Handlers(state, self, self._publish_pump)
         self._acknowledging = 0  # messages
         self._acknowledged_some = trio.lowlevel.ParkingLot()  # tasks that wait until there are fewer
-        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._is_acknowledgement_awaited = False
         self._most_acknowledging = LEAST_ACKNOWLEDGING
         self._publishes = False  # has published something

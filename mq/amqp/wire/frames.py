@@ -2,9 +2,9 @@
 
 pamqp's codec reads and writes the fields of methods. This module adds what pamqp lacks: input cut at any byte, limits,
 and strictness. pamqp takes a string that ends early for a short one, and refuses to write names that RabbitMQ's users
-have. The frames of which every message needs one (publish, deliver, acknowledge) are read and written by hand, whole
-messages in one step: pamqp takes several times as long. What is not plainly valid is left to the general way, which
-says what is wrong; tests compare both ways.
+have. The frames of which every message needs one (publish, get, deliver, acknowledge) are read and written by hand, and
+whole messages in one step: pamqp takes several times as long. What is not plainly valid is left to the general way,
+which says what is wrong; tests compare both ways.
 
 :class:`Heartbeats` says when a heartbeat is due and when the peer counts as dead; it does not wait.
 """
@@ -43,10 +43,11 @@ _CONTENT_HEADER: Final = struct.Struct(">HHQ")
 _ZEROS: Final[dict[str, Any]] = {"shortstr": "", "longstr": "", "table": {}}
 
 
-# By hand: publish, deliver, acknowledge
+# By hand: publish, get, deliver, acknowledge
 
 PUBLISH: Final = commands.Basic.Publish.index
 ACK: Final = commands.Basic.Ack.index
+GET: Final = commands.Basic.Get.index
 
 _METHOD: Final = 1
 _HEADER: Final = struct.Struct(">BHI")
@@ -66,6 +67,7 @@ MOST_ACKS_TOGETHER: Final = 512
 """Acknowledgements that are read in one step."""
 _DELIVER: Final = commands.Basic.Deliver.index
 _GET_OK: Final = commands.Basic.GetOk.index
+_GET_EMPTY: Final = commands.Basic.GetEmpty.index
 _END: Final = 0xCE
 
 
@@ -150,6 +152,8 @@ def read(index: int, payload: bytes) -> base.Frame | None:
     """The method of a frame, from the index with which its payload begins; None leaves it to the general way."""
     if index == PUBLISH:
         return _read_publish(payload)
+    if index == GET:
+        return _read_get(payload)
     return _read_ack(payload) if index == ACK else None
 
 
@@ -169,6 +173,19 @@ def _read_publish(payload: bytes) -> commands.Basic.Publish | None:
     return method
 
 
+def _read_get(payload: bytes) -> commands.Basic.Get | None:
+    try:
+        end = 7 + payload[6]
+        if len(payload) != end + 1:
+            return None
+        queue = payload[7:end].decode()
+    except (IndexError, UnicodeDecodeError):
+        return None
+    method = commands.Basic.Get.__new__(commands.Basic.Get)
+    method.ticket, method.queue, method.no_ack = payload[4] << 8 | payload[5], queue, bool(payload[end] & 1)
+    return method
+
+
 def _read_ack(payload: bytes) -> commands.Basic.Ack | None:
     if len(payload) != 4 + _ACKED.size or payload[4] & 0x80:  # pamqp takes such a tag for a negative one
         return None
@@ -181,6 +198,11 @@ def _read_ack(payload: bytes) -> commands.Basic.Ack | None:
 def ack(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
     """The frame of a confirm."""
     return _ACK_FRAME.pack(_METHOD, channel, _ACK_BYTES, ACK, delivery_tag, multiple, _END)
+
+
+def get_empty(channel: int) -> bytes:
+    """The frame that says that a get found no message."""
+    return _BEGINNING.pack(_METHOD, channel, 5, _GET_EMPTY) + b"\0\xce"
 
 
 def short(text: str) -> bytes:
@@ -271,22 +293,20 @@ class FrameReader:
 
     Attributes:
         frame_max: bytes of the largest frame that is taken.
+        held: how many bytes are not read: once all frames are, those of a frame that is not complete.
     """
 
     def __init__(self) -> None:
         self.frame_max = UNTUNED_FRAME_MAX
+        self.held = 0
         self._held = b""
         self._at = 0
 
     def feed(self, data: bytes) -> None:
         """The next bytes from the peer."""
-        self._held = self._held[self._at :] + data
+        self._held = self._held[self._at :] + data if self.held else data
         self._at = 0
-
-    @property
-    def held(self) -> int:
-        """Bytes of a frame that is not complete."""
-        return len(self._held) - self._at
+        self.held += len(data)
 
     def begin(self) -> bool:
         """Take the protocol header, which comes before the first frame; False while a part of it is missing.
@@ -300,7 +320,7 @@ class FrameReader:
             raise WrongProtocol("not AMQP 0-9-1", _TO_HTTP if is_http else PROTOCOL_HEADER)
         if begin != PROTOCOL_HEADER:
             return False
-        self._at = len(PROTOCOL_HEADER)
+        self._go_on_at(len(PROTOCOL_HEADER))
         return True
 
     def read_together(self) -> Frame | Together | None:
@@ -309,11 +329,13 @@ class FrameReader:
         Raises:
             Refusal: as there.
         """
-        there = self._at < len(self._held)
-        found = read_together(self._held, self._at, self.frame_max - OVERHEAD) if there else None
+        if not self.held:
+            return None
+        found = read_together(self._held, self._at, self.frame_max - OVERHEAD)
         if found is None:
             return self.read()
         frames, self._at = found
+        self.held = len(self._held) - self._at
         return frames
 
     def read(self) -> Frame | None:
@@ -323,7 +345,7 @@ class FrameReader:
             Refusal: 501 for a frame too large, with a wrong end or of an unknown type; 502 for malformed fields; 503
                 for an unknown method; 505 for a heartbeat on a channel.
         """
-        if len(self._held) - self._at < _HEADER.size:
+        if self.held < _HEADER.size:
             return None
         kind, channel, size = _HEADER.unpack_from(self._held, self._at)
         if size + OVERHEAD > self.frame_max:
@@ -336,8 +358,11 @@ class FrameReader:
             return None
         if self._held[start + size] != _END:
             raise Refusal(Code.FRAME_ERROR, f"a frame ends with byte {self._held[start + size]} instead of {_END}")
-        self._at = start + size + 1
+        self._go_on_at(start + size + 1)
         return _parse(kind, channel, self._held[start : start + size])
+
+    def _go_on_at(self, at: int) -> None:
+        self._at, self.held = at, len(self._held) - at
 
 
 def _parse(kind: int, channel: int, payload: bytes) -> Frame:

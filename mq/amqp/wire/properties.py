@@ -46,6 +46,8 @@ _LAYOUT: Final = (
 )
 """In the order of the flags, from the highest bit on, each with its size in bytes or the kind of its length."""
 _UNKNOWN_FLAGS: Final = 0b11
+_CHECKED: Final = frozenset({"headers", "reply_to", "expiration", "user_id"})
+"""Properties that the server looks at as a message is published, apart from the delivery mode and the priority."""
 _NUMBER: Final = re.compile(r"[0-9]{1,18}")
 _EMPTY_TABLE: Final = b"\0\0\0\0"
 
@@ -69,26 +71,25 @@ class BasicProperties:
     Args:
         raw: the flags and the properties, as in a content header.
 
+    Attributes:
+        raw: as given.
+        is_plain: whether a publish has nothing to check: no headers, no reply-to, no expiration, no user.
+        is_persistent: whether the message must last, if its queue does.
+        priority: from 0, the default, to 255.
+
     Raises:
         Refusal: 502; the lengths do not add up, or unknown flags are set.
     """
 
-    __slots__ = ("_decoded", "_spans", "raw")
+    __slots__ = ("_decoded", "_spans", "is_persistent", "is_plain", "priority", "raw")
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
-        self._spans = _spans(raw)
+        self._spans = spans = _spans(raw)
         self._decoded: dict[str, Any] | None = None
-
-    @property
-    def is_persistent(self) -> bool:
-        """Whether the message must last, if its queue does."""
-        return self._octet("delivery_mode") == PERSISTENT
-
-    @property
-    def priority(self) -> int:
-        """From 0, the default, to 255."""
-        return self._octet("priority")
+        self.is_plain = _CHECKED.isdisjoint(spans)
+        self.is_persistent = "delivery_mode" in spans and raw[spans["delivery_mode"][0]] == PERSISTENT
+        self.priority = raw[spans["priority"][0]] if "priority" in spans else 0
 
     @property
     def expiration_ms(self) -> int | None:
@@ -191,10 +192,6 @@ class BasicProperties:
     def _headers(self) -> bytes:
         start, end = self._spans.get("headers", (0, 0))
         return self.raw[start:end] or _EMPTY_TABLE
-
-    def _octet(self, name: str) -> int:
-        start, _ = self._spans.get(name, (-1, 0))
-        return self.raw[start] if start >= 0 else 0
 
 
 def _keys(name: str, listed: Any) -> tuple[str, ...]:
