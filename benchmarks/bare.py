@@ -32,7 +32,6 @@ class BareLoop:
 
     Args:
         root: a folder that does not exist yet.
-        body: what is written as each message.
     """
 
     def __init__(self, root: str, body: bytes) -> None:

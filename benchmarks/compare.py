@@ -31,7 +31,6 @@ class Plan(NamedTuple):
     """How much to measure.
 
     Attributes:
-        clients: connections at once.
         sizes: of bodies, in bytes.
         rounds: repetitions.
         seconds: length of a phase.

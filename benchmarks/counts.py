@@ -28,10 +28,6 @@ class Used:
     Attributes:
         seconds: of processor time, of all its processes.
         device: what its disk did; None where the kernel does not tell, as of tmpfs.
-
-    Args:
-        pids: of the server.
-        folder: on its disk.
     """
 
     def __init__(self, pids: Sequence[int], folder: Path) -> None:
@@ -90,9 +86,6 @@ class SystemCalls:
 
     Attributes:
         count: how many; None where perf is missing or may not count them.
-
-    Args:
-        pids: of the server.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:

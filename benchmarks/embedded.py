@@ -33,7 +33,6 @@ class Phase(NamedTuple):
     """One half of a turn.
 
     Attributes:
-        seconds: how long mq took.
         groups: what it did to the store in that time.
     """
 
@@ -45,9 +44,7 @@ class Turn(NamedTuple):
     """What mq did in one turn.
 
     Attributes:
-        published: the publishing.
         between: what was still done to the store when that had ended.
-        consumed: fetching and removing it all.
     """
 
     published: Phase
@@ -61,7 +58,6 @@ def measure(folder: str, rounds: int, messages: int) -> list[Figure]:
     Args:
         folder: where roots are made, one after another.
         rounds: how many to count; one more warms up.
-        messages: in each turn.
     """
     return trio.run(_measure, folder, rounds, messages)
 

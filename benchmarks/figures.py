@@ -12,12 +12,10 @@ class Figure(NamedTuple):
     """One number.
 
     Attributes:
-        name: what was measured.
         value: the number; not a number where it could not be measured.
         unit: what it counts; empty for a ratio.
         wanted: the bound, as people write it; empty where none is set.
         reached: whether the value keeps the bound; None where none is set.
-        note: how the number came about.
     """
 
     name: str

@@ -17,7 +17,6 @@ class DeviceCounts(NamedTuple):
     """What a block device has done since the machine started.
 
     Attributes:
-        writes: write requests.
         written_bytes: bytes in them.
         flushes: requests to empty its cache.
     """

@@ -21,8 +21,6 @@ class Promise(NamedTuple):
     """A system when it was measured.
 
     Attributes:
-        version: as its users know it.
-        durability: what is on the disk when it answers.
         durable: whether each confirmed publish survives a power failure.
     """
 
@@ -32,13 +30,7 @@ class Promise(NamedTuple):
 
 
 def render(document: Mapping[str, Any], medians: Medians, plots: Sequence[tuple[str, str]]) -> str:
-    """The whole page, as ``page.md`` next to this file lays it out.
-
-    Args:
-        document: what :mod:`.suite` keeps of a run.
-        medians: its figures.
-        plots: the address of each plot, and its title.
-    """
+    """The whole page, as ``page.md`` next to this file lays it out."""
     promises = {name: Promise(**promise) for name, promise in document["systems"].items() if name in SYSTEMS}
     facts = document["facts"]
     sizes = sorted({size for _, _, _, size in medians})

@@ -29,12 +29,8 @@ class Group(NamedTuple):
     """What was done together.
 
     Attributes:
-        writes: messages written to NEW.
-        moves: how many messages were moved, by (from, to).
-        unlinks: messages taken away for good.
         removals: how many were unlinked where they were, by state, instead of moved and unlinked.
         reads: messages read. They stand in a group of their own.
-        durable: a barrier was asked for.
         placed: how many messages were written where they rest, by state.
     """
 

@@ -49,10 +49,7 @@ def measure(folder: str, rounds: int, messages: int, longest: int) -> list[Figur
     """Ratios and rates of batch reads, writes and streams.
 
     Args:
-        folder: where roots and files are made.
-        rounds: turns of each kind.
         messages: rows of a turn; a stream has four times as many, in as many micro-batches and one more.
-        longest: rows of the longest batch read.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     first = _first_row(folder)

@@ -28,11 +28,7 @@ class Turn(NamedTuple):
     """What one phase of a turn came to. Counts are those of the server, a message.
 
     Attributes:
-        system: its name.
-        workload: one of WORKLOADS.
-        clients: how many at once.
         size: of a body, in bytes.
-        round: which repetition.
         rate: messages a second.
         p50: milliseconds.
         p99: milliseconds.
@@ -62,7 +58,6 @@ class Load(NamedTuple):
     """What a server is asked to bear.
 
     Attributes:
-        clients: how many at once.
         size: of a body, in bytes.
         seconds: length of each phase.
         warm_up: seconds of publishing before, which do not count.
@@ -77,15 +72,7 @@ class Load(NamedTuple):
 
 
 def take_turn(system: System, server: Server, folder: Path, load: Load, number: int = 0) -> list[Turn]:
-    """Measure one server once.
-
-    Args:
-        system: what it is.
-        server: it runs.
-        folder: where its data is.
-        load: how much.
-        number: which repetition it is.
-    """
+    """Measure one server once."""
     turns: list[Turn] = []
 
     def measured(workload: str, used: Used, timed: Timed) -> None:

@@ -117,7 +117,6 @@ class Transition(NamedTuple):
     Attributes:
         source: the state it left; None for a publish.
         target: the state it entered; None for a reap.
-        time_ns: wall clock, nanoseconds since 1970.
         size: length of the body in bytes, where the broker knows it.
         destination: the queue it went to, when that is another one.
         protocol: by which protocol it was asked for; see :data:`PROTOCOL`.

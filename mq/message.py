@@ -234,7 +234,6 @@ class Properties(NamedTuple):
     """What is fixed when a message is written.
 
     Attributes:
-        size: length of the body in bytes.
         checksum: CRC-32 of the body (zlib's), or None where the medium did not keep one.
         attributes: what the publisher said of it, as JSON values by name (``content_type``, ...).
     """
@@ -316,7 +315,6 @@ class Message(NamedTuple):
     """A message as a fetch hands it out.
 
     Attributes:
-        body: its bytes.
         properties: what was fixed when it was published.
         receives: how often it has been handed out, this time included.
         receipt: unique to this delivery.

@@ -310,7 +310,6 @@ async def spend(*, messages: int = 0, frames: int = 0, size: int = 0) -> None:
 
     Args:
         frames: and other small parts, such as rows or lines.
-        size: bytes that were parsed or written as text.
     """
     turns = of_run()
     if turns.spend(messages * MESSAGE + frames * FRAME + size * BYTE):
@@ -329,9 +328,6 @@ def slices(items: Sequence[T], units: int = MESSAGE) -> AsyncIterator[Sequence[T
     """Iterate over parts of a sequence, each of which is one turn's work. Costs nothing an item.
 
     ``async for some in slices(messages): ...``
-
-    Args:
-        items: in order.
     """
     return _Slices(items, units)
 

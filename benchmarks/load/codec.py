@@ -15,12 +15,7 @@ class ServerError(Exception):
 
 
 class Codec(ABC):
-    """One connection.
-
-    Args:
-        queue: what it publishes to and consumes from.
-        body: what it publishes.
-    """
+    """One connection."""
 
     def __init__(self, queue: str, body: bytes) -> None:
         self.queue = queue

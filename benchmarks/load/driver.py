@@ -24,7 +24,6 @@ class Timed(NamedTuple):
     """What a phase came to.
 
     Attributes:
-        count: operations that ended.
         seconds: from the first start to the last end.
         latencies: seconds that each took, in ascending order.
         driver_seconds: processor time of this process meanwhile.
@@ -50,7 +49,6 @@ class Connection:
 
     Args:
         stream: connected, and not blocking.
-        codec: its protocol.
     """
 
     def __init__(self, stream: socket.socket, codec: Codec) -> None:
@@ -127,7 +125,6 @@ class Session:
         """All connections do it again and again.
 
         Args:
-            operation: what to do.
             seconds: when to begin no more.
             least: begin so many all the same.
             most: never begin more.
@@ -165,10 +162,7 @@ async def open_session(
     """Connections for the length of the block.
 
     Args:
-        make: makes the codec of one more connection.
         ports: of the servers on 127.0.0.1, which share the connections.
-        clients: how many connections.
-        creates: whether to make the queue.
     """
     connections: list[Connection] = []
     try:

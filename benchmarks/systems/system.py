@@ -43,13 +43,8 @@ class System(ABC):
     """A kind of server.
 
     Attributes:
-        name: in commands and in figures.
-        title: in tables.
         package: the Debian package that has it; empty for mq.
-        command: prints its version.
-        durability: what is on the disk when it answers.
         durable: whether that holds without power for each confirmed publish.
-        codec: its protocol.
     """
 
     name: ClassVar[str]

@@ -40,7 +40,6 @@ class Rank(NamedTuple):
 
     Attributes:
         is_untrusted: there was no login from this source under this name lately.
-        is_unknown: no user has that name.
         of_line, of_source, of_name: wrong secrets of the same line, source and name.
     """
 

@@ -135,7 +135,6 @@ class UsersEditor(ABC):
         """Give a user one more token, beside the others, so that clients can change over one by one.
 
         Args:
-            only: the others, and the password, count no more.
             expires: when it counts no more, in seconds since 1970; None for never.
 
         Returns:

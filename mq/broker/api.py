@@ -44,7 +44,6 @@ class Node(NamedTuple):
 
     Attributes:
         uptime_seconds: for how long it has been a member without interruption.
-        is_master: whether it is the oldest.
         is_draining: whether it is about to be stopped, and hands over what it has.
     """
 
@@ -77,7 +76,6 @@ class Membership(NamedTuple):
     Attributes:
         node: the name of the one that tells; empty where there is no cluster.
         role: ``master`` or ``mirror``; ``alone`` where it has no part in a cluster just now.
-        nodes: those that are members now, the oldest first.
         is_available: whether a node serves them now, as far as this node knows.
         term: rises with every new master; 0 where none is known.
         failovers: how often another term has begun since this node was started, as far as it has heard.

@@ -148,9 +148,6 @@ class BatchConsumers:
     claims the next. A second start under the same name ends the first one's epoch. Every operation raises
     :class:`~mq.errors.NoSuchQueue` where there is no such queue. Those that change something raise
     :class:`~mq.errors.Conflict` on a store that other brokers change, too.
-
-    Args:
-        in_flight: keeps the broker from ending during an operation.
     """
 
     def __init__(
@@ -289,10 +286,7 @@ class BatchConsumers:
 
         Args:
             batch: the claim's number: the one after the last that was acknowledged.
-            epoch: as :meth:`start` told it.
-            most: how many messages a new claim gets at the most.
             most_bytes: how many bytes their bodies have together at the most; a longer one comes alone.
-            up_to: the greatest sequence that a new claim may have.
             lease: seconds until other consumers can get its messages.
             regain: take messages again that an earlier call has lost, if they are READY by now, each at its old place.
 
@@ -356,8 +350,6 @@ class BatchConsumers:
         may be repeated.
 
         Args:
-            epoch: as :meth:`start` told it.
-            start: the first place, at least 0.
             stop: the place after the last.
             of: how many messages the claim had when they were read.
             checkpoint: names where the consumer's own system keeps its place; empty for none.
@@ -394,8 +386,6 @@ class BatchConsumers:
         It is durable before the first is removed that all of them go: a call that raises before has removed none.
 
         Args:
-            epoch: as :meth:`start` told it.
-            if_read: only if all of them are noted as read.
             within: seconds after which it returns though messages are left: call it again until none is.
 
         Raises:
@@ -943,7 +933,6 @@ class Claim(NamedTuple):
     """The messages that a consumer has claimed as one batch.
 
     Attributes:
-        ids: its messages, in order.
         read: the places noted as read: ranges, each of its first place and the one after its last, sorted and apart.
         deadline_ms: until when it holds its messages, in milliseconds since 1970; None when its lease has ended.
         stamp: when its lease was given, in UUID ticks: later than that of every lease given before.
@@ -1002,7 +991,6 @@ class ConsumerRecord(NamedTuple):
     Attributes:
         epoch: of its last start; 0 for none.
         acknowledged: the number of the last batch that it acknowledged.
-        claim: the last one that it made.
         checkpoint: names where the consumer's own system keeps its place; empty until something was read under one.
     """
 

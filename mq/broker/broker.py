@@ -269,7 +269,6 @@ class Broker:
 
         Args:
             body: the bytes, or what :meth:`stage` returned; that is used up in any case.
-            attributes: JSON values to keep with it.
             delay: seconds before it can be fetched.
             ttl: seconds after which it expires.
             key: the publisher's own key: what is published again with it is the same message.
@@ -360,7 +359,6 @@ class Broker:
         Close its body when done with it.
 
         Args:
-            wait: seconds to wait for one.
             visibility: length of the lease in seconds; None for what the queue says.
         """
         messages = await self.fetch_many(queue, 1, wait=wait, visibility=visibility)
@@ -517,8 +515,6 @@ class Broker:
         first.
 
         Args:
-            most: how many at the most.
-            wait: seconds to wait for one.
             precedence: the consumer's own, which tells it when it takes no more for now; None for one of priority 0.
 
         Raises:
@@ -570,11 +566,8 @@ class Broker:
         """As :meth:`hold` that waits without an end, in the caller's step; None where only a task can wait.
 
         Args:
-            most: how many at the most.
             done: called once, with the messages or an error: in the step that makes the first one READY, as far as
                 that is possible. With no message when the broker ends.
-            exclusion: as for :meth:`hold`.
-            precedence: as for :meth:`hold`.
 
         Returns:
             What to call to wait no longer, before `done` was called.
@@ -676,9 +669,7 @@ class Broker:
         """Some messages in their order, without taking them; close their bodies.
 
         Args:
-            state: ``ready``, ``leased`` or ``delayed``.
             after: the last id of the page before.
-            most: how many at the most.
         """
         index = await self._queues.get_caught_up(queue)
         return await self._peek.page(index, state, MessageId(after) if after is not None else None, most)

@@ -74,7 +74,6 @@ class ColumnReader:
         Args:
             after: their sequences are greater than this.
             up_to: their sequences are not greater than this.
-            most: how many at the most.
             base: what is added to the ends of their bodies.
             most_bytes: of bodies and attributes together.
             bodies: whether bodies and attributes are wanted. Without them no message is read, nor found to be damaged.

@@ -34,7 +34,6 @@ class BrokerConfig:
     """How a broker works.
 
     Attributes:
-        workers: pairs of a fetch worker and a save worker.
         peers: how many *other* brokers work on the same store.
         mover: deliver and requeue here; False when a separate mover does it.
         reaper: unlink removed messages here; False when a separate reaper does it.

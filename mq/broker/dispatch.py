@@ -68,11 +68,7 @@ _LONGEST_PAUSE_SECONDS: Final = 0.009
 
 
 class Assignment(NamedTuple):
-    """A message and the request that is to get it, by a lease or a removal. The catalog has begun its move.
-
-    Attributes:
-        stored: what a read would return, where memory has it.
-    """
+    """A message and the request that is to get it, by a lease or a removal. The catalog has begun its move."""
 
     request: FetchRequest
     entry: Entry
@@ -523,11 +519,7 @@ class Deliverer:
     def _add(
         self, held: list[_Leased], read: Iterable[Stored | None], served: dict[FetchRequest, Fulfilment]
     ) -> list[Stored]:
-        """Add messages to the answers of their requests. Returns those that no request gets, to be closed.
-
-        Args:
-            read: what the store had of those that were not in memory.
-        """
+        """Add messages to the answers of their requests. Returns those that no request gets, to be closed."""
         unused: list[Stored] = []
         following, now = iter(read), trio.current_time()
         for request, left, entry, stored in held:
@@ -753,11 +745,7 @@ class DirectBatch:
 
 
 class Portion(NamedTuple):
-    """The messages that one request gets to hold.
-
-    Attributes:
-        messages: in their order.
-    """
+    """The messages that one request gets to hold."""
 
     request: FetchRequest
     messages: list[Entry]
@@ -767,7 +755,6 @@ def share_out(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]
     """Portions of the messages there are, given to requests one by one in turn (round-robin).
 
     Args:
-        requests: in the order of their turns.
         take: returns the next message, None when there is none.
 
     Returns:

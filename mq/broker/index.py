@@ -186,7 +186,6 @@ class QueueIndex:
         dropping: the others of these: they are over a limit of the queue, and no longer count. Each is dropped once it
             arrives, for a message that is being moved cannot be.
         moving: how many messages are being moved from one place in the queue to another.
-        reserved: how many messages are being published.
         reserved_bytes: bytes of their bodies together.
         writing: how many of those are being written, and will stand in NEW.
         leased: how many messages in DELAYED are leased.

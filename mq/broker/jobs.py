@@ -45,7 +45,6 @@ class MoveJob:
     """Moves one message that :meth:`Catalog.begin` has locked; `future` has its new entry then.
 
     Args:
-        what: completes "cannot ..." in errors.
         seconds: length of its lease from then on, if it is leased then.
     """
 

@@ -26,7 +26,6 @@ class Leases:
     """Names leases, each with its deadline and its receipt.
 
     Args:
-        seconds: the default length of a lease.
         clock: steady time, in which deadlines are named.
         random: seeds receipts that no other broker makes.
 

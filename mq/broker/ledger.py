@@ -48,11 +48,7 @@ def segments_changed(entries: int, key_bytes: int) -> int:
 
 
 class Codec(Protocol[V]):
-    """What a ledger's entries are, in the store and in memory.
-
-    Attributes:
-        width: bytes of every name.
-    """
+    """What a ledger's entries are, in the store and in memory."""
 
     width: int
 
@@ -305,7 +301,6 @@ class LedgerWrite(NamedTuple, Generic[V]):
     """Segments that are being written.
 
     Attributes:
-        puts: what the store has to do, in order.
         empty: the segments that had no entries any more when it began.
         changes: how often the ledger was changed before.
     """
@@ -321,9 +316,6 @@ class _Places(Generic[V]):
 
     Names stand beside each other in buckets, each with the number of its segment. A bucket of a ledger of a million
     has some sixty names, which are searched in less than a microsecond.
-
-    Args:
-        width: bytes of every name.
     """
 
     def __init__(self, width: int) -> None:

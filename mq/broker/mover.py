@@ -44,7 +44,6 @@ class Mover:
 
     Args:
         begin: called before an entry is moved; returns False for one that is not to be moved.
-        end: called with each entry and its outcome.
         aim: returns the move of an entry; None for :func:`to_ready`.
     """
 
@@ -208,11 +207,7 @@ def to_ready(entry: Entry) -> Move:
 
 
 class Reaper:
-    """Unlinks entries, batch by batch. Start :meth:`run`.
-
-    Args:
-        end: called with each entry and its outcome.
-    """
+    """Unlinks entries, batch by batch. Start :meth:`run`."""
 
     def __init__(self, commit: Commit, end: Callable[[Entry, Outcome], None]) -> None:
         self._commit = commit

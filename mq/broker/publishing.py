@@ -513,11 +513,7 @@ def _after_purges(draft: Draft, purges: int) -> Draft:
 
 
 class _LimitedBody:
-    """The chunks of a body while it is staged, up to its limit.
-
-    Args:
-        longest: bytes of it at the most.
-    """
+    """The chunks of a body while it is staged, up to its limit."""
 
     def __init__(self, chunks: AsyncIterable[bytes], longest: int) -> None:
         self._chunks = aiter(chunks)
@@ -1007,7 +1003,6 @@ class JobBatch:
 
     Args:
         direct: gives messages to waiting requests as they are written.
-        jobs: in order.
     """
 
     def __init__(self, direct: DirectDispatch, jobs: Sequence[Job]) -> None:

@@ -83,7 +83,6 @@ class Inventory(NamedTuple):
     Attributes:
         created_ns: when it was made, nanoseconds since 1970.
         entries: its messages, without those that are being moved.
-        moving: the ids of the messages that are being moved.
     """
 
     queue: str
@@ -398,7 +397,6 @@ class Queues:
 
         Args:
             to: the queue to move them to; None for those in which they died.
-            most: how many at the most.
             ids: move only these; None for any.
 
         Raises:

@@ -20,11 +20,7 @@ from mq.storage.interface import Entry, Meta, Move
 
 
 class SecondNames:
-    """Removes the other names of messages that are removed.
-
-    Args:
-        leases: makes receipts.
-    """
+    """Removes the other names of messages that are removed."""
 
     def __init__(self, core: Core, leases: Leases) -> None:
         self._catalog = core.catalog
@@ -46,9 +42,6 @@ class SecondNames:
 
     async def remove(self, queue: str, id: MessageId, neighbours: Iterable[str]) -> None:
         """Remove a message under all the names that it still has. Does nothing where it has one name at the most.
-
-        Args:
-            neighbours: queues to or from which it may have been moved.
 
         Raises:
             StorageError: some could not be removed.

@@ -32,7 +32,6 @@ class SettingKind(NamedTuple):
 
     Attributes:
         parse: turns a JSON value into the value; raises ValueError or TypeError for one that is not allowed.
-        schema: the same as JSON Schema.
     """
 
     parse: Callable[[Any], Any]

@@ -89,11 +89,7 @@ VERBS: Final = {verb.name: verb for verb in _ROWS}
 
 
 class Forwarding:
-    """A broker, or a part of one, that passes its verbs on. A subclass may define some itself.
-
-    Args:
-        part: which part; empty for the broker.
-    """
+    """A broker, or a part of one, that passes its verbs on. A subclass may define some itself."""
 
     def __init__(self, part: str, ask: Callable[..., Awaitable[Any]]) -> None:
         for verb in VERBS.values():

@@ -61,9 +61,7 @@ class FetchRequest:
     """A request for messages of a queue, answered by its `future`.
 
     Args:
-        count: how many at the most.
         seconds: length of the lease; None for the queue's own.
-        waits: whether to wait when there is no message.
         handing: what becomes of the messages.
         exclusion: the consumer's own, where it has the queue alone.
         precedence: the consumer's own; None for a request of priority 0 that no other follows.

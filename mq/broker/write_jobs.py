@@ -144,7 +144,6 @@ class WriteJobs:
 
     Args:
         keys: the idempotency keys; None among peers.
-        in_flight: keeps the broker from ending during an operation.
     """
 
     def __init__(
@@ -298,7 +297,6 @@ class WriteJobs:
         part and number as something before is the same, sent again.
 
         Args:
-            name: the job. It begins with its first messages.
             part: names a task, or one run of it. A commit names the parts that count.
             number: of the request in its part; the rows come in this order.
             user: who asks, and owns a job that begins with this; None for an administrator, or where there are no
@@ -340,7 +338,6 @@ class WriteJobs:
         Args:
             queue: one of those for which it has rows.
             parts: those that count, in the order in which their rows come.
-            user: who asks, as for :meth:`add`.
 
         Raises:
             InvalidSetting: not a name.
@@ -383,7 +380,6 @@ class WriteJobs:
 
         Args:
             queue: one of those for which it has rows.
-            user: who asks, as for :meth:`add`.
 
         Raises:
             InvalidSetting: not a name.
@@ -684,7 +680,6 @@ class _Chunk(NamedTuple):
     Attributes:
         part: see :meth:`WriteJobs.add`.
         disk: has its bytes reserved; None where none are.
-        size: in the store, in bytes.
     """
 
     entry: Entry
@@ -716,11 +711,7 @@ class _Chunk(NamedTuple):
 
 
 class _JobDisk:
-    """The disk that the chunks of one job take, also those that are still to be taken away.
-
-    Attributes:
-        size: in bytes.
-    """
+    """The disk that the chunks of one job take, also those that are still to be taken away."""
 
     __slots__ = ("_room", "size")
 
@@ -756,10 +747,7 @@ class _Job:
     """A job, as it is in the store.
 
     Attributes:
-        since: its last sign of life, by Trio's clock.
-        parts: what it holds, by part and number of the request.
         wanted: the parts that count, once it is committed.
-        queues: where those go.
         again: how many of these were there already; None when that is not known.
         ending: held while its state changes, or is about to.
         retry_at: not before this anything is tried again.

@@ -309,7 +309,6 @@ class _Import:
 
     Args:
         run: its name, from which each message's key is made; None for no keys.
-        with_groups: keep the messages' groups.
     """
 
     def __init__(self, queue: str, run: str | None, with_groups: bool) -> None:

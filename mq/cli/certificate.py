@@ -118,7 +118,6 @@ def make_certificate(folder: Path, names: tuple[str, ...], days: int) -> tuple[P
     """Make both files; the key is readable for its owner alone.
 
     Args:
-        folder: where; made where it is not there.
         names: host names and addresses, at least one; they are checked already.
 
     Returns:

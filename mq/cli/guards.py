@@ -41,9 +41,6 @@ class Protection(NamedTuple):
 def check_exposure(address: str, protection: Protection, *, insecure: bool) -> None:
     """Refuse to listen where strangers could read along or log in.
 
-    Args:
-        address: IP address or host name.
-
     Raises:
         InvalidSetting: the network could reach it, and it lacks TLS, or users.
     """

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 class DaemonJournal:
     """Connects a broker with its journal, if there is one.
 
-    Args:
-        journal: the journal; None for none.
-
     Attributes:
         observers: for the broker: the journal, or none.
     """

@@ -76,9 +76,6 @@ class Command:
     def feed(self, chunks: Iterable[bytes], goes_on: Callable[[], bool]) -> bool:
         """Write a body to the command's standard input, as far as the command reads it, and close the input.
 
-        Args:
-            goes_on: returns False to stop.
-
         Returns:
             False if `goes_on` returned False first. The input stays open then: its end would tell the command that it
             has the whole body.
@@ -250,7 +247,6 @@ class GroupGuard:
 
     Args:
         seconds: from SIGTERM to SIGKILL.
-        orphans: starts the shell, and so does not reap it.
     """
 
     def __init__(self, seconds: float, orphans: OrphanReaper) -> None:

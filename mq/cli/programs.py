@@ -36,8 +36,6 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
     """Run `main` until it returns; SIGTERM and SIGINT set the event that it gets, a second one ends the process.
 
     Args:
-        name: the program's name, for its one line on stderr.
-        main: does the work; returns soon after the event is set.
         refusals: errors that are answered by one line and exit status 2. Any other leaves as it is.
     """
     refusal: BaseException | None = None

@@ -31,11 +31,7 @@ class CannotWrite(Exception):
 
 
 class _Writer(io.RawIOBase):
-    """A file descriptor that programs write to.
-
-    Args:
-        fd: the descriptor.
-    """
+    """A file descriptor that programs write to."""
 
     def __init__(self, fd: int, *, is_open: bool) -> None:
         super().__init__()

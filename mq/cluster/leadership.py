@@ -96,7 +96,6 @@ class Leadership:
     """One mastership, from its beginning on.
 
     Args:
-        number: of its term, higher than every one before.
         is_ours: whether no other node can be master yet.
     """
 

@@ -28,22 +28,14 @@ from mq.message import Body, BytesBody, DamagedBody, Message, MessageId, Propert
 
 
 class Coming(NamedTuple):
-    """In a draft: a body that is sent in pieces.
-
-    Attributes:
-        size: length in bytes.
-    """
+    """In a draft: a body that is sent in pieces."""
 
     number: int
     size: int
 
 
 class Waiting(NamedTuple):
-    """In a message: a body that is asked for in pieces.
-
-    Attributes:
-        size: length in bytes.
-    """
+    """In a message: a body that is asked for in pieces."""
 
     number: int
     size: int
@@ -115,7 +107,6 @@ def decode(data: bytes, body_of: BodyOf | None = None) -> Any:
     """The value that :func:`encode` made these bytes of.
 
     Args:
-        data: the bytes.
         body_of: opens bodies that wait at the other end; None where there can be none.
 
     Raises:

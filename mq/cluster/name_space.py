@@ -68,7 +68,6 @@ class Names:
         local: has this node's own queues, and a root for what is known.
 
     Attributes:
-        queues: the cluster's, as far as they are known here.
         are_known: set once the coordinator has told all of them to this process, and they were compared.
         was_member: whether this root has been compared with this cluster before.
     """

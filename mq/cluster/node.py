@@ -99,11 +99,9 @@ class ClusterNode:
     """This node of a cluster.
 
     Args:
-        broker_config: how the broker of the cluster's queues works.
         clock: seconds that only go on.
 
     Attributes:
-        names: the cluster's queues, as far as they are known here.
         guest: makes what is to live with the leader while this node is it; set before :meth:`run`.
         make_clock: makes the clock of a broker of the cluster's queues; set before :meth:`run`, if at all.
     """

@@ -149,11 +149,7 @@ class BodySource(Protocol):
 
 
 class RemoteBody:
-    """A body of the leader's, read from there piece by piece.
-
-    Attributes:
-        size: length in bytes.
-    """
+    """A body of the leader's, read from there piece by piece."""
 
     def __init__(self, source: BodySource, number: int, size: int) -> None:
         self.size = size

@@ -85,11 +85,7 @@ ADMINISTRATORS: Final = ""
 
 
 class Resource(NamedTuple):
-    """A thing of which clients have shares.
-
-    Attributes:
-        most: bytes of it.
-    """
+    """A thing of which clients have shares."""
 
     name: str
     most: int
@@ -105,7 +101,6 @@ class Share:
             may be larger.
 
     Attributes:
-        most: bytes.
         used: bytes that are reserved.
         waiters: how many tasks wait until some of them are given back.
     """
@@ -316,7 +311,6 @@ class Budget:
 
         Args:
             room: is too small.
-            share: the one that does not have so much.
         """
         resource = share.resource
         self.refused[room.use] += 1
@@ -453,11 +447,7 @@ class ClientMemory:
 
 
 class Room:
-    """The memory, or the disk, that is reserved for one thing.
-
-    Attributes:
-        size: how many bytes.
-    """
+    """The memory, or the disk, that is reserved for one thing."""
 
     __slots__ = ("_logins", "_released", "_sends_since", "client", "shares", "size", "use")
 

@@ -120,7 +120,6 @@ async def listen(
     """Listen.
 
     Args:
-        address: IP address or host name.
         port: 0 takes a free one.
         flag: the option that chooses another port, for the text.
         shares_port: other processes of this user may listen on it too, if they say the same; the kernel gives each

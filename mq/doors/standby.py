@@ -274,7 +274,6 @@ class Owner:
     """Takes the connections that daemons hand over while they stand by.
 
     Args:
-        path: of its socket. No other daemon may be the owner.
         guards: says how the servers are guarded. A daemon that says something else hands nothing over.
     """
 

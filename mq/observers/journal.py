@@ -247,7 +247,6 @@ def open_journal(
     Args:
         folder: where its segments are. Each broker needs one of its own.
         peers: other programs that move messages of the same store.
-        date_ns: the date, nanoseconds since 1970; from any thread.
         is_dated: whether that is right, as far as is known. No segment is too old while it may be wrong.
 
     Raises:

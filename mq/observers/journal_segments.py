@@ -53,7 +53,6 @@ class BrokerLife(NamedTuple):
 
     Attributes:
         broker: a name that no other life of a broker has.
-        peers: other programs that move messages of the same store.
         started_ns: when the life began, nanoseconds since 1970.
     """
 
@@ -107,7 +106,6 @@ class SegmentWriter:
         """Add a batch; it is the kernel's on return.
 
         Args:
-            batch: not numbered yet.
             missing: how many rows it stands for besides its own.
 
         Raises:

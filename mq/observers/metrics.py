@@ -19,14 +19,7 @@ LONG: Final = (0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 21_60
 
 
 class Histogram:
-    """Counts of values, each up to a bound and over the one before.
-
-    Args:
-        bounds: in ascending order.
-
-    Attributes:
-        bounds: as given.
-    """
+    """Counts of values, each up to a bound and over the one before."""
 
     __slots__ = ("_counts", "bounds", "total")
 

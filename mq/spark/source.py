@@ -115,11 +115,7 @@ class SequenceRange(InputPartition):
 
 @dataclass
 class SequenceRanges(InputPartition):
-    """Parts of several queues, which one task reads one after the other.
-
-    Attributes:
-        ranges: in the order in which they are read.
-    """
+    """Parts of several queues, which one task reads one after the other."""
 
     ranges: tuple[SequenceRange, ...]
 

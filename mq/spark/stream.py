@@ -65,11 +65,7 @@ class Slice(InputPartition):
 
 @dataclass
 class Slices(InputPartition):
-    """Slices of several queues, which one task reads one after the other.
-
-    Attributes:
-        slices: in the order in which they are read.
-    """
+    """Slices of several queues, which one task reads one after the other."""
 
     slices: tuple[Slice, ...]
 

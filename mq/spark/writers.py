@@ -273,11 +273,7 @@ class _Held:
 
 
 class _Publisher:
-    """Gathers lines for one queue, and sends them together.
-
-    Attributes:
-        size: bytes of what is gathered.
-    """
+    """Gathers lines for one queue, and sends them together."""
 
     def __init__(self, options: Options, connection: DaemonConnection, partition: int, target: _Direct | _Held) -> None:
         self._options = options

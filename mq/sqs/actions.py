@@ -62,7 +62,6 @@ class Desk(NamedTuple):
     """What all calls share.
 
     Attributes:
-        broker: an open one.
         changing: held while a queue is made, changed or deleted.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
     """
@@ -119,7 +118,6 @@ class ActionCall(NamedTuple):
 
         Args:
             right: one of :class:`mq.access.Right`, or :data:`ANY_RIGHT`.
-            queue: its name; None is the broker as a whole.
 
         Raises:
             SqsError: the user lacks it.

@@ -68,7 +68,6 @@ def read_change(given: Mapping[str, str], *, is_fifo: bool) -> AttributeChange:
     """The change that attributes ask for.
 
     Args:
-        given: their values by their names, as a client sent them.
         is_fifo: whether the queue's name is that of a FIFO queue.
 
     Raises:

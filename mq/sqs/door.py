@@ -78,7 +78,6 @@ class SqsDoor(Handler):
     """Answers requests that are meant for SQS, and hands on all others.
 
     Args:
-        broker: an open one.
         nursery: runs message move tasks; :meth:`end` ends them.
         logins: knows the users; None allows everything to all.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.

@@ -75,7 +75,6 @@ class QueueRules(NamedTuple):
     """The rules of a queue for messages that are sent to it.
 
     Attributes:
-        longest: bytes that one may have.
         by_content: whether it knows a message again by its body, where the client gives no id.
         is_per_group: whether an id for deduplication counts in its message group alone.
     """
@@ -111,9 +110,6 @@ def _of_other_type(beginning: str) -> SqsError:
 
 class OutgoingMessage:
     """A message that is to be sent, checked.
-
-    Attributes:
-        size: its bytes, as SQS counts them.
 
     Raises:
         SqsError: it is not as SQS has it.

@@ -233,11 +233,7 @@ _REST: Final = ".*"
 
 
 def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNames) -> dict[str, Any]:
-    """A message as a receive answers it.
-
-    Args:
-        body: its bytes.
-    """
+    """A message as a receive answers it."""
     text = _as_text(body)
     attributes = {name: each for name, each in attributes_of(message).items() if _is_wanted(name, wanted.own)}
     if text is None:

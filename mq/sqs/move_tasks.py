@@ -50,7 +50,6 @@ class MoveTask:
 
     Attributes:
         status: :data:`RUNNING` or what became of it.
-        started_ms: milliseconds since 1970.
     """
 
     def __init__(self, source: str, target: str | None, per_second: int | None, to_move: int) -> None:

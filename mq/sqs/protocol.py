@@ -98,7 +98,6 @@ class QuerySpeech:
     """The query protocol.
 
     Args:
-        form: the fields, percent-encoded.
         queue_url: the address that the request went to, where it is a queue's.
     """
 

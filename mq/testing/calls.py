@@ -55,11 +55,7 @@ class RecordedCall(NamedTuple):
 
 
 class RecordingCalls:
-    """Passes every call on, and records it.
-
-    Attributes:
-        log: the calls, in order; clear it at will.
-    """
+    """Passes every call on, and records it."""
 
     native: Native | None = None
 

@@ -29,10 +29,7 @@ class Sent:
     """A message, as its publisher knows it.
 
     Attributes:
-        body: its bytes; like no other but in the unique queue.
         not_before: the earliest time at which it may be handed out.
-        ttl: seconds that it lives, or None.
-        sent_at: when it was sent first.
         id: as it was told; None until then.
         expires: when it expires at the latest, by steady time, where that is known.
         is_stored: whether its publish was acknowledged.

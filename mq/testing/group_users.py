@@ -31,8 +31,6 @@ class SentInGroup:
     """A message, as its publisher knows it.
 
     Attributes:
-        body: its bytes, like no other.
-        is_stored: whether its publish was acknowledged.
         may_be_gone: whether a client tried to remove it.
         out_until: until when it is leased for certain; infinity while it is held.
         has_come: whether it was delivered before.
@@ -106,11 +104,7 @@ class GroupLedger:
 
 
 class GroupUsers:
-    """Several users of one queue with groups.
-
-    Args:
-        ledger: what they asked for and were told, over all lives.
-    """
+    """Several users of one queue with groups."""
 
     def __init__(self, broker: Broker, ledger: GroupLedger, ask: Ask, random: Random, lease_seconds: float) -> None:
         self._broker = broker

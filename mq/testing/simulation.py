@@ -89,11 +89,8 @@ class Plan(NamedTuple):
     """The plan of a seed.
 
     Attributes:
-        brokers: how many work on the store at the same time.
-        syncfs: whether the store may use syncfs(2).
         lives: how often the store is served, and cut off, before the last look.
         slow: the longest that one hop to the disk may take, in seconds.
-        clients: how many work at a time.
         users: how many more use the broker as programs that embed it.
         longest_round: how many messages the mover moves at a time: with few, a backlog takes several rounds.
         pairs: how many pairs of users: one publishes while the other waits for that.
@@ -215,7 +212,6 @@ class RunReport(NamedTuple):
     """The outcome of a run.
 
     Attributes:
-        violations: promises that were broken, in words; empty is well.
         trace: a digest of every call to the disk: the same for the same seed.
     """
 

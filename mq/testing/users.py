@@ -40,7 +40,6 @@ class Users:
     """Several users at work on one or more brokers.
 
     Args:
-        expected: what they asked for and were told, over all lives.
         purges: whether they purge queues now and then, and extend most of their leases.
         reschedules: whether they delay messages for days, too, and change when delayed ones come, or cancel them.
     """

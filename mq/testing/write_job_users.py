@@ -149,7 +149,6 @@ class WriteJobUsers:
     """Writers of two queues, and a consumer of one of them.
 
     Args:
-        ledger: what they asked for and were told, over all lives.
         is_calm: whether nothing goes wrong with the disk: only then a page of a queue has all rows of a job.
     """
 

@@ -28,9 +28,6 @@ _LISTINGS: Final = 10
 class FolderView:
     """Keeps an index equal to one folder.
 
-    Args:
-        heard: whether the kernel tells what others do there.
-
     Attributes:
         index: what is there, as of the last look.
     """

@@ -114,7 +114,6 @@ class BatchParser(Generic[T]):
     """The entries of one batch.
 
     Args:
-        make: makes an entry from what the source found.
         source: returns a parser of bytes, given the function that takes what it finds.
 
     Attributes:
@@ -231,7 +230,6 @@ class BatchEntry(NamedTuple):
     """A message of a batch that goes out.
 
     Attributes:
-        body: its bytes.
         state: where it is, when it is only looked at.
         sequence: its place in its queue, where that matters.
         at_ms: when it can be fetched again, in milliseconds since 1970; None where it can be, or nothing says when.

@@ -127,11 +127,7 @@ class Router:
             fork.route = route
 
     def find(self, segments: Sequence[str], method: str | None = None) -> tuple[Route, tuple[str, ...]] | None:
-        """The route, and the segments that stand where its path has None; None without a route.
-
-        Args:
-            method: only routes that have it count.
-        """
+        """The route, and the segments that stand where its path has None; None without a route."""
         return self._root.follow(segments, 0, (), method)
 
 
@@ -214,7 +210,6 @@ class Endpoints(Handler):
     """Replies to requests, over one broker.
 
     Args:
-        broker: an open one.
         max_body: the longest body of a message in bytes.
         metrics: what counts; must be an observer of the broker.
         budget: memory for batches; None for one of its own.

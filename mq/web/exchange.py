@@ -53,7 +53,6 @@ class RequestHead(NamedTuple):
     """A request's line and headers, which tell who answers it (:meth:`Handler.for_head`).
 
     Attributes:
-        method: in capitals.
         path: as it came: percent-encoded, without the query.
         headers: by name in small letters. Not to be changed: it may be another request's, too.
         content_length: the announced length in bytes, or None.
@@ -72,7 +71,6 @@ class Request(NamedTuple):
     """A request, as far as it is known before its body is read.
 
     Attributes:
-        method: in capitals.
         path: as it came: percent-encoded, without the query.
         body: the bytes, once they are here; else chunks, in order. Those raise BodyIncomplete when the client ends
             before their end, BodyTooSlow when it pauses for too long. What is not read here, the server discards for

@@ -81,9 +81,6 @@ class _Buffers(dict[int, StreamBuffer]):
 class RequestWork:
     """The work for one request.
 
-    Args:
-        method: of the request, in capitals.
-
     Attributes:
         is_over: its stream was reset, or its connection has ended: nothing more is sent.
         reset: resets its stream once it has ended; None unless it is to be reset.
@@ -130,7 +127,6 @@ class Http2Requests:
     """The requests of one connection.
 
     Args:
-        protocol: Hypercorn's, before it has read anything.
         refused: called for each request that is refused here.
     """
 

@@ -281,7 +281,6 @@ class IdleWatch:
     connection costs little.
 
     Args:
-        seconds: how long no bytes may pass.
         idle_seconds: the shortest time for which a connection waits for a head.
     """
 

@@ -171,7 +171,6 @@ class FrameCounter:
         the units of work that it makes.
 
         Args:
-            now: in seconds, on any clock that only goes on.
             turn: returns the units of work that the next piece may make.
         """
         offset = len(self._held)

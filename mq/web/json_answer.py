@@ -51,9 +51,6 @@ class JsonAnswer:
     def cover(self, beside: int) -> None:
         """Reserve memory for what the answer is written from, until it is written.
 
-        Args:
-            beside: bytes.
-
         Raises:
             NoMemory: it is not free just now.
         """

@@ -52,7 +52,6 @@ class RequestContext(NamedTuple):
     """What a handler gets: the request with its checked query, and what all requests of the server share.
 
     Attributes:
-        broker: an open one.
         max_body: the longest body of a message in bytes.
         query: its parameters, checked; absent ones have their defaults.
         queue: the queue in the path, as it came; it exists where the operation needs it.
@@ -87,11 +86,7 @@ class RequestContext(NamedTuple):
             self.request.quotas.check_publish(self.request.user, count)
 
     def may(self, right: Right, queue: str | None) -> bool:
-        """Whether the user of the request has a right on a queue; True where there are no users.
-
-        Args:
-            queue: its name; None is the broker as a whole.
-        """
+        """Whether the user of the request has a right on a queue; True where there are no users."""
         return self.request.user is None or self.request.user.may(right, queue)
 
 
@@ -128,7 +123,6 @@ class Operation(NamedTuple):
     """One line of the table.
 
     Attributes:
-        method: in capitals.
         path: ``QUEUE``, ``ID``, ``CONSUMER``, ``JOB`` and ``CONNECTION`` stand for any name, any id, any consumer's or
             write job's name and any connection's id, ``EXCHANGE``, ``SCHEDULE`` and ``ACCOUNT`` for any such name,
             ``VERSION`` and ``FILE`` for the page's.
@@ -137,7 +131,6 @@ class Operation(NamedTuple):
         refusals: the statuses of its own refusals; 400, 405 and those of access are added.
         query: the parameters it takes; all others are refused.
         headers: the headers it takes; all others are ignored.
-        body: what it takes; empty where a body is ignored.
         needs_body: whether an absent body is refused.
         needs_queue: whether its queue has to exist: else it is refused before its body is read.
         sends_to: the key under which its JSON may name one more queue, to which messages will go from the first one;
@@ -190,11 +183,7 @@ class Operation(NamedTuple):
         return dict.fromkeys(self.answers, self.name.replace("_", "-"))
 
     def named(self, names: Sequence[str]) -> dict[str, str]:
-        """The names in the path by what they name, as the audit log has them.
-
-        Args:
-            names: in their order, from the queue's on.
-        """
+        """The names in the path by what they name, as the audit log has them."""
         return dict(zip((each.lower() for each in self.path[1:].split("/") if each in ANY_SEGMENT), names, strict=True))
 
     @property

@@ -74,7 +74,6 @@ class Scrape(NamedTuple):
     Attributes:
         is_ready: whether the store takes changes.
         room: of the root's file system; None where the store has none.
-        now_ns: nanoseconds since 1970.
         led_elsewhere: names of queues that another node of the cluster counts: their depths are its to tell.
         firings: how many of their firings were published, skipped, or failed.
         memory: how many bytes clients have reserved, of how many they may.

@@ -328,10 +328,6 @@ def _beside(message: Message) -> int:
 def write_entries(format: str, entries: deque[BatchEntry], room: Room) -> tuple[str, Iterator[bytes]]:
     """The content type, and the body in pieces of about the same length; an empty one where making the next takes
     long.
-
-    Args:
-        entries: the messages; each is taken out as it is written.
-        room: what they have reserved; it shrinks with them.
     """
     if format == MULTIPART:
         boundary = secrets.token_hex(16)

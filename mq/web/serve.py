@@ -84,7 +84,6 @@ async def serve(
     Started with the URLs it listens on.
 
     Args:
-        app: answers. It gets no lifespan events.
         address: IP address or host name.
         port: 0 takes a free one.
         stop: returns when it is time to stop.

@@ -68,7 +68,6 @@ class Exchange:
     Attributes:
         vhost, name: what it is called; the default exchange has no name and is never declared.
         auto_delete: whether it goes with its last binding.
-        internal: whether only other exchanges may publish to it.
     """
 
     vhost: str

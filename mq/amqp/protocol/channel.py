@@ -44,11 +44,7 @@ class ChannelState(Enum):
 
 
 class Channel:
-    """A channel that has been opened.
-
-    Args:
-        session: what it shares with its connection's other channels.
-    """
+    """A channel that has been opened."""
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
         self.key = key

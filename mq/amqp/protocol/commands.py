@@ -64,7 +64,6 @@ class Arrival(NamedTuple):
     Attributes:
         token: what the server knows it by; it comes back when the delivery is settled.
         properties: as in :attr:`BasicProperties.raw`.
-        redelivered: whether it has been delivered before.
     """
 
     token: Any

@@ -209,7 +209,6 @@ class Connection:
     """A connection.
 
     Args:
-        owner: told apart from every other connection by this.
         clock: seconds, on any clock that only goes on.
 
     Attributes:

@@ -80,7 +80,6 @@ class Publishes:
     """The publishes of one channel.
 
     Attributes:
-        mode: see :class:`Mode`.
         replies: the queue from which the channel consumes replies; None without one.
         content: a message that has begun to arrive: no method may come now. None without one.
     """

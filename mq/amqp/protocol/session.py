@@ -49,9 +49,7 @@ class ConnectionLimits:
     """The most that a connection may ask for.
 
     Attributes:
-        frame_max: bytes of the largest frame.
         handshake_seconds: how long opening a connection may take, and closing one.
-        body_max: bytes of the longest body.
         buffered_max: bytes of bodies that may be here unfinished, or uncommitted, over all channels.
         unsettled_max: deliveries that may be unsettled, over all channels.
     """
@@ -173,7 +171,6 @@ class Session:
         owner: the connection's identity; exclusive queues have it as their owner.
         certificate: the common name of the client's certificate; None where it gave none.
         user: the authenticated user; None may do everything.
-        frame_max: bytes of the largest frame that was agreed on.
         is_node: whether the client says that it is a node of this cluster.
         closed_to: tells why no client but a node may connect now; empty where all may.
         check_connection: raises OverLimit if a user has too many connections for one more.
@@ -182,10 +179,8 @@ class Session:
         denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
-        send: bytes for the client.
         unflushed: has confirms that are due, in order.
         room: the reservation for the bytes in `buffered`.
-        buffered: bytes that count for ``buffered_max``.
         unfinished: how many of them are of messages that have begun to come and are not all here.
         unsettled: deliveries that count for ``unsettled_max``.
         channels: how many are open, or closing.
@@ -248,9 +243,6 @@ class Session:
 
     def recount(self, more: int = 0) -> None:
         """Reserve memory for the channels and consumers that there are.
-
-        Args:
-            more: bytes for those to come.
 
         Raises:
             Refusal: 506; others have the memory.

@@ -69,11 +69,7 @@ class Refusal(CallerError):
 
 
 class WrongProtocol(CallerError):
-    """The connection did not begin with the header of AMQP 0-9-1.
-
-    Args:
-        answer: the bytes to send before the connection is closed.
-    """
+    """The connection did not begin with the header of AMQP 0-9-1."""
 
     def __init__(self, text: str, answer: bytes) -> None:
         super().__init__(text)

@@ -88,11 +88,7 @@ class AckFrames(NamedTuple):
 
 
 def read_together(data: bytes, at: int, largest: int) -> tuple[PublishFrames | AckFrames, int] | None:
-    """Read a whole message, or a row of acknowledgements, and its end; None for what is to be read frame by frame.
-
-    Args:
-        largest: bytes of the largest payload that is accepted.
-    """
+    """Read a whole message, or a row of acknowledgements, and its end; None for what is to be read frame by frame."""
     if len(data) - at < _BEGINNING.size:
         return None
     kind, channel, size, index = _BEGINNING.unpack_from(data, at)
@@ -233,8 +229,6 @@ def delivery(
     Args:
         consumer_tag: as :func:`short` writes it; empty for a get.
         where: as :func:`route` writes it; for a get with the number of messages behind it, in four bytes.
-        frame_max: bytes of the largest frame that the peer takes.
-        redelivered: whether it has been delivered before.
     """
     parts = [
         _BEGINNING.pack(_METHOD, channel, 13 + len(consumer_tag) + len(where), _DELIVER if consumer_tag else _GET_OK),
@@ -292,7 +286,6 @@ class FrameReader:
     """Cuts a stream of bytes into frames. Read all frames before feeding more: then it holds less than a frame.
 
     Attributes:
-        frame_max: bytes of the largest frame that is taken.
         held: how many bytes are not read: once all frames are, those of a frame that is not complete.
     """
 
@@ -449,11 +442,7 @@ def encode_method(channel: int, method_type: type[base.Frame], **values: Any) ->
 
 
 def encode_content(channel: int, properties: bytes, body: bytes, frame_max: int) -> bytes:
-    """The content header, and the body in as many frames as it takes.
-
-    Args:
-        frame_max: bytes of the largest frame that the peer takes.
-    """
+    """The content header, and the body in as many frames as it takes."""
     most = frame_max - OVERHEAD
     frames = [_frame(constants.FRAME_HEADER, channel, _CONTENT_HEADER.pack(_BASIC, 0, len(body)) + properties)]
     frames += [_frame(constants.FRAME_BODY, channel, body[at : at + most]) for at in range(0, len(body), most)]

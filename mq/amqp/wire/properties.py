@@ -58,9 +58,6 @@ T = TypeVar("T")
 def remembered(function: _lru_cache_wrapper[T], raw: bytes | str) -> Callable[..., T]:
     """Return the cached function for short properties, and for long ones the function without its cache: caches full
     of properties of 128 KiB would take a hundred MiB, and never give them back.
-
-    Args:
-        raw: those properties, encoded.
     """
     return function if len(raw) <= LONGEST_REMEMBERED else function.__wrapped__
 
@@ -169,7 +166,6 @@ class BasicProperties:
 
         Args:
             entries: the headers as a table has them, without its length. None of them is there yet.
-            values: the same, decoded.
 
         Raises:
             Refusal: 502; the table of headers is malformed.

@@ -85,7 +85,6 @@ def depths(
     """When the depth of a queue changed, and to what; None for unknown.
 
     Args:
-        changes: in any order.
         stretches: in any order. A place without one goes on from the one before.
     """
     begins = {each.place: each for each in stretches}

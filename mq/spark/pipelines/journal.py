@@ -36,7 +36,6 @@ class Found(NamedTuple):
 
     Attributes:
         broker: whose life it is of; with host, version (of mq), store, peers, started_ns as in the segment's head.
-        first: the number of its first row.
         next: the number of the row that has to follow its last one.
         begins: it has the first row of its life.
         stops: it has the last row of its life.
@@ -80,8 +79,6 @@ class ReadJournal(NamedTuple):
 
     Attributes:
         rows: every row, with the journal's columns, and `ordinal` and `era`.
-        segments: the segments, in order.
-        last_era: of the last row.
         shared: whether other programs moved messages of the store, too, which the journal does not have.
     """
 

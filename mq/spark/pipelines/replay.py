@@ -27,7 +27,6 @@ class Choice(NamedTuple):
     Attributes:
         queues: they were in one of these; empty for any.
         since: they were published then or later.
-        until: they were published before.
         ids: they have one of these; empty for any.
         where: they meet this condition in Spark's SQL over the columns of the archive.
     """

@@ -38,7 +38,6 @@ class Fence(NamedTuple):
     """A key that has to be the one it was: a broker that makes it anew shuts the store's older users out.
 
     Attributes:
-        key: its name.
         revision: at which it was made (``KeyValue.created``).
     """
 
@@ -50,9 +49,7 @@ class Address(NamedTuple):
     """Where a store is.
 
     Attributes:
-        endpoints: of the members.
         prefix: the beginning of every key of the store; ends with a slash.
-        user: (name, password), where etcd asks for one.
         tls: authorities to trust and a certificate to show, over https.
         quota: bytes that etcd may hold, as its own --quota-backend-bytes says.
         patience: how long one member has to answer, in seconds.

@@ -44,10 +44,7 @@ class Batches:
         met_no_space: etcd has said that it is full, since this was last set to False.
 
     Args:
-        client: of etcd.
-        keys: names what is there.
         lives: the queues that there are, with the revisions at which they were made.
-        lanes: along which changes go.
     """
 
     def __init__(self, client: Client, keys: Keys, lives: Mapping[str, int], lanes: Sequence[Lane]) -> None:

@@ -80,7 +80,6 @@ class Lease(NamedTuple):
     """A time of life for keys, from :meth:`Client.grant`.
 
     Attributes:
-        id: give it to Put, to keep_alive and to revoke.
         seconds: how long it lasts when it is not kept alive.
     """
 
@@ -102,7 +101,6 @@ async def open_client(
 
     Args:
         endpoints: ``http://HOST:PORT`` or ``https://HOST:PORT`` of each member; the first one is asked first.
-        user: (name, password), where etcd asks for one.
         tls: authorities to trust and a certificate to show, over https; the system's authorities where it is None.
         patience: how long one member has to answer, in seconds.
         deadline: how long a call may take, with all its attempts, in seconds.
@@ -188,8 +186,6 @@ class Client:
         Args:
             key: the first.
             end: where the range ends.
-            size: how many keys there are in a reply.
-            keys_only: without values.
 
         Raises:
             Compacted: that revision was thrown away meanwhile: begin anew.
@@ -292,12 +288,7 @@ class Client:
         return sum(not member.get("isLearner") for member in reply.get("members", []))
 
     async def hand_over(self, leader: Endpoint, member: int) -> None:
-        """Let another member lead.
-
-        Args:
-            leader: the member that leads.
-            member: the id of the one that is to.
-        """
+        """Let another member lead."""
         await self._members.ask_member(leader, "/v3/maintenance/transfer-leadership", {"targetID": str(member)})
 
     async def compact(self, revision: int) -> None:
@@ -310,11 +301,7 @@ class Client:
             await self._members.ask("/v3/kv/compaction", {"revision": str(revision)}, changes=True)
 
     async def defragment(self, seconds: float = 60.0) -> None:
-        """Give the disk what is free in the members' files, one member after the other. Each stands still meanwhile.
-
-        Args:
-            seconds: how long each may take.
-        """
+        """Give the disk what is free in the members' files, one member after the other. Each stands still meanwhile."""
         for member in self.endpoints:
             await self._members.ask_member(member, "/v3/maintenance/defragment", {}, seconds)
 

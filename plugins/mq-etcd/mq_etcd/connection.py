@@ -19,13 +19,7 @@ _AT_ONCE: Final = 65_536
 
 
 class Endpoint(NamedTuple):
-    """Where a member listens for clients.
-
-    Attributes:
-        host: its name or number.
-        port: its TCP port.
-        secure: it speaks TLS.
-    """
+    """Where a member listens for clients."""
 
     host: str
     port: int
@@ -58,9 +52,7 @@ class Connection:
     """An open connection. A caller that is cancelled, or gets an error, closes it: it is of no more use then.
 
     Args:
-        stream: to the member.
         number: the socket's file descriptor.
-        host: as the Host field names the member.
     """
 
     def __init__(self, stream: trio.SocketStream | trio.SSLStream[trio.SocketStream], number: int, host: str) -> None:
@@ -83,9 +75,7 @@ class Connection:
         """Send a request.
 
         Args:
-            path: what is asked for.
             body: JSON.
-            fields: further ones, each with its end of line.
 
         Raises:
             trio.BrokenResourceError: the connection broke.

@@ -22,7 +22,6 @@ class Head(NamedTuple):
     """What comes before a reply's body.
 
     Attributes:
-        status: of the status line.
         keeps_alive: whether the connection can be used again after the body.
     """
 

@@ -48,11 +48,7 @@ def decode_meta(value: bytes) -> Meta | None:
 
 
 class Keys:
-    """Names what is in one store.
-
-    Args:
-        prefix: the beginning of all of them.
-    """
+    """Names what is in one store."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

@@ -40,9 +40,6 @@ class Lane:
         is_in_doubt: the last transaction may have been done.
 
     Args:
-        client: of etcd.
-        key: of the lane.
-        fence: what every change depends on.
         session: tells the numbers of this opening of the store from those of others.
     """
 
@@ -135,9 +132,6 @@ class Lane:
 
     async def undo(self, changes: Sequence[Nested]) -> None:
         """Take back what was in doubt and has been done.
-
-        Args:
-            changes: may be done any number of times.
 
         Raises:
             StorageFenced: another broker is in charge.

@@ -37,7 +37,6 @@ class Members:
 
     Args:
         endpoints: where they are; the first one is asked first.
-        user: (name, password), where etcd asks for one.
         tls: authorities to trust and a certificate to show, over https.
         patience: of one attempt, in seconds; a long request has more.
         deadline: of one request, with all its attempts, in seconds.
@@ -79,8 +78,6 @@ class Members:
         """The reply to a request.
 
         Args:
-            path: of the gateway.
-            wanted: the request.
             changes: it may change something.
             repeats: it may be sent again when it is not known what became of it.
 

@@ -55,7 +55,6 @@ async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[Etc
 
     Args:
         rest: of the address, as a store has it: ``http://10.9.0.1:2379,http://10.9.0.2:2379?prefix=/mq/``.
-        lease_seconds: how long a member is one without renewing.
 
     Raises:
         StorageUnusable: the address makes no sense.
@@ -80,18 +79,7 @@ async def make_coordinator(rest: str, lease_seconds: float) -> AsyncIterator[Etc
 
 
 class EtcdCoordinator:
-    """A :class:`~mq.cluster.coordinator.Coordinator`.
-
-    Attributes:
-        names: of the cluster's queues.
-
-    Args:
-        client: of etcd.
-        renewing: another one, for renewals alone.
-        rest: of the store's address.
-        prefix: of the store's keys.
-        lease_seconds: how long a member is one without renewing.
-    """
+    """A :class:`~mq.cluster.coordinator.Coordinator`."""
 
     def __init__(self, client: Client, renewing: Client, rest: str, prefix: str, lease_seconds: float) -> None:
         self._client = client
@@ -204,12 +192,6 @@ class EtcdCandidacy:
 
     Args:
         client: of etcd, for renewals and what is noted with them.
-        rest: of the store's address.
-        reserved: what the keys begin with that reserve names.
-        key: of the member.
-        number: the revision at which it was made.
-        lease: under which it is.
-        lease_seconds: how long that lasts.
     """
 
     def __init__(

@@ -53,13 +53,7 @@ def translated() -> Iterator[None]:
 
 
 class EtcdNames:
-    """A :class:`~mq.cluster.coordinator.NameRegistry`.
-
-    Args:
-        client: of etcd.
-        prefix: of the store's keys.
-        reserved: what the keys begin with that reserve names.
-    """
+    """A :class:`~mq.cluster.coordinator.NameRegistry`."""
 
     def __init__(self, client: Client, prefix: str, reserved: str) -> None:
         self._client = client

@@ -25,13 +25,7 @@ _FAREWELL_SECONDS: Final = 2.0
 
 
 class Owner:
-    """Takes a store, keeps it, and gives it back.
-
-    Args:
-        client: of etcd.
-        key: that says whose the store is.
-        session: tells this opening from all others.
-    """
+    """Takes a store, keeps it, and gives it back."""
 
     def __init__(self, client: Client, key: str, session: str) -> None:
         self._client = client

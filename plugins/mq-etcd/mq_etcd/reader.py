@@ -23,8 +23,6 @@ class Reader:
     """Looks at messages.
 
     Args:
-        client: of etcd.
-        keys: names what is there.
         lives: the queues that there are, with the revisions at which they were made.
     """
 

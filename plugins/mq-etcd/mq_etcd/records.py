@@ -24,8 +24,6 @@ class Records:
         lives: the queues that there are, with the revisions at which their records were made.
 
     Args:
-        client: of etcd.
-        keys: names what is there.
         reserved: the beginning of the keys that reserve names; None where none are reserved.
     """
 

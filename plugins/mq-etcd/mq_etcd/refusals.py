@@ -51,12 +51,7 @@ _MAY_HAVE_LANDED: Final = (_CANCELLED, _UNKNOWN, _DEADLINE, _INTERNAL, _UNAVAILA
 
 
 class Refusal(NamedTuple):
-    """What a member said.
-
-    Attributes:
-        code: gRPC's status code.
-        text: etcd's own words.
-    """
+    """What a member said."""
 
     code: int
     text: str

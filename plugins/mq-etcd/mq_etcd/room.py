@@ -35,7 +35,6 @@ class Room:
     """Keeps an eye on etcd's size.
 
     Args:
-        client: of etcd.
         key: written when what is free has to be counted anew.
         quota: bytes that it may hold.
     """

@@ -49,15 +49,10 @@ class Step(NamedTuple):
     """One operation on a message on its way.
 
     Attributes:
-        number: where it stands in its batch.
-        operation: what was asked for.
         source: the key that it leaves; for a Write, of the body.
         target: the key that it makes; None for an Unlink.
-        before: the value of the source.
-        after: the value of the target.
         body_key: of the message's bytes.
         body: of a Write; else empty.
-        target_entry: where the message is then.
     """
 
     number: int
@@ -156,9 +151,6 @@ class RecordStep(NamedTuple):
     """One record on its way.
 
     Attributes:
-        number: where it stands in its batch.
-        operation: what was asked for.
-        key: of the record.
         value: what it is then; None when it is forgotten.
     """
 
@@ -220,13 +212,7 @@ class RecordStep(NamedTuple):
 
 
 class GroupStep(NamedTuple):
-    """A group on its way: its operations have one transaction.
-
-    Attributes:
-        number: where it stands in its batch.
-        operation: what was asked for.
-        steps: its operations.
-    """
+    """A group on its way: its operations have one transaction."""
 
     number: int
     operation: Group
@@ -308,9 +294,6 @@ def step(number: int, operation: AnyOperation, keys: Keys, lives: Mapping[str, i
     """An operation on its way, or its outcome, where that is known already.
 
     Args:
-        number: where it stands in its batch.
-        operation: what is asked for.
-        keys: of the store.
         lives: the queues that there are, with the revisions at which they were made.
     """
     if isinstance(operation, Group):

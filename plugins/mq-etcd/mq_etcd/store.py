@@ -63,12 +63,7 @@ def make_etcd(rest: str, options: StorageOptions) -> EtcdStorage:
 
 
 class EtcdStorage:
-    """A :class:`~mq.storage.interface.Storage` on etcd.
-
-    Args:
-        name: the store's address.
-        address: what it says.
-    """
+    """A :class:`~mq.storage.interface.Storage` on etcd."""
 
     def __init__(self, name: str, address: Address) -> None:
         self._name = name

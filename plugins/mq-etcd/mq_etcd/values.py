@@ -19,7 +19,6 @@ class KeyValue(NamedTuple):
     """A key as it stood at some revision.
 
     Attributes:
-        key: its name.
         value: its bytes; empty where only keys were asked for.
         created: the revision at which it was made. A key that is deleted and made again has another one.
         modified: the revision at which it was last written.
@@ -40,9 +39,7 @@ class Compare(NamedTuple):
     :func:`created_at`, :func:`modified_at` and :func:`value_is`.
 
     Attributes:
-        key: which one.
         target: what is compared: ``CREATE``, ``MOD`` or ``VALUE``.
-        wanted: what it has to be.
         relation: ``EQUAL``, ``GREATER``, ``LESS`` or ``NOT_EQUAL``.
         end: where the range ends; None for that key alone.
     """
@@ -83,7 +80,6 @@ class Put(NamedTuple):
     """Write a key. Its answer is empty.
 
     Attributes:
-        key: which one.
         value: its bytes.
         lease: the lease that it ends with; 0 for none.
     """
@@ -107,7 +103,6 @@ class Get(NamedTuple):
         key: the first.
         end: where the range ends; None for this key alone.
         limit: at most so many; 0 for no limit.
-        keys_only: without values.
         count_only: nothing but how many there are.
         revision: as it was then; 0 for now.
         by_creation: the oldest first, instead of by name.
@@ -126,11 +121,6 @@ class Nested(NamedTuple):
     """A transaction in a transaction. Its answer is an :class:`Outcome`.
 
     The conditions of all of them are looked at before anything is done, and no two of them may write the same key.
-
-    Attributes:
-        compares: its conditions.
-        then: done where they hold.
-        otherwise: done where they do not.
     """
 
     compares: Sequence[Compare]
@@ -145,7 +135,6 @@ class Page(NamedTuple):
     """The answer of a :class:`Get`.
 
     Attributes:
-        found: what there is.
         total: how many there are in the whole range.
         more: the limit has cut some off.
         revision: of the whole store, when it was read; 0 inside a transaction, which has its own.
@@ -193,9 +182,7 @@ class Status(NamedTuple):
     """What a member says of itself.
 
     Attributes:
-        member: its id.
         leader: the id of the member that leads; 0 when it knows none.
-        version: of etcd.
         size: of its file, in bytes.
         used: of these, in bytes; the rest is free after a defragmentation.
         revision: of the store, as far as this member knows.

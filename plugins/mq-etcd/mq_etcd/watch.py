@@ -28,7 +28,6 @@ class Watch:
         revision: everything up to it has been told.
 
     Args:
-        members: of etcd, which can tell.
         key: the first key.
         end: where the range ends; None for that key alone.
         revision: of the first event to be told; None for those after the block is entered.

@@ -38,9 +38,6 @@ class Load:
     Attributes:
         published: what was answered to be published, id by body.
         tried: every body that a publisher tried to publish.
-        removed: ids that were answered to be removed.
-        answers: when publishers were answered.
-        errors: what else they and the consumers were told.
         is_over: everybody finishes what they are at, and ends.
     """
 

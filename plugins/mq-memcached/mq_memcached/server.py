@@ -17,8 +17,6 @@ class Address(NamedTuple):
     """Where a server is.
 
     Attributes:
-        host: its name or number.
-        port: its TCP port.
         prefix: the beginning of every key, so that several programs fit on one server.
     """
 

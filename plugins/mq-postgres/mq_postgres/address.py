@@ -32,7 +32,6 @@ class Address(NamedTuple):
 
     Attributes:
         parameters: of the connection, as libpq calls them. No password.
-        schema: that holds the store's tables.
         password_file: whose first line is the password; None where libpq's own PGPASSFILE has it, or none is asked for.
         deadline: how long a change or a look may take, in seconds.
         term: of the leader of a cluster, which takes the store from that of any earlier term; 0 for a broker that is

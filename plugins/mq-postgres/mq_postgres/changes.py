@@ -38,7 +38,6 @@ class Statement(NamedTuple):
 
     Attributes:
         text: SQL. Its first parameter is the number of the change.
-        values: the other parameters.
     """
 
     text: str
@@ -62,7 +61,6 @@ class Changes:
         failure: why nothing more is changed; empty while all is well.
 
     Args:
-        link: for it alone.
         epoch: of our time as the owner.
         number: of the last change.
         deadline: seconds that a change may take.

@@ -77,14 +77,9 @@ class Landed:
     """The last change whose answer was believed. All sessions of a store share it: a server that does not have that
     change is none of theirs.
 
-    Args:
-        store: the store's name.
-        confirmed: hears of each such change.
-
     Attributes:
         number: of the last one.
         server: that takes the changes; empty before the first.
-        place: its host and port.
         news: counts how often one of them has changed.
     """
 
@@ -136,7 +131,6 @@ class Link:
         landed: how far the server has to have come.
 
     Args:
-        address: of the store.
         session: tells this opening of the store from all others.
         landed: how far the server has to have come.
         changes: whether it is the one that changes the store.

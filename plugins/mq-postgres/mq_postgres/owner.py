@@ -37,9 +37,7 @@ class Held(NamedTuple):
     """Another broker has the store.
 
     Attributes:
-        holder: that broker, in words.
         until: changes whenever it renews its lease.
-        has_session: whether it is connected.
     """
 
     holder: str
@@ -51,7 +49,6 @@ class Taken(NamedTuple):
     """The store is ours.
 
     Attributes:
-        epoch: of every change.
         change: the number of the last one that was tried.
     """
 
@@ -75,7 +72,6 @@ def take(link: Link, session: str, confirmed: int, ended: str = "") -> Taken | H
     """Take the store, or tell which broker has it.
 
     Args:
-        link: to the server.
         session: tells this opening of the store from all others.
         confirmed: a change that the server has to have.
         ended: the `until` of a lease that counts as ended, whatever the server's clock says, which may have been set

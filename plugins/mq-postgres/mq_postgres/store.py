@@ -83,8 +83,6 @@ class PostgresStorage:
     """A :class:`~mq.storage.interface.Storage` on PostgreSQL.
 
     Args:
-        name: the store's address.
-        address: what it says.
         confirmed: notes how far it has come; None where a start is to believe any server.
     """
 

@@ -23,7 +23,6 @@ class Secured:
     """A server that takes TLS, whose certificate can be another's.
 
     Attributes:
-        server: it.
         authority, stranger: files with certificates of the server's authority, and of one it has nothing to do with.
     """
 

@@ -30,14 +30,7 @@ LIFE_SECONDS: Final = 900
 class Member:
     """One process of etcd.
 
-    Attributes:
-        name: in its cluster.
-        port: where it listens for clients.
-        peer_port: where it listens for the other members.
-
     Args:
-        name: in its cluster.
-        folder: what it keeps.
         tls: for its clients, where its flags say that it speaks TLS to them.
     """
 
@@ -129,13 +122,7 @@ class Member:
 class Cluster:
     """Members that make one etcd.
 
-    Attributes:
-        members: all of them.
-
     Args:
-        folder: for what they keep.
-        size: how many there are.
-        flags: of etcd's command line, for each of them.
         tls: for their clients, where the flags say that they speak TLS to them.
     """
 
@@ -181,8 +168,6 @@ def running(
     """An etcd for the length of the block, ready when it begins.
 
     Args:
-        size: how many members there are.
-        flags: of etcd's command line, for each of them.
         folder: for what they keep; where it is None, in memory if that can be: killing members cuts no power.
         tls: for clients, where the flags say that members speak TLS to them.
     """

@@ -20,9 +20,7 @@ class Wire:
     Attributes:
         port: where the client connects, on 127.0.0.1.
         loses: the reply to such a request is lost: the member has done it, and the connection ends.
-        holds: such a request is held back.
         held: those that are, until :meth:`release`.
-        lost: how many replies have been.
 
     Args:
         member_port: of the member, on 127.0.0.1.

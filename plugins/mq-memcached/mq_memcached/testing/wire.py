@@ -26,13 +26,9 @@ class Wire:
     """Between one client and the server.
 
     Attributes:
-        port: where the client connects.
-        commands: the lines of those that have passed.
         has_struck: whether it has come to that.
 
     Args:
-        server_port: where the commands go.
-        allowed: how many of them.
         strike: called when one more is sent; nothing more passes, in either direction.
         port: where the client connects; a free one where it is 0.
     """

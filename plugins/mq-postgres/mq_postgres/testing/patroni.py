@@ -35,16 +35,8 @@ _ETCD: Final = "127.0.0.1:2379"
 class Member:
     """One PostgreSQL, and the Patroni that runs it.
 
-    Attributes:
-        name: in the cluster.
-        port: of PostgreSQL.
-        api: port of Patroni's own HTTP.
-        folder: what it keeps.
-
     Args:
-        name: in the cluster.
         folder: an empty one.
-        program: patroni.
     """
 
     def __init__(self, name: str, folder: Path, program: Path) -> None:
@@ -140,13 +132,8 @@ class Member:
 class Patroni:
     """A cluster of Patroni.
 
-    Attributes:
-        members: by their names.
-        folder: what they keep.
-
     Args:
         folder: an empty one, which the user of the servers gets.
-        programs: the folder of patroni and patronictl.
     """
 
     def __init__(self, folder: Path, programs: Path) -> None:
@@ -159,7 +146,6 @@ class Patroni:
 
         Args:
             text: the file of member one, as the README shows it.
-            etcd: HOST:PORT.
         """
         assert PROGRAMS is not None
         user = pwd.getpwnam("nobody")
@@ -249,8 +235,6 @@ def running(text: str, etcd: str, programs: Path) -> Iterator[Patroni]:
 
     Args:
         text: the file of member one, as the README shows it.
-        etcd: HOST:PORT.
-        programs: the folder of patroni and patronictl.
     """
     folder = MEMORY if os.path.isdir(MEMORY) else None
     with tempfile.TemporaryDirectory(prefix="mq-patroni-", dir=folder) as place:

@@ -43,10 +43,6 @@ PROGRAMS: Final = _programs()
 class Server:
     """One server.
 
-    Attributes:
-        port: where it listens.
-        folder: what it keeps, and its socket.
-
     Args:
         folder: an empty one.
     """
@@ -265,7 +261,6 @@ def running(*flags: str, folder: Path | None = None) -> Iterator[Server]:
     """A PostgreSQL for the length of the block, ready when it begins, with the database and the role `mq`.
 
     Args:
-        flags: of its command line.
         folder: for what it keeps; where it is None, in memory if that can be: killing servers cuts no power.
     """
     if folder is None and os.path.isdir(MEMORY):

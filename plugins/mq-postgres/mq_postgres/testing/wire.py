@@ -24,10 +24,7 @@ class Wire:
     Attributes:
         port: where the client connects, on 127.0.0.1.
         asks: so many more messages of the client's pass before the wire is cut; None for all.
-        answers: the same of the server's.
         is_down: no connection gets through.
-        cuts: how often it was cut.
-        stays_cut: a cut takes the wire down.
 
     Args:
         server_port: of the server, on 127.0.0.1.
