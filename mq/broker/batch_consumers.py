@@ -172,9 +172,6 @@ class BatchConsumers:
 
     async def load(self, queues: Mapping[str, QueueIndex]) -> None:
         """Load the consumers' records, and have their claims hold their messages. Called before anything is handed out.
-
-        Raises:
-            StorageError: it cannot be read.
         """
         if self._others_move:
             return
@@ -1112,11 +1109,7 @@ class ConsumerRecords:
         self._known: dict[str, dict[str, BatchConsumer]] = {}
 
     async def load(self, queues: Mapping[str, QueueIndex]) -> None:
-        """Load the records, and drop those of deleted queues.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
+        """Load the records, and drop those of deleted queues."""
         damaged = {damage.key for damage in damages_of(self._storage, QUEUE_RECORD)}
         for key, record in (await self._storage.records(KIND)).items():
             queue, _, name = key.partition("/")

@@ -29,11 +29,7 @@ class BodyLoader:
         self._one_at_a_time = trio.Lock()
 
     async def load(self, index: QueueIndex) -> None:
-        """Load the queue's body stats, until no body is unread.
-
-        Raises:
-            StorageError: the bodies cannot be read.
-        """
+        """Load the queue's body stats, until no body is unread."""
         while index.bodies is None or not index.bodies.is_listed or index.bodies.unread:
             async with self._one_at_a_time:
                 await self._load_some(index)

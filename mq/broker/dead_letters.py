@@ -103,11 +103,7 @@ class DeadLetters:
             self.forget(id)
 
     async def learn(self, entries: Iterable[Entry]) -> None:
-        """Load the histories of messages that a peer has dead-lettered.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
+        """Load the histories of messages that a peer has dead-lettered."""
         if self._is_shared and any(self._is_unknown(entry) for entry in entries):
             await self._load()
 

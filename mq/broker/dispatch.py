@@ -334,11 +334,7 @@ class FetchWorker:
         return assignments, portions
 
     async def _prepare(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
-        """Bring the index up to date: for requests that do not wait, and where a later message may come first.
-
-        Raises:
-            StorageError: the store cannot be read.
-        """
+        """Bring the index up to date: for requests that do not wait, and where a later message may come first."""
         if index.deleted or wait_queue.is_empty:
             return
         # A request that waits needs nothing else of this: its queue is called when a message is READY.

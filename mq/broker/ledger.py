@@ -119,11 +119,7 @@ class Ledger(Generic[V]):
         return None if segment is None else segment.get(name)
 
     async def load(self) -> None:
-        """Load the entries of all writers, or load them again where others write.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
+        """Load the entries of all writers, or load them again where others write."""
         records = await self._storage.records(self._kind)
         for name in sorted(records, key=_age):
             self._number = max(self._number, _age(name)[0])
@@ -137,11 +133,7 @@ class Ledger(Generic[V]):
             self._let_go(segment)
 
     async def put(self, entries: Mapping[str, V]) -> None:
-        """Put entries; durable on return.
-
-        Raises:
-            StorageError: they may not be durable.
-        """
+        """Put entries; durable on return."""
         self.put_later(entries)
         await self.flush()
 
@@ -174,11 +166,7 @@ class Ledger(Generic[V]):
         return False
 
     async def flush(self) -> None:
-        """Make durable what was put so far.
-
-        Raises:
-            StorageError: it may not be durable.
-        """
+        """Make durable what was put so far."""
         wanted = self._changes
         async with self.writing:
             if self._durable < wanted:

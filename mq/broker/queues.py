@@ -721,7 +721,6 @@ class Declarations:
         Raises:
             Conflict: it cannot be highly available: this daemon is in no cluster.
             InvalidSetting: a setting is unknown or out of its range.
-            StorageError: the store cannot keep it now.
         """
         if is_replicated:
             raise _in_no_cluster(queue)
@@ -746,20 +745,12 @@ class Declarations:
         self._sinks.set(sink)
 
     async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Put a record; durable on return.
-
-        Raises:
-            StorageError: the store cannot keep it now.
-        """
+        """Put a record; durable on return."""
         with self._committer.noting_failure():
             await put_record(self._storage, kind, key, value)
 
     async def drop(self, kind: str, key: str) -> None:
-        """Drop a record; durable on return.
-
-        Raises:
-            StorageError: the store cannot drop it now.
-        """
+        """Drop a record; durable on return."""
         with self._committer.noting_failure():
             await drop_record(self._storage, kind, key)
 

@@ -125,7 +125,6 @@ def make_certificate(folder: Path, names: tuple[str, ...], days: int) -> tuple[P
 
     Raises:
         FileExistsError: one of them is there. Nothing was changed.
-        OSError: the folder cannot be written.
         NoCertificate: there is no ``openssl``, or it failed.
     """
     if not folder.exists():

@@ -117,7 +117,6 @@ class ClusterBroker(Forwarding):
 
         Raises:
             NotServed: there is no leader.
-            MQError: what it raises.
         """
         return await self._remote.ask_guest(method, *args)
 

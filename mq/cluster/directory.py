@@ -28,7 +28,6 @@ class Leader(Protocol):
 
         Raises:
             NotServed: not any more; it may have been done.
-            MQError: what the method raises.
         """
 
     def end_exclusion(self, number: int) -> None:

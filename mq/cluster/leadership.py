@@ -77,11 +77,7 @@ class Guest(Protocol):
     """What lives with a leadership: it works over its broker, and nodes ask it."""
 
     async def answer(self, method: str, args: Sequence[Any]) -> Any:
-        """The answer to what a node asks, JSON.
-
-        Raises:
-            MQError: whatever it likes.
-        """
+        """The answer to what a node asks, JSON."""
 
 
 class NoGuest:
@@ -144,7 +140,6 @@ class Leadership:
         Raises:
             NotServed: the term is over.
             ServiceLost: it ended meanwhile.
-            MQError: what the method raises.
         """
         self._check()
         with self._guarded(shield=_finishes(method)) as scope:

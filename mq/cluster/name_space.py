@@ -201,11 +201,7 @@ class Names:
     # Keeping up
 
     async def load(self) -> None:
-        """Load the names that this node knew when it ended.
-
-        Raises:
-            StorageError: the root cannot be read.
-        """
+        """Load the names that this node knew when it ended."""
         root = (await self._local.records(ROOT)).get(self._node, {})
         self.was_member = root.get("coordinator") == self._cluster
         for queue, record in (await self._local.records(ELSEWHERE)).items():

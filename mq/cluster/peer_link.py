@@ -292,11 +292,7 @@ class MovedNeighbors:
         self._local = local
 
     async def load(self, filed: Collection[Neighbor]) -> Mapping[Neighbor, Neighbor]:
-        """New places by those of the file. What was said of places that the file has no more is forgotten.
-
-        Raises:
-            StorageError: the root cannot be read.
-        """
+        """New places by those of the file. What was said of places that the file has no more is forgotten."""
         places = {str(neighbor): neighbor for neighbor in filed}
         found = {}
         for key, value in (await self._local.records(MOVED)).items():
@@ -307,11 +303,7 @@ class MovedNeighbors:
         return found
 
     async def put(self, filed: Neighbor, now: Neighbor) -> None:
-        """Keep a new place.
-
-        Raises:
-            StorageError: not now.
-        """
+        """Keep a new place."""
         if filed == now:
             await self._local.drop(MOVED, str(filed))
         else:

@@ -119,7 +119,6 @@ class OpenBodies:
 
         Raises:
             CorruptMessage: the bytes are not those that were published.
-            StorageError: they cannot be read.
         """
         if number not in self._open:
             raise StorageError("the body of the message is no longer available. Fetch the message again")

@@ -47,11 +47,7 @@ class RecordKeeper:
         self._number = 0
 
     async def load(self) -> None:
-        """Read what there is, and drop bindings to queues that are gone.
-
-        Raises:
-            StorageError: not now.
-        """
+        """Read what there is, and drop bindings to queues that are gone."""
         self._exchanges = dict(await self._store.records(EXCHANGE))
         self._bindings = {key: Binding.stored(value) for key, value in (await self._store.records(BINDING)).items()}
         self._users = dict(await self._store.records(USER))
@@ -71,7 +67,6 @@ class RecordKeeper:
         Raises:
             Conflict: an exchange is there as another one; or an end of a binding is not there.
             NoSuchQueue: the queue of a binding is not there.
-            StorageError: not now.
         """
         async with self._changing:
             new = [each for each in (DurableRecord(*put) for put in puts) if not self._has(each)]
@@ -88,7 +83,6 @@ class RecordKeeper:
 
         Raises:
             NoSuchQueue: it is not there.
-            StorageError: not now.
         """
         async with self._changing:
             bound = [key for key, binding in self._bindings.items() if binding.queue == queue]

@@ -68,11 +68,7 @@ class SharedRecords:
         self._told_users = told
 
     async def load(self) -> None:
-        """Load the records that this node knew when it ended.
-
-        Raises:
-            StorageError: the root cannot be read.
-        """
+        """Load the records that this node knew when it ended."""
         for kept in (await self._local.records(SHARED)).values():
             self.records[kept["kind"], kept["key"]] = DurableRecord(kept["kind"], kept["key"], kept["value"])
         for name, table in (await self._local.records(KNOWN_USER)).items():

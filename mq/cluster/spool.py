@@ -55,11 +55,7 @@ class SpooledBody(Upload):
         self._file = file
 
     async def pieces(self) -> AsyncGenerator[bytes]:
-        """The body from its beginning, as often as that is asked for.
-
-        Raises:
-            StorageError: the file cannot be read.
-        """
+        """The body from its beginning, as often as that is asked for."""
         for start in range(0, self.size, PIECE_BYTES):
             yield await _done(os.pread, self._file.fileno(), PIECE_BYTES, start)
 
@@ -81,7 +77,6 @@ async def spool(chunks: AsyncIterable[bytes], folder: str) -> SpooledBody:
 
     Raises:
         StorageFull: there is no room.
-        StorageError: the file cannot be written.
     """
     file = cast(BinaryIO, await _done(_open, folder))
     size, digest, waiting = 0, hashlib.sha256(), bytearray()

@@ -39,7 +39,6 @@ class LeaderSchedules:
 
         Raises:
             CallerError: there is nothing of that name to ask; or as :class:`~mq.schedules.scheduler.Scheduler`.
-            StorageError: not now.
         """
         if method == ALL:
             return [_as_json(self._scheduler.status(name)) for name in self._scheduler.names()]
@@ -77,11 +76,7 @@ class ClusterSchedules:
 
     @asynccontextmanager
     async def leading(self, broker: BrokerAPI) -> AsyncIterator[LeaderSchedules]:
-        """Keep and fire them over the leader's broker, for the length of the block.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
+        """Keep and fire them over the leader's broker, for the length of the block."""
         scheduler = Scheduler(broker, limits=self._limits)
         scheduler.fates = self.fates
         await scheduler.load()

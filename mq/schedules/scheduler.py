@@ -183,11 +183,7 @@ class Scheduler:
         return len(self._plans)
 
     async def load(self) -> None:
-        """Take up what is in the store. Call it once, before all else.
-
-        Raises:
-            StorageError: it cannot be read.
-        """
+        """Take up what is in the store. Call it once, before all else."""
         records = await self._broker.declarations.records(KIND)
         async for name, record in turns.in_turns(records.items(), _INSTANT):
             try:
@@ -220,7 +216,6 @@ class Scheduler:
             BodyTooLarge: its message is too long.
             NoSuchQueue: there is no queue for its messages.
             Conflict: none are kept here, or there are too many, or those of its owner publish too much.
-            StorageError: it cannot be kept now.
         """
         if self._refusal:
             raise Conflict(self._refusal)
@@ -256,7 +251,6 @@ class Scheduler:
 
         Raises:
             NoSuchSchedule: there is none of that name.
-            StorageError: it cannot be deleted now.
         """
         async with self._changing:
             plan = self._plan(name)
@@ -566,11 +560,7 @@ class Progress:
         self._segments: dict[str, dict[str, Firing]] = defaultdict(dict)
 
     async def load(self, names: Iterable[str]) -> None:
-        """Read the last firings of schedules; what is noted of others is forgotten.
-
-        Raises:
-            StorageError: they cannot be read.
-        """
+        """Read the last firings of schedules; what is noted of others is forgotten."""
         records = await self._broker.declarations.records(FIRINGS)
         async for name in turns.in_turns(names, turns.LIGHT):
             value = records.get(_segment(name), {}).get(name)

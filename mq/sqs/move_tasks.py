@@ -141,7 +141,6 @@ class MoveTasks:
 
         Raises:
             SqsError: one of that queue is running, or too many queues have some.
-            StorageError: it cannot be kept now.
         """
         self._admit(task)
         if self._is_kept:

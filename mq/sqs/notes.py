@@ -80,7 +80,6 @@ class NoteBook:
             NoSuchQueue: it does not exist.
             InvalidSetting: a setting is out of its range, or two contradict each other.
             Conflict: a setting that cannot be kept here and now.
-            StorageError: they cannot be kept now.
         """
         try:
             await self._broker.change_settings(queue, patch)

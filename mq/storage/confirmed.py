@@ -24,11 +24,7 @@ class LastConfirmed(Protocol):
     """Keeps the number of the last change that each store has confirmed."""
 
     async def recall(self, store: str) -> int:
-        """The number for a store, by its name; 0 where there is none.
-
-        Raises:
-            StorageError: it cannot be read now.
-        """
+        """The number for a store, by its name; 0 where there is none."""
 
     def note(self, store: str, number: int) -> None:
         """Keep a number, soon. From any thread, one at a time; it does not wait."""

@@ -51,7 +51,6 @@ class FolderPublisher:
 
         Raises:
             QueueFull: the capacity is reached.
-            OSError: it is not published.
             StorageFailed: a sync failed.
         """
         self._view.refresh()

@@ -45,7 +45,6 @@ class FolderView:
         """Make the index what the folder is at some instant during this call.
 
         Raises:
-            OSError: the folder cannot be listed.
             FolderLeft: it is not at its path any more.
         """
         try:

@@ -48,11 +48,7 @@ LONGEST_TEXT: Final = 1000
 
 
 async def previews_of(seen: Sequence[Seen]) -> list[dict[str, Any]]:
-    """The previews of messages, as JSON. Closes their bodies.
-
-    Raises:
-        StorageError: they cannot be read.
-    """
+    """The previews of messages, as JSON. Closes their bodies."""
     try:
         return [await _preview(each) async for each in turns.in_turns(seen, turns.FRAME)]
     finally:

@@ -212,7 +212,6 @@ class MessagePage:
         Raises:
             NoMemory: others have the memory for them; all are closed.
             BodyTooLarge: one takes more than all the memory there is; so are they.
-            StorageError: they cannot be read; so are they.
         """
         before: int | None = None
         for position, (message, state, sequence, at_ms, _) in enumerate(seen):
