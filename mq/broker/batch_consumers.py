@@ -171,8 +171,7 @@ class BatchConsumers:
         self._others_move = core.config.others_move
 
     async def load(self, queues: Mapping[str, QueueIndex]) -> None:
-        """Load the consumers' records, and have their claims hold their messages. Called before anything is handed out.
-        """
+        """Load the consumers' records, and have their claims hold their messages. Called before the first delivery."""
         if self._others_move:
             return
         await self._consumers.load(queues)
