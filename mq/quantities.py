@@ -7,6 +7,7 @@ import re
 from typing import Final
 
 DURATION_EXAMPLES: Final = "30, 1.5h, 10m or 7d"
+SIZE_EXAMPLES: Final = "65536, 64KiB or 10MB"
 
 _DURATION: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w)?", re.ASCII)
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
@@ -57,8 +58,17 @@ def parse_size(text: str) -> int:
     matched = _SIZE.fullmatch(text.strip())
     factor = None if matched is None else _BYTES.get(matched[2].lower())
     if matched is None or factor is None:
-        raise ValueError(f"{text!r} is not a valid size. Use a value such as 65536, 64KiB or 10MB")
+        raise ValueError(f"{text!r} is not a valid size. Use a value such as {SIZE_EXAMPLES}")
     size = float(matched[1]) * factor if "." in matched[1] else int(matched[1]) * factor
     if size != int(size):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(size)
+
+
+def show_size(size: int) -> str:
+    """Return a number of bytes in the largest unit that divides it, such as ``64KiB``."""
+    for unit in ("TiB", "TB", "GiB", "GB", "MiB", "MB", "KiB"):
+        factor = _BYTES[unit.lower()]
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return "1 byte" if size == 1 else str(size)

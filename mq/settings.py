@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from mq.errors import InvalidSetting
 from mq.log_lines import FORMATS, LEVELS
 from mq.message import shorten
-from mq.quantities import DURATION_EXAMPLES, parse_duration, parse_size, show_duration
+from mq.quantities import DURATION_EXAMPLES, SIZE_EXAMPLES, parse_duration, parse_size, show_duration, show_size
 
 try:
     _users: ModuleType | None = importlib.import_module("pwd")
@@ -111,7 +111,7 @@ def _size(high: int) -> ValueKind:
             raise ValueError
         return number
 
-    return ValueKind(parse, f"a size from 1 to {high} bytes, such as 65536, 64KiB or 10MB", "SIZE")
+    return ValueKind(parse, f"a size from {show_size(1)} to {show_size(high)}, such as {SIZE_EXAMPLES}", "SIZE")
 
 
 def _parse_text(value: object) -> str:

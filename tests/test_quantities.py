@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.quantities import parse_duration, parse_size, show_duration
+from mq.quantities import parse_duration, parse_size, show_duration, show_size
 
 
 def test_a_duration_is_a_number_of_seconds_or_has_a_unit() -> None:
@@ -45,3 +45,8 @@ def test_a_size_is_a_number_of_bytes_or_has_a_unit() -> None:
 def test_anything_else_is_not_a_size(text: str) -> None:
     with pytest.raises(ValueError, match="not a"):
         parse_size(text)
+
+
+def test_a_size_is_shown_in_the_largest_unit_that_divides_it() -> None:
+    shown = {0: "0", 1: "1 byte", 1000: "1000", 1024: "1KiB", 10**7: "10MB", 3 << 30: "3GiB", 10**18: "1000000TB"}
+    assert {size: show_size(size) for size in shown} == shown

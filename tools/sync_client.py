@@ -29,7 +29,7 @@ TEXTS: Final = (
     ("import anyio\nimport httpx\n", "import httpx\n"),
     ("AsyncBody, Call, Source, asynchronous, given", "Call, Source, SyncBody, given"),
     ("anyio.current_time()", "time.monotonic()"),
-    (", anyio.move_on_after(GIVING_BACK.patience, shield=True)", ""),
+    (", anyio.move_on_after(float(GIVING_BACK.patience), shield=True)", ""),
     ("Tasks may share it.", "Threads may share it."),
     ("an asynchronous context manager", "a context manager"),
 )

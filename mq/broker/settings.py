@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from mq.broker.config import LONGEST_LEASE_SECONDS
 from mq.errors import InvalidName, InvalidSetting
 from mq.message import QUEUE_NAME_PATTERN, QueueName, shorten
-from mq.quantities import DURATION_EXAMPLES, parse_duration, show_duration
+from mq.quantities import DURATION_EXAMPLES, SIZE_EXAMPLES, parse_duration, parse_size, show_duration, show_size
 
 SHORTEST_SECONDS: Final = 0.001
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
@@ -75,6 +75,18 @@ def count(high: int, low: int = 1) -> SettingKind:
 
     return SettingKind(
         parse, f"a whole number from {low} to {high}", {"type": "integer", "minimum": low, "maximum": high}
+    )
+
+
+def size(high: int, low: int = 0) -> SettingKind:
+    """The kind of a size from `low` to `high` bytes: a number of bytes, or text such as ``64KiB``."""
+    plain = count(high, low)
+
+    def parse(value: Any) -> int:
+        return plain.parse(parse_size(value) if isinstance(value, str) else value)  # type: ignore[no-any-return]
+
+    return SettingKind(
+        parse, f"a size from {show_size(low)} to {show_size(high)}, such as {SIZE_EXAMPLES}", plain.schema
     )
 
 
@@ -167,7 +179,7 @@ class QueueSettings:
     delay: float = _setting(0.0, DELAY)
     ttl: float | None = _setting(None, TTL)
     max_messages: int | None = _setting(None, count(10**12, 0))
-    max_bytes: int | None = _setting(None, count(10**18, 0))
+    max_bytes: int | None = _setting(None, size(10**18))
     overflow: str = _setting(REJECT, _OVERFLOW)
     max_receives: int | None = _setting(None, count(10**6))
     dead_letter_queue: str | None = _setting(None, QUEUE)

@@ -112,7 +112,7 @@ async def _bench(results: list[Timed], remote: Remote, seconds: float, clients: 
                     had = [Timed(verb, spent, load.latencies[verb]) for verb in verbs]
                     results += [timed for timed in had if is_whole or timed.latencies]
         finally:
-            await _delete(client, queue, remote.access.timeout)
+            await _delete(client, queue, float(remote.access.timeout))
 
 
 async def _delete(client: AsyncClient, queue: str, seconds: float) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, Unpack
 import anyio
 import httpx
 
-from mq.client import codec, requests
+from mq.client import requests
 from mq.client.calls import Answer, AsyncBody, Call, Source, asynchronous, given
 from mq.client.errors import ClientError, Refused, Requeue, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, AsyncLease
@@ -37,6 +37,7 @@ from mq.client.values import (
     QueueSettings,
     Received,
     Redriven,
+    duration,
 )
 
 T = TypeVar("T")
@@ -380,7 +381,7 @@ class AsyncClient:
         Raises:
             LeaseLost: the lease was lost, or `max_handling` was over, before the message could be removed.
         """
-        async with AsyncLease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
+        async with AsyncLease(message, self._renew, duration("max_handling", max_handling)) as lease:
             try:
                 with self._spans.processing(message), lease.guard():
                     yield lease
@@ -400,7 +401,7 @@ class AsyncClient:
         self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
     ) -> AsyncIterator[AsyncLease]:
         """Renew the lease of a message while the block runs, and leave it leased. As :meth:`handling` else."""
-        async with AsyncLease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
+        async with AsyncLease(message, self._renew, duration("max_handling", max_handling)) as lease:
             with lease.guard():
                 yield lease
             lease.check()
@@ -641,7 +642,7 @@ class AsyncClient:
         call = requests.requeue(message.queue, message.id, message.receipt, delay, reason)
         settling = self._spans.settling("nack", message.queue, [message])
         # If this fails, the lease ends by itself.
-        with contextlib.suppress(ClientError), anyio.move_on_after(GIVING_BACK.patience, shield=True), settling:
+        with contextlib.suppress(ClientError), anyio.move_on_after(float(GIVING_BACK.patience), shield=True), settling:
             await self._run(call, GIVING_BACK)
 
     async def _renew(self, message: Head, seconds: float, limit: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from http.client import TOO_MANY_REQUESTS
 from typing import Any, Final, Generic, NamedTuple, TypeVar
@@ -195,12 +195,18 @@ class Given(NamedTuple):
 
 
 def given(body: AsyncBody) -> Given:
-    """The body that a caller gave."""
+    """The body that a caller gave.
+
+    Raises:
+        TypeError: it is neither bytes nor text, nor chunks of bytes.
+    """
     if isinstance(body, str):
         return Given(body.encode(), None, _TEXT)
     if isinstance(body, bytes | bytearray | memoryview):
         return Given(bytes(body))
     if isinstance(body, Mapping) or not (callable(body) or hasattr(body, "__iter__") or hasattr(body, "__aiter__")):
+        raise not_a_body(body)
+    if isinstance(body, Collection) and not all(isinstance(chunk, bytes) for chunk in body):
         raise not_a_body(body)
     if callable(body):
         return Given(b"", Source(body, is_repeatable=True))

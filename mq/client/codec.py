@@ -5,15 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from mq.client.calls import Answer
 from mq.client.errors import UnexpectedResponse
-from mq.client.values import DeadLetterEvent, Duration, Head, Outcome, Outgoing, Page, Queue, Received
-from mq.quantities import DURATION_EXAMPLES, parse_duration
+from mq.client.values import DeadLetterEvent, Duration, Head, Outcome, Outgoing, Page, Queue, Received, duration
 
 H = TypeVar("H", bound=Head)
 
@@ -22,25 +20,6 @@ ATTRIBUTE: Final = "x-message-attribute-"
 TRACE_NAMES: Final = ("traceparent", "tracestate")
 """Attributes with the trace that a message belongs to (W3C Trace Context)."""
 _COUNTS: Final = frozenset({"name", "ready", "leased", "delayed", "oldest_seconds", "consumers", "store"})
-
-
-def duration(name: str, value: Duration) -> float:
-    """Return the seconds of a duration.
-
-    Args:
-        name: the parameter's, for errors.
-        value: a number of seconds, or text such as ``10m``.
-
-    Raises:
-        ValueError: the value is negative, or not a duration.
-    """
-    try:
-        number = parse_duration(value) if isinstance(value, str) else value
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{name} must be a number of seconds or text such as {DURATION_EXAMPLES}, not {value!r}")
-    return number
 
 
 def seconds(name: str, value: Duration) -> str:
@@ -52,8 +31,11 @@ def time(at: datetime) -> str:
     """A time as the protocol writes it.
 
     Raises:
+        TypeError: it is not a datetime.
         ValueError: it does not say its zone.
     """
+    if not isinstance(at, datetime):
+        raise TypeError(f"at must be a datetime with a time zone, not {at!r}. Use datetime.fromisoformat() for text")
     if at.utcoffset() is None:
         raise ValueError(f"{at!r} has no time zone. Use tzinfo=UTC, or .astimezone() for local time")
     return at.astimezone(UTC).isoformat()
@@ -76,8 +58,15 @@ def outgoing_headers(message: Outgoing) -> tuple[tuple[str, str], ...]:
         headers.append(("x-message-group", message.group))
     if message.key is not None:
         headers.append(("idempotency-key", message.key))
-    headers.extend((ATTRIBUTE + name, value) for name, value in message.attributes.items())
+    headers.extend((ATTRIBUTE + name, value) for name, value in _attributes(message).items())
     return tuple(headers)
+
+
+def _attributes(message: Outgoing) -> dict[str, str]:
+    for name, value in message.attributes.items():
+        if not isinstance(value, str):
+            raise TypeError(f"attribute {name!r} must be text, not {type(value).__name__}. Use str(value)")
+    return dict(message.attributes)
 
 
 def outgoing_line(message: Outgoing) -> bytes:
@@ -95,7 +84,7 @@ def outgoing_members(message: Outgoing) -> dict[str, Any]:
     if message.at is not None:
         entry["at"] = time(message.at)
     if message.attributes:
-        entry["attributes"] = dict(message.attributes)
+        entry["attributes"] = _attributes(message)
     return entry
 
 
@@ -106,10 +95,11 @@ def json_line(value: Mapping[str, Any]) -> bytes:
 
 def body_members(body: bytes | str) -> Mapping[str, str]:
     """A body as members of a JSON object: as text where it is UTF-8, else in base64."""
+    if isinstance(body, str):
+        return {"body": body}
     try:
-        return {"body": body.decode() if isinstance(body, bytes) else body}
+        return {"body": bytes(body).decode()}  # of a bytearray or memoryview, too
     except UnicodeDecodeError:
-        assert isinstance(body, bytes)
         return {"base64": base64.b64encode(body).decode()}
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from mq.client import codec
 from mq.client.calls import Again, Answer, Call, Source, nothing
 from mq.client.errors import Refused, UnexpectedResponse
-from mq.client.values import Duration, Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven
+from mq.client.values import Duration, Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven, duration
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
@@ -97,7 +97,7 @@ def _fetch(
     return Call(
         method="GET",
         target=_target(queue, "messages", **_fetching(wait, visibility)),
-        wait=codec.duration("wait", wait),
+        wait=duration("wait", wait),
         read=lambda answer: None if answer.status == 204 else read(answer),
     )
 
@@ -108,7 +108,7 @@ def fetch_many(queue: str, limit: int, wait: Duration, visibility: Duration | No
         method="GET",
         target=_target(queue, "messages", max=str(limit), **_fetching(wait, visibility)),
         headers=(("accept", codec.JSON_LINES),),
-        wait=codec.duration("wait", wait),
+        wait=duration("wait", wait),
         read=lambda answer: codec.received_lines(queue, answer),
     )
 
@@ -153,13 +153,13 @@ def remove_batch(queue: str, messages: Sequence[str | Head]) -> Call[list[Outcom
 
 def extend(queue: str, id: str, receipt: str, visibility: Duration) -> Call[None]:
     """Let the lease end `visibility` seconds from now; at once for 0."""
-    call = _change(queue, id, receipt, {"visibility": codec.duration("visibility", visibility)})
-    return call if codec.duration("visibility", visibility) else replace(call, gone=_GIVEN_BACK)
+    call = _change(queue, id, receipt, {"visibility": duration("visibility", visibility)})
+    return call if duration("visibility", visibility) else replace(call, gone=_GIVEN_BACK)
 
 
 def requeue(queue: str, id: str, receipt: str, delay: Duration | None, reason: str = "") -> Call[None]:
     """Give a leased message back, to be handed out again after `delay` seconds; None for as long as its queue says."""
-    wanted: dict[str, Any] = {"delay": None if delay is None else codec.duration("delay", delay)}
+    wanted: dict[str, Any] = {"delay": None if delay is None else duration("delay", delay)}
     if reason:
         wanted["reason"] = reason[:LONGEST_REASON].encode("utf-8", "replace").decode()
     return replace(_change(queue, id, receipt, wanted), gone=_GIVEN_BACK)
@@ -173,7 +173,7 @@ def reschedule(queue: str, id: str, delay: Duration | None, at: datetime | None)
     """
     if (delay is None) == (at is None):
         raise ValueError("use either delay or at, not both")
-    wanted = {"at": codec.time(at)} if at is not None else {"delay": codec.duration("delay", delay or 0.0)}
+    wanted = {"at": codec.time(at)} if at is not None else {"delay": duration("delay", delay or 0.0)}
     call = _change(queue, id, "", wanted)
     return replace(call, headers=(*call.headers, ("if-none-match", "*")))
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, Final
 
 from mq.client.calls import Again, Answer, Call, Source, changed_nothing
+from mq.client.values import Duration, duration
 
 _BUSY: Final = frozenset({429, 502, 503, 504})
 """Statuses that may pass. 502 and 504 are not mq's: a proxy could not reach it."""
@@ -24,14 +25,21 @@ class Retry:
     """How long, and after which pauses, a client tries again.
 
     Attributes:
-        patience: seconds, from the first try on, after which no other one begins; 0 never tries again.
-        first: seconds of the first pause at the most; each next one may be twice as long, ...
+        patience: how long after the first try another may begin; 0 never tries again.
+        first: the longest first pause; each further pause may be twice as long, ...
         longest: ... and none is longer than this, unless the daemon's Retry-After asks for more.
+
+    Raises:
+        TypeError, ValueError: a value is not a duration.
     """
 
-    patience: float = 60.0
-    first: float = 0.1
-    longest: float = 10.0
+    patience: Duration = 60.0
+    first: Duration = 0.1
+    longest: Duration = 10.0
+
+    def __post_init__(self) -> None:
+        for name in ("patience", "first", "longest"):
+            object.__setattr__(self, name, duration(name, getattr(self, name)))
 
 
 ONCE: Final = Retry(patience=0.0)
@@ -105,10 +113,10 @@ class Tries:
         return self._pause(None)
 
     def _pause(self, asked: float | None) -> float | None:
-        ceiling = min(self._retry.longest, self._retry.first * 2 ** min(self._count, _LARGEST_EXPONENT))
+        ceiling = min(float(self._retry.longest), float(self._retry.first) * 2 ** min(self._count, _LARGEST_EXPONENT))
         self._count += 1
         pause = self._random.uniform(0, ceiling) if asked is None else asked + self._random.uniform(0, ceiling)
-        return pause if self._clock() + pause - self._begun < self._retry.patience else None
+        return pause if self._clock() + pause - self._begun < float(self._retry.patience) else None
 
     def _retry_after(self, answer: Answer) -> float | None:
         """RFC 9110, section 10.2.3: seconds, or a date."""

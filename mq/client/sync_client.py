@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import httpx
 
-from mq.client import codec, requests
+from mq.client import requests
 from mq.client.calls import Answer, Call, Source, SyncBody, given
 from mq.client.errors import ClientError, Refused, Requeue, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, Lease
@@ -37,6 +37,7 @@ from mq.client.values import (
     QueueSettings,
     Received,
     Redriven,
+    duration,
 )
 
 T = TypeVar("T")
@@ -376,7 +377,7 @@ class Client:
         Raises:
             LeaseLost: the lease was lost, or `max_handling` was over, before the message could be removed.
         """
-        with Lease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
+        with Lease(message, self._renew, duration("max_handling", max_handling)) as lease:
             try:
                 with self._spans.processing(message), lease.guard():
                     yield lease
@@ -396,7 +397,7 @@ class Client:
         self, message: Head, *, max_handling: Duration = MAX_HANDLING_SECONDS
     ) -> Iterator[Lease]:
         """Renew the lease of a message while the block runs, and leave it leased. As :meth:`handling` else."""
-        with Lease(message, self._renew, codec.duration("max_handling", max_handling)) as lease:
+        with Lease(message, self._renew, duration("max_handling", max_handling)) as lease:
             with lease.guard():
                 yield lease
             lease.check()

@@ -13,6 +13,7 @@ import httpx
 
 from mq.client.calls import Answer, Call
 from mq.client.errors import ClientError, Interrupted, Unreachable
+from mq.client.values import Duration, duration
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
 _NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
@@ -28,10 +29,12 @@ class Access:
         user: name and password for ``Authorization: Basic``; None for none.
         ca: a PEM file of the authorities to trust; None for the system's.
         certificate: a PEM file with the client's own certificate and its key, for a daemon that asks for one.
-        timeout: seconds to wait for a connection, for room to send, and, beyond what was asked for, for an answer.
+        timeout: how long to wait for a connection, for room to send, and, beyond what was asked for, for an answer.
 
     Raises:
-        ValueError: the URL is none, or there are two kinds of credentials; in :meth:`options`, a PEM file is none.
+        TypeError: the timeout is neither a number nor text.
+        ValueError: the URL or the timeout is not valid, or there are two kinds of credentials; in :meth:`options`, a
+            PEM file cannot be used.
     """
 
     url: str = DEFAULT_URL
@@ -39,7 +42,7 @@ class Access:
     user: tuple[str, str] | None = field(default=None, repr=False)
     ca: str | Path | None = None
     certificate: str | Path | None = None
-    timeout: float = 30.0
+    timeout: Duration = 30.0
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -53,6 +56,7 @@ class Access:
             )
         if self.token and self.user:
             raise ValueError("use either a token or a user name and password")
+        object.__setattr__(self, "timeout", duration("timeout", self.timeout))
 
     def options(self) -> dict[str, Any]:
         """Arguments of an httpx client. Proxies and passwords from the environment are left alone.
@@ -83,7 +87,7 @@ class Access:
 
     def request(self, call: Call[Any], content: Any) -> dict[str, Any]:
         """Arguments of httpx's ``build_request``."""
-        seconds = self.timeout if call.timeout is None else call.timeout
+        seconds = float(self.timeout) if call.timeout is None else call.timeout
         return {
             "method": call.method,
             "url": call.target,

@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias, TypedDict
 
+from mq.quantities import DURATION_EXAMPLES, parse_duration
+
 Duration: TypeAlias = float | str
 """A number of seconds, or text with a unit, such as ``1.5h`` or ``10m``."""
+
+
+def duration(name: str, value: Duration) -> float:
+    """Return the seconds of a duration.
+
+    Args:
+        name: the parameter's, for errors.
+        value: a number of seconds, or text such as ``10m``.
+
+    Raises:
+        TypeError: the value is neither a number nor text.
+        ValueError: the value is negative, or not a duration.
+    """
+    wrong = f"{name} must be a number of seconds or text such as {DURATION_EXAMPLES}, not {value!r}"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(wrong)
+    try:
+        number = parse_duration(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError(wrong) from None
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(wrong)
+    return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,24 +205,27 @@ class Redriven:
 
 
 class QueueSettings(TypedDict, total=False):
-    """The settings of a queue: seconds, messages, bytes, words. None is the default. docs/http.md explains each."""
+    """The settings of a queue; None resets one to its default. A size is a number of bytes, or text such as ``64KiB``.
 
-    visibility: float | None
-    delay: float | None
-    ttl: float | None
+    docs/http.md explains each.
+    """
+
+    visibility: Duration | None
+    delay: Duration | None
+    ttl: Duration | None
     max_messages: int | None
-    max_bytes: int | None
+    max_bytes: int | str | None
     overflow: str | None
     max_receives: int | None
     dead_letter_queue: str | None
     unique: bool | None
     paused: bool | None
     publish_paused: bool | None
-    key_window: float | None
-    retry_delay: float | None
+    key_window: Duration | None
+    retry_delay: Duration | None
     retry_factor: float | None
     retry_jitter: float | None
-    retry_max: float | None
+    retry_max: Duration | None
     max_priority: int | None
     groups: bool | None
 

@@ -15,7 +15,7 @@ from mq.broker.api import ColumnsAPI
 from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
 from mq.broker.columns import BrowsedColumns
 from mq.broker.peek import Browsed
-from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count, seconds
+from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count, seconds, size
 from mq.errors import InvalidId, InvalidName, NoSuchQueue
 from mq.message import MESSAGE_ID_PATTERN, QUEUE_NAME_PATTERN, MessageId, QueueName
 from mq.web.batches import preferred
@@ -453,7 +453,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             _EPOCH,
             Parameter("max", count(LARGEST_CLAIM), "maximum number of messages in a new claim", CLAIM_MESSAGES),
             Parameter(
-                "max_bytes", count(_INT64_MAX), "maximum bytes of all bodies together; a single longer body is allowed"
+                "max_bytes",
+                size(_INT64_MAX, 1),
+                "maximum bytes of all bodies together; a single longer body is allowed",
             ),
             Parameter("up_to", _NUMBER, "the largest sequence that a new claim may contain"),
             Parameter("lease", VISIBILITY, "length of the claim's lease in seconds", CLAIM_SECONDS),

@@ -50,8 +50,9 @@ _PATH: Final = {
 _TEXT: Final = (
     f"Headers `{ATTRIBUTE}NAME` of a publish are stored with the message and returned by each fetch: at most "
     f"{MOST_ATTRIBUTES} of them, {LARGEST_ATTRIBUTES_BYTES} bytes in total. HEAD is allowed wherever GET leases "
-    "nothing. Unknown parameters are refused. A duration is a number of seconds or text with a unit: `1.5h`, `10m`. If "
-    "the daemon has users, a request needs the right in `x-right`."
+    "nothing. Unknown parameters are refused. A duration is a number of seconds or text with a unit: `1.5h`, `10m`. A "
+    "size is a number of bytes or text with a unit: `64KiB`, `10MB`. If the daemon has users, a request needs the "
+    "right in `x-right`."
 )
 
 

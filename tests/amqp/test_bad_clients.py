@@ -137,7 +137,7 @@ async def test_a_request_of_http_is_answered_in_http(autojump_clock: MockClock, 
     await client.stream.send_all(b"GET / HTTP/1.1\r\n\r\n")
     answer = await client.stream.receive_some()
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"this is a port of AMQP" in answer
+    assert b"this is an AMQP port" in answer
     assert await client.stream.receive_some() == b""
 
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -14,7 +15,7 @@ import trio
 
 from mq.amqp.wire.errors import WrongProtocol
 from mq.amqp.wire.frames import FrameReader
-from mq.client import BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse
+from mq.client import Access, BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse
 from mq.client.amqp import connect
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
@@ -98,7 +99,48 @@ def test_deleting_a_queue_that_does_not_exist_names_the_nearest(client: Client, 
     assert mq("queue", "delete", "xyz", "--yes").error == 'mq: queue "xyz" does not exist\n'
 
 
-@pytest.mark.parametrize("value", [{"a": 1}, 7, None, 1.5, True])
+def test_a_value_of_another_type_is_refused_by_name(client: Client) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"delay": [1]}, r"delay must be a number of seconds or text such as .*, not \[1\]"),
+        ({"ttl": True}, "ttl must be .*, not True"),
+        ({"delay": timedelta(minutes=5)}, "delay must be .*, not datetime.timedelta"),
+        ({"at": "2030-05-01"}, "at must be a datetime with a time zone, not '2030-05-01'"),
+        ({"attributes": {"tries": 1}}, r"attribute 'tries' must be text, not int. Use str\(value\)"),
+    ]
+    for given, text in wrong:
+        with pytest.raises(TypeError, match=text):
+            client.publish("q", "x", **given)
+    for given, text in wrong[3:]:
+        with pytest.raises(TypeError, match=text):
+            client.publish_many("q", [Outgoing("x", **given)])
+    assert client.queue("q").ready == 0
+
+
+def test_the_clients_own_times_take_durations_with_units() -> None:
+    retry = Retry(patience="1m", first="100ms", longest="1.5m")
+    assert (retry.patience, retry.first, retry.longest) == (60, 0.1, 90)
+    assert Access(timeout="2m").timeout == 120
+    for wrong in ("10y", "", -1):
+        with pytest.raises(ValueError, match="timeout must be a number of seconds or text such as 30"):
+            Access(timeout=wrong)
+        with pytest.raises(ValueError, match="patience must be"):
+            Retry(patience=wrong)
+
+
+def test_the_settings_of_a_queue_take_durations_and_sizes_with_units(client: Client, mq: Mq) -> None:
+    client.configure("q", ttl="7d", retry_max="1.5h", max_bytes="10MB")
+    settings = client.queue("q").settings
+    assert (settings["ttl"], settings["retry_max"], settings["max_bytes"]) == (604_800, 5400, 10_000_000)
+    assert mq("queue", "set", "q", "max_bytes=64KiB").status == 0
+    assert client.queue("q").settings["max_bytes"] == 65_536
+    for wrong in ("10XB", "-1", "", "64Ki"):
+        error = mq("queue", "set", "q", f"max_bytes={wrong}").error
+        assert error == (
+            f'mq: max_bytes must be a size from 0 to 1000000TB, such as 65536, 64KiB or 10MB, not "{wrong}"\n'
+        )
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, 7, None, 1.5, True, [1], [{"a": 1}], ("a", "b"), {1, 2}])
 def test_a_value_that_is_no_body_is_answered_with_json(client: Client, value: Any) -> None:
     with pytest.raises(TypeError, match=r"json\.dumps"):
         client.publish("q", value)
@@ -160,7 +202,7 @@ def test_a_request_of_http_on_the_port_of_amqp_is_answered_with_the_reason() -> 
     with (
         answering(caught.value.answer) as port,
         Client(f"http://127.0.0.1:{port}", retry=Retry(patience=0)) as client,
-        pytest.raises(BadRequest, match="this is a port of AMQP"),
+        pytest.raises(BadRequest, match="this is an AMQP port"),
     ):
         client.queues()
 

@@ -172,7 +172,7 @@ def test_every_number_ends_where_it_says(operation: Operation, parameter: Parame
             read(value)
 
 
-DURATIONS = {"visibility", "delay", "ttl", "key_window", "retry_delay", "retry_max"}
+WITH_UNITS = {"visibility", "delay", "ttl", "key_window", "retry_delay", "retry_max", "max_bytes"}
 
 
 @for_each("name", QueueSettings.kinds())
@@ -185,7 +185,7 @@ def test_every_setting_ends_where_its_schema_says(name: str) -> None:
     if "minimum" in kind.schema:
         step = 1 if kind.schema["type"] == "integer" else kind.schema["minimum"] or 0.001
         bad += [True, kind.schema["minimum"] - step, kind.schema["maximum"] + step]
-        bad.append("-1s" if name in DURATIONS else str(kind.schema["minimum"]))
+        bad.append("-1" if name in WITH_UNITS else str(kind.schema["minimum"]))
     for value in bad:
         with pytest.raises(InvalidSetting, match=name):
             check_value(name, value, kind)

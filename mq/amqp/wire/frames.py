@@ -37,7 +37,7 @@ OVERHEAD: Final = 8
 _HTTP: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) ")
 _TO_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\nconnection: close\r\n\r\n"
-    b'{"status": 400, "detail": "this is a port of AMQP: HTTP is served on another one, usually 8080"}\n'
+    b'{"status": 400, "detail": "this is an AMQP port. HTTP uses another port, usually 8080"}\n'
 )
 _CONTENT_HEADER: Final = struct.Struct(">HHQ")
 _ZEROS: Final[dict[str, Any]] = {"shortstr": "", "longstr": "", "table": {}}

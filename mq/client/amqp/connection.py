@@ -19,6 +19,7 @@ from mq.client.amqp.link import Link
 from mq.client.amqp.protocol import Login, Protocol
 from mq.client.amqp.values import Role
 from mq.client.errors import Unreachable
+from mq.client.values import Duration, duration
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
 LARGEST_BODY: Final = 128 << 20
@@ -90,8 +91,8 @@ async def connect(
     user: tuple[str, str] = ("guest", "guest"),
     ca: str | Path | None = None,
     certificate: str | Path | None = None,
-    timeout: float = 30.0,  # noqa: ASYNC109 - of the opening alone
-    heartbeat: int = 60,
+    timeout: Duration = 30.0,  # noqa: ASYNC109 - of the opening alone
+    heartbeat: Duration = 60,
 ) -> AsyncIterator[AmqpClient]:
     """A connection to a server, for the length of the block. At its end the server requeues what it holds.
 
@@ -100,19 +101,26 @@ async def connect(
         role: what the connection is for. A producer cannot consume, nor a consumer publish.
         ca: a PEM file of the authorities to trust; None for the system's.
         certificate: a PEM file with the client's own certificate and its key, for a server that asks for one.
-        timeout: seconds for all of it: connection, TLS, login.
-        heartbeat: seconds between two, both ways; fewer where the server wants fewer, 0 for none. A server that is
-            silent for two of them counts as dead.
+        timeout: how long the connection, TLS and the login may take together.
+        heartbeat: interval of heartbeats, both ways, in whole seconds; the server may ask for a shorter one, and 0
+            disables them. A server that is silent for two intervals counts as dead.
 
     Raises:
         Unreachable: no server answers in time.
         NotAllowed: the server refuses this user, or this user in this vhost.
         UnexpectedResponse: the peer does not speak AMQP 0-9-1.
-        ValueError: the URL, the role or a PEM file makes no sense.
+        TypeError: a duration is neither a number nor text.
+        ValueError: the URL, the role, a duration or a PEM file is not valid.
     """
     role = Role(role)
     async with connect_link(
-        url, role=role.value, user=user, ca=ca, certificate=certificate, timeout=timeout, heartbeat=heartbeat
+        url,
+        role=role.value,
+        user=user,
+        ca=ca,
+        certificate=certificate,
+        timeout=duration("timeout", timeout),
+        heartbeat=round(duration("heartbeat", heartbeat)),
     ) as link:
         yield AmqpClient(link, role, str(parse(url)))
 
