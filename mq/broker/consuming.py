@@ -182,13 +182,11 @@ class Consumption:
 
     async def _removed(self, entry: Entry) -> bool:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
+        if self._second_names.may_exist:
+            removal = self._second_names.removal(entry)
+            return await self._has_moved(self._begin(removal, Kind.REMOVE, "cannot remove the message"))
         with suppress(NoSuchMessage):
-            if self._second_names.may_exist:
-                await self._begin(
-                    self._second_names.removal(entry), Kind.REMOVE, "cannot remove the message"
-                ).future.get()
-            else:
-                await self._remover.remove([entry], durable=True, strict=True).get()
+            await self._remover.remove([entry], durable=True, strict=True).get()
             return True
         return False
 
@@ -282,12 +280,8 @@ class Consumption:
                 job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
-            try:
-                await job.future.get()
+            if await self._has_moved(job):
                 return
-            except NoSuchMessage:
-                if not self._others_move:
-                    raise
 
     async def reschedule(
         self, index: QueueIndex, id: str, receipt: str | None, seconds: float, at_ms: int | None = None
@@ -321,12 +315,8 @@ class Consumption:
                 job = self._begin(move, Kind.DELAY, "delay the message")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
-            try:
-                await job.future.get()
+            if await self._has_moved(job):
                 return
-            except NoSuchMessage:
-                if not self._others_move:
-                    raise
 
     async def extend(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
         """Let a message's lease end `seconds` from now.
@@ -341,12 +331,8 @@ class Consumption:
                 # A move to the very same name is none: it ends a millisecond later.
                 meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
             job = self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
-            try:
-                await job.future.get()
+            if await self._has_moved(job):
                 return
-            except NoSuchMessage:
-                if not self._others_move:
-                    raise
 
     # Implementation
 
@@ -365,6 +351,16 @@ class Consumption:
         job = MoveJob(self._catalog, move, kind, what, seconds)
         self._jobs.put([job])
         return job
+
+    async def _has_moved(self, job: MoveJob) -> bool:
+        """Wait for a move; False when a peer has moved the message meanwhile."""
+        try:
+            await job.future.get()
+        except NoSuchMessage:
+            if not self._others_move:
+                raise
+            return False
+        return True
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
         entry = await self._locate(index, MessageId(id), receipt, is_leased=True)

@@ -6,7 +6,7 @@ A job changes the catalog itself when it is done, so the catalog is right even i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import trio
@@ -14,7 +14,7 @@ import trio
 from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchTimes, Future
 from mq.broker.config import MARGIN_SECONDS
-from mq.errors import StorageUnsure
+from mq.errors import MQError, NoSuchMessage, StorageUnsure
 from mq.lifecycle import PROTOCOL, Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
 from mq.storage.records import error_of
@@ -29,6 +29,19 @@ def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> l
         return [Unlink(entry, durable=durable) for entry in entries]
     moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
     return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]
+
+
+async def last_error(moves: Iterable[Future[Entry] | Future[None]]) -> MQError | None:
+    """Wait for all of these moves; None if none failed. A message that another move was faster with is no failure."""
+    failed: MQError | None = None
+    for move in moves:
+        try:
+            await move.get()
+        except NoSuchMessage:
+            pass
+        except MQError as error:
+            failed = error
+    return failed
 
 
 class Job(Protocol):

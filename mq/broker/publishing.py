@@ -323,8 +323,8 @@ class Publisher:
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
         check_size(size, self._longest)
         settings = index.settings
-        if settings.publish_paused and not draft.is_dead_letter:
-            raise PublishPaused(f"publishing to queue {index.name} is paused. To resume it, run mq resume {index.name}")
+        if not draft.is_dead_letter:
+            check_resumed(index)
         if draft.group is not None and not (settings.groups or draft.is_group_hint):
             raise Conflict(
                 f"queue {index.name} does not support message groups. Run mq queue set {index.name} "
@@ -334,14 +334,7 @@ class Publisher:
             return
         if settings.max_bytes is not None:
             self._check_fits(index, size)
-        if settings.max_messages is not None and index.counted >= settings.max_messages:
-            raise QueueFull(
-                f"queue {index.name} is full: the maximum of {settings.max_messages} messages has been reached "
-                "(max_messages). Try again later"
-            )
-        bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
-        if settings.max_bytes is not None and bytes_then > settings.max_bytes:
-            raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
+        check_room(index, 1, size)
 
     def _check_fits(self, index: QueueIndex, size: int) -> None:
         """Refuse a body that would not fit in the queue if it were empty."""
@@ -540,6 +533,27 @@ def check_size(size: int, longest: int) -> None:
     """
     if size > longest:
         raise BodyTooLarge(f"the body exceeds the maximum of {longest} bytes")
+
+
+def check_resumed(index: QueueIndex) -> None:
+    """Refuse a publish to a queue whose publishing is paused."""
+    if index.settings.publish_paused:
+        raise PublishPaused(f"publishing to queue {index.name} is paused. To resume it, run mq resume {index.name}")
+
+
+def check_room(index: QueueIndex, messages: int, size: int) -> None:
+    """Refuse messages that would exceed a queue's own limits, by their number or by the bytes of their bodies."""
+    most, most_bytes = index.settings.max_messages, index.settings.max_bytes
+    if most is not None and index.counted + messages > most:
+        excess = (
+            f"the maximum of {most} messages has been reached (max_messages)"
+            if messages == 1
+            else f"another {messages} messages would exceed max_messages"
+        )
+        raise QueueFull(f"queue {index.name} is full: {excess}. Try again later")
+    bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
+    if most_bytes is not None and bytes_then > most_bytes:
+        raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
 
 
 class _Prepared(NamedTuple):

@@ -15,11 +15,12 @@ import trio
 from mq import turns
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
+from mq.broker.commit import Future
 from mq.broker.config import BrokerConfig
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
 from mq.broker.index import QueueIndex, sequence_of
-from mq.broker.jobs import MoveJob
+from mq.broker.jobs import MoveJob, last_error
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import DEFAULTS, REJECT, QueueSettings
 from mq.broker.shared import StoreWatcher
@@ -29,7 +30,6 @@ from mq.errors import (
     InvalidName,
     InvalidSetting,
     MQError,
-    NoSuchMessage,
     NoSuchQueue,
     OverLimit,
     StorageError,
@@ -474,10 +474,11 @@ class Queues:
             StorageError: some are still there.
         """
         # In NEW and DELAYED nothing else tells the messages of two queues of one name apart.
-        futures = [self._upkeep.orphaned(entry) for entry in leftovers if entry.id not in self._catalog.locks]
-        for future in futures:
-            with suppress(NoSuchMessage):
-                await future.get()
+        failed = await last_error(
+            [self._upkeep.orphaned(entry) for entry in leftovers if entry.id not in self._catalog.locks]
+        )
+        if failed is not None:
+            raise failed
 
     async def _make_sure(self, name: str) -> None:
         """Make a queue durable that is there already."""
@@ -519,23 +520,15 @@ class Queues:
         self, index: QueueIndex, moves: Sequence[Move], kind: Kind, what: str, done: set[MessageId]
     ) -> MQError | None:
         """The last error, if there was one."""
-        jobs: list[tuple[MessageId, MoveJob]] = []
+        futures: list[Future[Entry]] = []
         async for some in turns.slices(moves, turns.LIGHT):
-            begun = [
-                (move.entry.id, MoveJob(self._catalog, move, kind, what)) for move in some if self._begin(index, move)
-            ]
-            self._jobs.put([job for _, job in begun])
-            jobs += begun
-        failed: MQError | None = None
-        for id, job in jobs:
-            try:
-                await job.future.get()
-                done.add(id)
-            except NoSuchMessage:
-                pass  # another move was faster
-            except MQError as error:
-                failed = error
-        return failed
+            begun = [MoveJob(self._catalog, move, kind, what) for move in some if self._begin(index, move)]
+            self._jobs.put(begun)
+            futures += [job.future for job in begun]
+        try:
+            return await last_error(futures)
+        finally:
+            done.update(future.value.id for future in futures if future.value is not None)
 
     async def _regroup(self, index: QueueIndex) -> None:
         """Begin or end message groups. A long queue hands out nothing meanwhile; all else goes on."""

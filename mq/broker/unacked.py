@@ -20,7 +20,7 @@ from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
 from mq.broker.dispatch import UnackedDeliverer
 from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex, order_of, priority_of
-from mq.broker.jobs import MoveJob
+from mq.broker.jobs import MoveJob, last_error
 from mq.broker.leases import Leases
 from mq.broker.waiters import FetchRequest, Precedence, Waiters
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
@@ -361,14 +361,7 @@ class Unacked:
             self._forget(each)
             if entry is not None:
                 futures.append(change(entry))
-        failed: MQError | None = None
-        for future in futures:
-            try:
-                await future.get()
-            except NoSuchMessage:
-                pass  # another move was faster
-            except MQError as error:
-                failed = error
+        failed = await last_error(futures)
         if failed is not None:
             raise failed
 

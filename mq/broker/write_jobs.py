@@ -40,7 +40,7 @@ from mq.broker.core import Core
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import removing
 from mq.broker.keys import Keys
-from mq.broker.publishing import Draft, Publisher
+from mq.broker.publishing import Draft, Publisher, check_resumed, check_room
 from mq.broker.settings import REJECT
 from mq.broker.upkeep import Upkeep
 from mq.errors import (
@@ -52,8 +52,6 @@ from mq.errors import (
     MQError,
     NoSuchQueue,
     NotYours,
-    PublishPaused,
-    QueueFull,
     StorageError,
     TooLargeForQueue,
 )
@@ -904,18 +902,9 @@ def _check_open(job: _Job) -> None:
 
 def _check_room(index: QueueIndex, rows: int, size: int) -> None:
     """Refuse a commit for which a queue has no room: once decided, it is not refused any more."""
-    settings = index.settings
-    if settings.publish_paused:
-        raise PublishPaused(f"publishing to queue {index.name} is paused. To resume it, run mq resume {index.name}")
-    if settings.overflow != REJECT:
-        return
-    if settings.max_messages is not None and index.counted + rows > settings.max_messages:
-        raise QueueFull(
-            f"queue {index.name} is full: another {rows} messages would exceed max_messages. Try again later"
-        )
-    then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
-    if settings.max_bytes is not None and then > settings.max_bytes:
-        raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
+    check_resumed(index)
+    if index.settings.overflow == REJECT:
+        check_room(index, rows, size)
 
 
 def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:

@@ -137,9 +137,9 @@ BUGS: Final = {
         "entry.meta.receives <= index.settings.max_receives",
     ),
     "a limit does not count what is being published": Bug(
-        "Publisher._check",
-        "index.counted >= settings.max_messages",
-        "index.counted - index.reserved >= settings.max_messages",
+        "check_room",
+        "index.counted + messages > most",
+        "index.counted - index.reserved + messages > most",
     ),
     "a unique queue does not know what is being published": Bug(
         "Publisher._earlier", "(index, digest) in self._by_digest", "False"
