@@ -66,6 +66,9 @@ class Broker:
     Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of :mod:`mq.errors`
     when the medium refuses; what a method says it did is durable on return. Methods that name a queue raise
     :class:`~mq.errors.NoSuchQueue` where there is none of that name.
+
+    Attributes:
+        storage: the open store. To look at only: a change that passes the broker by is unknown to it.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class Broker:
     ) -> None:
         self.config = config
         self._others_move = config.others_move
-        self._storage = storage
+        self.storage = storage
         self._wiring = wiring = Wiring(storage, config, observers, clock, random)
         self.clock = clock
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
@@ -128,12 +131,12 @@ class Broker:
     @property
     def description(self) -> Description:
         """What the store is."""
-        return self._storage.description
+        return self.storage.description
 
     @property
     def health(self) -> Health | None:
         """What the store knows of damage; None if it finds none by itself."""
-        return health_of(self._storage)
+        return health_of(self.storage)
 
     @property
     def ready(self) -> bool:

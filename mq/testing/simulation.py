@@ -552,7 +552,7 @@ class _Run:
 
     async def _look_over(self, broker: Broker) -> None:
         try:
-            await check_whole(broker._storage)
+            await check_whole(broker.storage)
         except (AssertionError, MQError) as error:
             self.history.violate(f"the store is not whole: {error}")
 

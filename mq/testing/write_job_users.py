@@ -186,7 +186,7 @@ class WriteJobUsers:
             while await self._fetch(queue, patient=True):
                 pass
         await trio.testing.wait_all_tasks_blocked()
-        held = await self._broker._storage.scan(State.NEW, WRITE_JOBS)
+        held = await self._broker.storage.scan(State.NEW, WRITE_JOBS)
         if held:
             self._ledger.violate(f"every job has ended, and rows are still held: {held}")
 

@@ -68,7 +68,7 @@ async def test_what_is_claimed_stays_ready_in_the_store_and_is_leased_to_everybo
         await fill(broker, 3)
         await claim(broker, most=2)
         assert Kind.LEASE not in {transition.kind for transition in observer.seen}
-        assert {entry.meta for entry in await broker._storage.scan(State.READY, "q")} == {FRESH}
+        assert {entry.meta for entry in await broker.storage.scan(State.READY, "q")} == {FRESH}
         assert (await broker.status("q"))[2:5] == (1, 2, 0)
         page = await broker.peek("q", state="leased")
         assert [(seen.state, seen.message.receives, seen.message.receipt) for seen in page] == [("leased", 1, "")] * 2
@@ -516,10 +516,10 @@ async def test_of_two_records_with_one_message_the_later_is_true(disk_address: s
         await broker.create_queue("q")
         await fill(broker, 2)
         await claim(broker, "a", lease=100)
-        unsure = (await broker._storage.records(KIND))["q/a"]
+        unsure = (await broker.storage.records(KIND))["q/a"]
         await broker.claims.forget("q", "a")
         later = await claim(broker, "z", lease=100)
-        await put_record(broker._storage, KIND, "q/a", unsure)
+        await put_record(broker.storage, KIND, "q/a", unsure)
     async with opened(disk_address) as broker:
         held = await broker.claims.claim("q", "z", 1, later)
         assert held is not None

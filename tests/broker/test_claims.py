@@ -611,7 +611,7 @@ async def test_over_a_restart(opened: Opener, disk_address: str) -> None:
         await broker.claims.acknowledge("q", "c", 2, epoch)
     async with opened(disk_address) as broker:
         assert (await broker.claims.consumer("q", "c")).acknowledged == 2
-        assert list(await broker._storage.records(KIND)) == ["q/c"]
+        assert list(await broker.storage.records(KIND)) == ["q/c"]
         assert (await broker.status("q")).ready == 1
 
 
@@ -818,7 +818,7 @@ async def test_a_read_of_a_claim_ends_when_its_queue_is_deleted_meanwhile(
     epoch = (await broker.claims.start("q", "c")).epoch
     await broker.claims.claim("q", "c", 1, epoch)
     looks = 0
-    whole = broker._storage.read
+    whole = broker.storage.read
 
     async def read_late(entries: Sequence[Entry]) -> list[Stored | None]:
         nonlocal looks
@@ -829,7 +829,7 @@ async def test_a_read_of_a_claim_ends_when_its_queue_is_deleted_meanwhile(
             await broker.create_queue("q")
         return await whole(entries)
 
-    monkeypatch.setattr(broker._storage, "read", read_late)
+    monkeypatch.setattr(broker.storage, "read", read_late)
     with pytest.raises(NoSuchQueue):
         await broker.claims.read("q", "c", 1, epoch, 0, 3)
 
@@ -840,7 +840,7 @@ async def test_a_read_of_a_claim_takes_no_message_for_vanished_while_its_queue_i
     await fill(broker, 3)
     epoch = (await broker.claims.start("q", "c")).epoch
     await broker.claims.claim("q", "c", 1, epoch)
-    before = Unhooked(broker._storage)
+    before = Unhooked(broker.storage)
 
     async def drop_and_read(kind: str, key: str) -> bool:
         dropped = await drop_record(before, kind, key)  # type: ignore[arg-type]
@@ -850,7 +850,7 @@ async def test_a_read_of_a_claim_takes_no_message_for_vanished_while_its_queue_i
                     await broker.claims.read("q", "c", 1, epoch, 0, 3)
         return dropped
 
-    hook_records(broker._storage, drop=drop_and_read)
+    hook_records(broker.storage, drop=drop_and_read)
     await broker.delete_queue("q")
 
 

@@ -143,13 +143,13 @@ async def test_none_is_handed_out_whose_earlier_one_could_not_be(
     """As on a disk that has no room for one name."""
     await broker.change_settings("q", GROUPED)
     first, *_ = await publish(broker, "a1", "a2", "b1")
-    commit = broker._storage.commit
+    commit = broker.storage.commit
 
     async def refuse_first(operations: Sequence[Operation]) -> list[Outcome]:
         done = await commit([each for each in operations if not _leases(each, first)])
         return [Outcome(Result.FULL) if _leases(each, first) else done.pop(0) for each in operations]
 
-    monkeypatch.setattr(broker._storage, "commit", refuse_first)
+    monkeypatch.setattr(broker.storage, "commit", refuse_first)
     assert await names(await fetch(broker, 3)) == ["b1"]
     monkeypatch.undo()
     assert await names(await fetch(broker, 3, wait=1)) == ["a1", "a2"]

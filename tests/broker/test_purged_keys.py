@@ -86,7 +86,7 @@ async def test_a_purge_that_finds_no_room_ends_no_key(broker: Broker) -> None:
     async def refuse(kind: str, key: str, value: object) -> bool:
         raise StorageFull("no room")
 
-    end = hook_records(broker._storage, put=refuse)
+    end = hook_records(broker.storage, put=refuse)
     with pytest.raises(StorageFull):
         await broker.purge("q")
     end()
@@ -106,7 +106,7 @@ async def test_a_purge_does_not_bring_a_deleted_queue_back(broker: Broker, monke
         await trio.testing.wait_all_tasks_blocked()
         del broker._catalog.queues["q"]  # as once a deletion is durable
         broker._queues._changing.release()
-    assert "purges" not in (await broker._storage.records("queue"))["q"]
+    assert "purges" not in (await broker.storage.records("queue"))["q"]
 
 
 async def prepare(broker: Broker) -> None:

@@ -77,7 +77,7 @@ async def test_a_time_to_live_is_the_shorter_of_both(
 async def test_times_out_of_range_are_refused_and_store_nothing(broker: Broker, wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
         await broker.publish("q", b"x", **wrong)
-    assert broker._catalog.queues["q"].total == 0
+    assert broker.messages() == 0
 
 
 async def test_a_time_to_live_goes_on_over_a_restart(disk_address: str, opened: Opener) -> None:
@@ -106,7 +106,7 @@ async def test_what_expires_while_it_is_leased_is_its_holders_to_the_end_and_nob
 async def test_what_expires_before_its_delay_is_over_never_comes(broker: Broker) -> None:
     await broker.publish("q", b"x", delay=20, ttl=10)
     assert await broker.fetch("q", wait=60) is None
-    assert broker._catalog.queues["q"].total == 0
+    assert broker.messages() == 0
 
 
 async def test_expired_message_is_not_delivered_while_dead_letters_wait(
@@ -240,4 +240,4 @@ async def test_a_time_and_a_delay_or_one_too_far_away_are_refused(broker: Broker
     assert "not both" in str(both)
     assert isinstance(far, InvalidSetting)
     assert "ten years" in str(far)
-    assert broker._catalog.queues["q"].total == 0
+    assert broker.messages() == 0

@@ -112,7 +112,7 @@ async def test_an_aborted_job_leaves_nothing_and_takes_nothing(disk_address: str
         await broker.create_queue("r")
         await hold(broker)
         await broker.writes.abort("r", "job")
-        assert await broker._storage.scan(State.NEW) == []
+        assert await broker.storage.scan(State.NEW) == []
         with pytest.raises(Conflict, match="does not accept more rows"):
             await hold(broker)
     async with opened(disk_address) as broker:
@@ -132,15 +132,15 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
             await trio.sleep(KEEP_SECONDS - 10)
             assert len(await broker.writes.of("q")) == 1
             await trio.sleep(20)
-            assert await broker._storage.scan(State.NEW) == []
+            assert await broker.storage.scan(State.NEW) == []
             assert await broker.writes.of("q") == []
     if restarts:
         async with opened(disk_address) as broker:
             assert len(await broker.writes.of("q")) == 1
             await trio.sleep(KEEP_SECONDS + 10)
-            assert await broker._storage.scan(State.NEW) == []
+            assert await broker.storage.scan(State.NEW) == []
             await trio.sleep(KEEP_SECONDS + 10)
-            assert await broker._storage.records("write_job") == {}
+            assert await broker.storage.records("write_job") == {}
 
 
 async def test_a_commit_counts(broker: Broker) -> None:
@@ -206,7 +206,7 @@ async def test_large_requests_are_cut_and_come_in_order(broker: Broker, monkeypa
     monkeypatch.setattr("mq.broker.write_jobs.ROWS_AT_ONCE", 4)
     bodies = [b"%03d" % number for number in range(50)]
     await broker.writes.add("q", "job", "0", 0, [Draft(body) for body in bodies])
-    assert len(await broker._storage.scan(State.NEW, WRITE_JOBS)) == 17
+    assert len(await broker.storage.scan(State.NEW, WRITE_JOBS)) == 17
     await broker.writes.commit("q", "job", ["0"], 50)
     assert await browsed(broker, "q") == bodies
 
@@ -220,8 +220,8 @@ async def test_half_of_a_request_counts_as_nothing(
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.writes.add("q", "job", "0", 0, [Draft(body) for body in bodies])
-        lost, *_ = await broker._storage.scan(State.NEW, WRITE_JOBS)
-        moved, _ = await broker._storage.commit(
+        lost, *_ = await broker.storage.scan(State.NEW, WRITE_JOBS)
+        moved, _ = await broker.storage.commit(
             [Move(lost, State.REMOVED), Unlink(Entry(lost.queue, lost.id, State.REMOVED))]
         )
         assert moved.result is Result.DONE
@@ -325,11 +325,11 @@ async def test_damaged_rows_keep_no_daemon_from_starting(disk_address: str, open
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-        await broker._storage.commit([Write(WRITE_JOBS, broker._wiring._core.ids.new(), b"", {"job": "job"})])
+        await broker.storage.commit([Write(WRITE_JOBS, broker._wiring._core.ids.new(), b"", {"job": "job"})])
     async with opened(disk_address) as broker:
         await broker.writes.commit("q", "job", ["0"], 1)
         assert await browsed(broker, "q") == [b"x"]
-        assert len(await broker._storage.scan(State.NEW, WRITE_JOBS)) == 1, "what cannot be read is not taken away"
+        assert len(await broker.storage.scan(State.NEW, WRITE_JOBS)) == 1, "what cannot be read is not taken away"
 
 
 @pytest.mark.parametrize("config", [{"peers": 1}, {"mover": False}])
@@ -477,7 +477,7 @@ def test_a_cut_at_any_call_leaves_all_or_nothing(medium: Medium, log: bool, step
 
 
 async def only_messages_are_left(broker: Broker) -> None:
-    assert await broker._storage.scan(State.NEW) == []
+    assert await broker.storage.scan(State.NEW) == []
 
 
 @pytest.mark.slow
@@ -490,7 +490,7 @@ def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool, step: i
             assert await browsed(broker, "q", "r") == []
             await trio.sleep(KEEP_SECONDS + 10)
             await wait_all_tasks_blocked()
-            assert await broker._storage.scan(State.NEW) == []
+            assert await broker.storage.scan(State.NEW) == []
 
         assert power.live(look)
 
@@ -696,7 +696,7 @@ async def test_commit_keeps_only_names_of_parts_with_rows(broker: Broker) -> Non
     await broker.writes.commit("q", "job", ["0", *(f"none-{number}" for number in range(9000))], 1)
     [job] = broker.writes._jobs.values()
     assert job.wanted == ()
-    record = (await broker._storage.records("write_job"))["job"]
+    record = (await broker.storage.records("write_job"))["job"]
     assert len(str(record)) < 200
 
 

@@ -95,7 +95,7 @@ def numbers_in(root: Path) -> set[int]:
 
     async def look() -> set[int]:
         async with open_broker(f"posix:{root}") as broker:
-            storage, found = broker._storage, set[int]()
+            storage, found = broker.storage, set[int]()
             for queue in broker.inventory():
                 for stored in await storage.read(list(queue.entries)):
                     assert stored is not None
