@@ -425,7 +425,7 @@ class Broker:
             ReceiptMismatch: another delivery holds it, or none does any more.
         """
         with self._in_flight:
-            index = self._known.get(queue) or await self._queues.get(queue)
+            index = self._known.get(queue) or await self._queues.get(queue, is_wanted=False)
             await self._consuming.remove(index, Removal(id, receipt))
 
     def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
@@ -447,7 +447,7 @@ class Broker:
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
         with self._in_flight:
-            return await self._consuming.remove_many(await self._queues.get(queue), removals)
+            return await self._consuming.remove_many(await self._queues.get(queue, is_wanted=False), removals)
 
     async def requeue(
         self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""

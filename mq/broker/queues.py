@@ -132,15 +132,19 @@ class Queues:
         self._incarnations = itertools.count(int(core.writer, 16))
         self._changing = trio.Lock()
 
-    async def get(self, queue: str) -> QueueIndex:
+    async def get(self, queue: str, *, is_wanted: bool = True) -> QueueIndex:
         """The queue's index.
+
+        Args:
+            queue: its name.
+            is_wanted: False for a request that removes something, whose caller would not create the queue.
 
         Raises:
             NoSuchQueue: it does not exist.
         """
         index = await self.look_up(queue)
         if index is None:
-            raise no_such_queue(queue)
+            raise no_such_queue(queue) if is_wanted else NoSuchQueue(f"queue {shorten(queue)} does not exist")
         return index
 
     async def look_up(self, queue: str, *, surely: bool = False) -> QueueIndex | None:
@@ -239,7 +243,7 @@ class Queues:
             NoSuchQueue: it does not exist.
         """
         async with self._changing:
-            index = await self.get(queue)
+            index = await self.get(queue, is_wanted=False)
             before = {*index.new.values(), *index.all_delayed()} if self._others_move else None
             index.is_going = True
             try:
@@ -326,7 +330,7 @@ class Queues:
             NoSuchQueue: the queue does not exist.
             StorageError: some could not be removed.
         """
-        index = await self.get(queue)
+        index = await self.get(queue, is_wanted=False)
         await self._upkeep.caught_up(index)
         entries = await self._purged(index)
         neighbours = await self._neighbours(index, entries) if self._second_names.may_exist else set()

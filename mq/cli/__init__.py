@@ -7,7 +7,8 @@ context's ``obj``: text by field name, None for "not given". The files:
 * ``serve``: the daemon; it opens ``turns``, ``node`` (of a cluster), ``journal`` and ``guards`` (users, TLS).
 * ``programs``: how a program starts and stops, and what it tells a service manager. ``memory``: gives freed memory back
   to the operating system. ``garbage``: collects garbage in cycles, little by little.
-* ``commands``: how a verb says no, exit statuses, the flags of the settings. ``build``: what of this mq is compiled.
+* ``commands``: how a verb says no, exit statuses, the flags of the settings. ``synonyms``: other names of commands and
+  options, for "did you mean". ``build``: what of this mq is compiled.
 * ``streams``: standard output that is full or closed. ``terminal``: what all of them print, with control characters
   escaped on a terminal.
 * ``remote``: what the verbs share that speak to a daemon; ``send``, ``receive``, ``messages``, ``queues``,
@@ -22,7 +23,6 @@ context's ``obj``: text by field name, None for "not given". The files:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -72,7 +72,7 @@ VERBS: Final = {
     "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
     "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
     "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
-    "clock": CliVerb("mq.cli.daemon:clock_command", "Show the clock status of a daemon, or confirm its clock."),
+    "clock": CliVerb("mq.cli.daemon:clock_command", "Show a daemon's clock status, or declare its clock correct."),
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."
     ),
@@ -87,20 +87,6 @@ NEED_LINUX: Final = frozenset({"serve", "user", "doctor", "backup", "restore", "
 """Verbs that work on files as only Linux can. The others speak to a daemon, from any system."""
 
 
-_OTHER_NAMES: Final = {
-    **dict.fromkeys(("publish", "put", "push", "enqueue", "produce"), "send"),
-    **dict.fromkeys(("get", "fetch", "consume", "pop", "dequeue", "pull"), "receive"),
-    **dict.fromkeys(("list", "ls", "stats", "status"), "queues"),
-    **dict.fromkeys(("remove", "rm", "ack"), "delete"),
-    **dict.fromkeys(("create", "declare", "set", "show"), "queue"),
-    **dict.fromkeys(("start", "run", "daemon", "server"), "serve"),
-    **dict.fromkeys(("browse", "look"), "peek"),
-    **dict.fromkeys(("users", "login"), "user"),
-    **dict.fromkeys(("cron", "schedules"), "schedule"),
-}
-"""Commands of other queues, and mq's of the same purpose."""
-
-
 class _Verbs(PlainGroup):
     """Lists the table, and imports the one verb that is called."""
 
@@ -109,16 +95,6 @@ class _Verbs(PlainGroup):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return load_verb(cmd_name) if cmd_name in VERBS else None
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        name = args[0]
-        if name not in VERBS and not name.startswith("-"):
-            near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else difflib.get_close_matches(name, VERBS, n=1)
-            hint = f": did you mean {near[0]}?" if near else ""
-            raise click.UsageError(f"unknown command {name!a:.60}{hint}", ctx)
-        return super().resolve_command(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Verbs first: they are what a reader looks for, and there are fifty lines of settings."""

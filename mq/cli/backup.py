@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 from tqdm import tqdm
 
-from mq.cli.commands import CANNOT_START, NOT_NOW, REFUSED, trust_options
+from mq.cli.commands import CANNOT_START, NOT_NOW, REFUSED, Number, trust_options
 from mq.cli.remote import fail, json_option, warn
 from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
@@ -43,7 +43,7 @@ class _Bar:
 @click.argument("folder", type=click.Path())
 @click.option(
     "--keep",
-    type=click.IntRange(1),
+    type=Number(1),
     default=7,
     show_default=True,
     metavar="COUNT",
@@ -75,7 +75,7 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
 @click.argument("folder", type=click.Path())
 @click.argument("root", required=False, envvar="MQ_ROOT", type=click.Path())
 @click.option(
-    "--number", type=click.IntRange(1), metavar="NUMBER", help="Number of the backup to restore. [default: the newest]"
+    "--number", type=Number(1), metavar="NUMBER", help="Number of the backup to restore. [default: the newest]"
 )
 @click.option("--list", "lists", is_flag=True, help="List the backups in FOLDER without restoring one.")
 @json_option

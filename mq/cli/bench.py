@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import click
 import trio
 
-from mq.cli.commands import Duration, Size
+from mq.cli.commands import Duration, Number, Size
 from mq.cli.remote import Remote, json_option, remote, told, warn
 from mq.cli.terminal import say_json, say_table
 from mq.client import AsyncClient, ClientError, Received
@@ -51,7 +51,7 @@ class Timed(NamedTuple):
 @click.option(
     "--clients",
     metavar="N",
-    type=click.IntRange(1, 1000),
+    type=Number(1, 1000),
     default=16,
     show_default=True,
     help="Number of concurrent clients.",

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 import click
 
-from mq.cli.commands import REFUSED
+from mq.cli.commands import REFUSED, Number
 from mq.cli.terminal import say
 
 CERTIFICATE: Final = "cert.pem"
@@ -73,7 +73,7 @@ def _is_address(name: str) -> bool:
 @click.option(
     "--days",
     metavar="N",
-    type=click.IntRange(1, 3650),
+    type=Number(1, 3650),
     default=365,
     show_default=True,
     help="Number of days the certificate is valid.",

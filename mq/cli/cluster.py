@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import click
 
-from mq.cli.commands import Duration
+from mq.cli.commands import Commands, Duration
 from mq.cli.remote import Remote, fail, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client
@@ -32,7 +32,7 @@ LINK_REPLIES: Final = "mq.cluster.replies."
 _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWERS AFTER")
 
 
-@click.group("cluster")
+@click.group("cluster", cls=Commands)
 def cluster_command() -> None:
     """Show a cluster; check, drain and replace its nodes."""
 

@@ -19,11 +19,12 @@ import click
 from click.exceptions import NoArgsIsHelpError
 
 from mq.cli.streams import CannotWrite, checked_streams
+from mq.cli.synonyms import AFTER_COMMAND, command_meant, option_meant
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.message import shorten
 from mq.quantities import DURATION_EXAMPLES, parse_duration, parse_size, show_duration
-from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings, nearest
+from mq.settings import CONFIG_FLAG, CONFIG_VARIABLE, LINES, SettingLine, load_settings
 
 # Exit statuses; docs/cli.md has them for users.
 REFUSED: Final = 1
@@ -45,9 +46,11 @@ INTERRUPTED: Final = 130
 
 LONGEST_TTL_SECONDS: Final = 315_576_000.0
 """Ten years: the longest delay and time to live that a daemon takes."""
+_FEW: Final = 10
+"""Commands that an error still lists; ``mq`` has more."""
 _OF_TRUST: Final = ("group_writable", "root_owner")
-_HINT: Final = re.compile(r"\.? \(?Did you mean (.+?)\?\)?\Z")
-"""The end of a line in which click has a suggestion."""
+_EXTRA: Final = re.compile(r"Got unexpected extra arguments? \((.*)\)\.?")
+"""Click's text for arguments after the last one."""
 
 
 class Duration(click.ParamType[float]):
@@ -66,20 +69,47 @@ class Duration(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Parse a duration; see :class:`click.ParamType`."""
+        seconds = value
         if isinstance(value, str) and not (value == "inf" and self.high == inf):
             try:
-                value = parse_duration(value)
+                seconds = parse_duration(value)
             except ValueError:
                 self.fail(
                     f"{shorten(value)} is not a valid duration. Use a value such as {DURATION_EXAMPLES}", param, ctx
                 )
-        seconds = float(value)
+        seconds = float(seconds)
         if not self.low <= seconds <= self.high:
             bounds = f"at least {show_duration(self.low)}"
             if self.high != inf:
                 bounds += f" and at most {show_duration(self.high)}"
             self.fail(f"{shorten(str(value))} is out of range. The value must be {bounds}", param, ctx)
         return seconds
+
+
+class Number(click.ParamType[int]):
+    """A whole number on the command line.
+
+    Args:
+        low: the smallest one.
+        high: the largest one; None for no limit.
+    """
+
+    name = "number"
+
+    def __init__(self, low: int, high: int | None = None) -> None:
+        self.low = low
+        self.high = high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse a number; see :class:`click.ParamType`."""
+        bounds = f"of at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+        try:
+            number = int(value)
+        except ValueError:
+            number = self.low - 1
+        if number < self.low or (self.high is not None and number > self.high):
+            self.fail(f"{shorten(str(value))} is not a whole number {bounds}", param, ctx)
+        return number
 
 
 class Size(click.ParamType[int]):
@@ -139,27 +169,50 @@ class _Plain(click.Command):
 
 
 class PlainCommand(_Plain):
-    """A program without verbs."""
+    """A program without commands."""
 
 
-class PlainGroup(_Plain, click.Group):
-    """A program with verbs."""
+class Commands(click.Group):
+    """Commands under one name, such as ``mq queue``; an unknown one is answered with the one that was meant."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; see :class:`click.Group`."""
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            near = command_meant(self.name or "", name, known)
+            few = f". Known commands: {', '.join(known)}" if len(known) <= _FEW else ""
+            raise click.UsageError(f"unknown command {name!a:.60}{f': did you mean {near}?' if near else few}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class PlainGroup(_Plain, Commands):
+    """A program with commands."""
 
 
 def told(error: click.ClickException) -> str:
-    """The line for an error of the command line: what is wrong, and which help tells more."""
-    near = r"\1"
-    if isinstance(error, click.NoSuchOption) and error.possibilities:
-        near = nearest(error.option_name, error.possibilities, 0.0)
-    text = _HINT.sub(f": did you mean {near}?", " ".join(error.format_message().split()).rstrip("."))
+    """The line for a usage error: what is wrong, and the command that shows more."""
+    if isinstance(error, click.BadParameter) and isinstance(error.param, click.Argument) and error.message:
+        text = error.message  # an argument's place in the usage line says nothing that its value does not say
+    else:
+        text = _EXTRA.sub(r"unexpected argument: \1", error.format_message())
+    text = " ".join(text.split()).rstrip(".")
     if text[1:2].islower():
         text = text[0].lower() + text[1:]
     context = error.ctx if isinstance(error, click.UsageError) else None
     if context is None:
         return text
-    if text.startswith("no such command") and isinstance(context.command, click.Group) and not text.endswith("?"):
-        text += f": there are {', '.join(context.command.list_commands(context))}"
+    if isinstance(error, click.NoSuchOption):
+        text = f"no such option {error.option_name!a:.60}{_option_hint(error.option_name, context)}"
     return f"{text}{'' if text.endswith('?') else '.'} See {context.command_path} --help"
+
+
+def _option_hint(name: str, context: click.Context) -> str:
+    if context.parent is None and name in AFTER_COMMAND:
+        return f": it belongs after the command, as in mq queues {name}"
+    near = option_meant(name, (option for parameter in context.command.params for option in parameter.opts))
+    return f": did you mean {near}?" if near else ""
 
 
 def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -155,13 +155,13 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 
 
 @click.command("clock")
-@click.option("--trust", is_flag=True, help="End the daemon's doubt: declare that the wall clock is correct.")
+@click.option("--trust", is_flag=True, help="Declare the wall clock correct, so that the daemon trusts it.")
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show the clock status of a daemon, or confirm its clock.
+    """Show a daemon's clock status, or declare its clock correct.
 
-    As long as the daemon does not trust the wall clock after a start, no messages expire and no schedules publish.
+    After a start, no messages expire and no schedules publish until the daemon trusts its wall clock.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()

@@ -5,13 +5,24 @@ from __future__ import annotations
 import itertools
 import sys
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 import click
 
-from mq.cli.commands import EMPTY, REFUSED, Duration
+from mq.cli.commands import EMPTY, REFUSED, Duration, Number
 from mq.cli.receive import described
-from mq.cli.remote import Remote, complete_queues, confirm, json_option, queue_argument, remote, warn, yes_option
+from mq.cli.remote import (
+    Remote,
+    check_exists,
+    complete_queues,
+    confirm,
+    json_option,
+    queue_argument,
+    remote,
+    warn,
+    yes_option,
+)
 from mq.cli.send import time_of
 from mq.cli.terminal import say, say_json, say_table, write_body
 from mq.client import Client, Conflict, Head, NotFound, Received
@@ -21,7 +32,7 @@ STATES: Final = ("ready", "leased", "delayed")
 _SHOWN: Final = 40
 
 limit_option = click.option(
-    "-n", "--max", "limit", metavar="N", type=click.IntRange(1), help="Maximum number of messages. [default: all]"
+    "-n", "--max", "limit", metavar="N", type=Number(1), help="Maximum number of messages. [default: all]"
 )
 id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move only this message. Can be repeated.")
 
@@ -34,7 +45,7 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move 
     "--max",
     "limit",
     metavar="N",
-    type=click.IntRange(1),
+    type=Number(1),
     default=10,
     show_default=True,
     help="Maximum number of messages.",
@@ -140,7 +151,7 @@ def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
 
     Prints the number of messages removed.
     """
-    confirm(f"Remove all messages from {queue}?", yes=yes)
+    confirm(f"Remove all messages from {queue}?", yes=yes, check=partial(check_exists, remote, queue))
     with remote.client() as client:
         purged = client.purge(queue)
     say_json({"purged": purged}) if as_json else say(purged)

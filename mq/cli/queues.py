@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import json
+from functools import partial
 from typing import Any, Final
 
 import click
 
-from mq.cli.remote import Remote, confirm, fail, json_option, queue_argument, remote, yes_option
+from mq.cli.commands import Commands
+from mq.cli.remote import Remote, check_exists, confirm, json_option, queue_argument, remote, yes_option
 from mq.cli.terminal import say_json, say_table
-from mq.client import NotFound, Queue, QueueSettings
-from mq.message import shorten
+from mq.client import Queue, QueueSettings
 
 _STORES: Final = ("disk", "memory", "cluster")  # as mq.broker.api has them, which loads a broker
 _HEADER: Final = ("QUEUE", "READY", "LEASED", "DELAYED", "OLDEST", "CONSUMERS", "STORE", "")
@@ -31,12 +31,25 @@ def queues_command(remote: Remote, as_json: bool) -> None:
         say_table(_HEADER, map(_row, queues))
 
 
-@click.group("queue")
+@click.group("queue", cls=Commands)
 def queue_command() -> None:
     """Create, show, configure or delete a queue."""
 
 
-@queue_command.command("create")
+class _SettingsCommand(click.Command):
+    """Answers a setting that is written as an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-").replace("-", "_")
+            if name not in QueueSettings.__annotations__:
+                raise
+            raise click.UsageError(f"settings are written without dashes. Use {name}=VALUE", ctx) from error
+
+
+@queue_command.command("create", cls=_SettingsCommand)
 @queue_argument
 @click.argument("settings", nargs=-1, metavar="[NAME=VALUE]...")
 @click.option(
@@ -71,7 +84,7 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
         say_table(("NAME", "VALUE"), ((name, _text(value)) for name, value in found.items()))
 
 
-@queue_command.command("set")
+@queue_command.command("set", cls=_SettingsCommand)
 @queue_argument
 @click.argument("settings", nargs=-1, required=True, metavar="NAME=VALUE...")
 @remote
@@ -92,13 +105,9 @@ def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
 @remote
 def delete_command(remote: Remote, queue: str, yes: bool) -> None:
     """Delete a queue and all its messages."""
-    confirm(f"Delete {queue} and all its messages?", yes=yes)
+    confirm(f"Delete {queue} and all its messages?", yes=yes, check=partial(check_exists, remote, queue))
     with remote.client() as client:
-        try:
-            client.delete_queue(queue)
-        except NotFound:
-            near = difflib.get_close_matches(queue, [found.name for found in client.queues()], n=1)
-            fail(f"queue {shorten(queue)} does not exist{f': did you mean {near[0]}?' if near else ''}")
+        client.delete_queue(queue)
 
 
 @click.command("pause")

@@ -13,7 +13,7 @@ from typing import IO, Any, Final, Protocol
 
 import click
 
-from mq.cli.commands import EMPTY, REFUSED, Duration
+from mq.cli.commands import EMPTY, REFUSED, Duration, Number
 from mq.cli.processes import GLANCE_SECONDS, Command, GroupGuard, OrphanReaper, StillRuns, Stops, is_init, nothing
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.streams import CannotWrite
@@ -48,7 +48,7 @@ class Receiver(Protocol):
     "--max",
     "limit",
     metavar="N",
-    type=click.IntRange(1),
+    type=Number(1),
     default=1,
     show_default=True,
     help="Number of messages to receive.",

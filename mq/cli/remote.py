@@ -16,13 +16,27 @@ from click.shell_completion import CompletionItem
 
 from mq.cli.commands import INTERRUPTED, NOT_NOW, REFUSED, Duration
 from mq.cli.terminal import say
-from mq.client import Access, Client, ClientError, Interrupted, QueueFull, Retry, Unavailable, Unreachable
+from mq.client import (
+    Access,
+    Client,
+    ClientError,
+    Interrupted,
+    NotAllowed,
+    NotFound,
+    QueueFull,
+    Retry,
+    Unavailable,
+    Unreachable,
+)
 from mq.client.transport import DEFAULT_URL
+from mq.message import shorten
+from mq.settings import nearest
 
 TOKEN_VARIABLE: Final = "MQ_TOKEN"
 _FLAGS: Final = ("url", "credentials", "ca", "certificate")
-_CREATE: Final = re.compile(r'client\.create_queue\("(\S+)"\) creates it')
+_CREATE: Final = re.compile(r'client\.create_queue\("(\S+)"\)')
 """The Python client's advice if a queue does not exist."""
+_NO_QUEUE: Final = re.compile(r'queue "(\S+)" does not exist')
 _COMPLETION_SECONDS: Final = 1.0
 
 
@@ -45,7 +59,7 @@ def remote(command: Callable[..., Any]) -> Callable[..., Any]:
     def with_remote(*args: Any, **rest: Any) -> Any:
         _refuse_settings()
         daemon = remote_of(rest)
-        with told():
+        with told(daemon):
             return command(daemon, *args, **rest)
 
     return with_remote
@@ -110,15 +124,31 @@ _REMOTE_FLAGS: Final = (
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """An error of a client becomes one line on standard error, and the exit status that it stands for."""
+def told(daemon: Remote | None = None) -> Iterator[None]:
+    """Report a client's error as one line on standard error, and exit with its status.
+
+    Args:
+        daemon: names the queue that was meant, if one does not exist; None for a program that talks to no single one.
+    """
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except ClientError as error:
         passes = isinstance(error, Unreachable | Interrupted | Unavailable | QueueFull)
-        fail(_CREATE.sub("mq queue create \\1 creates it", str(error)), NOT_NOW if passes else REFUSED)
+        fail(_with_queue_meant(_CREATE.sub(r"mq queue create \1", str(error)), daemon), NOT_NOW if passes else REFUSED)
+
+
+def _with_queue_meant(text: str, daemon: Remote | None) -> str:
+    missing = _NO_QUEUE.match(text)
+    if missing is None or daemon is None:
+        return text
+    try:
+        with daemon.client() as client:
+            near = nearest(missing[1], [queue.name for queue in client.queues()], 0.6)
+    except ClientError:  # the user may not see the queues
+        return text
+    return f"{missing[0]}: did you mean {near}?" if near else text
 
 
 def fail(text: str, status: int = REFUSED) -> NoReturn:
@@ -154,12 +184,35 @@ json_option: Final = click.option("--json", "as_json", is_flag=True, help="Print
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask at the terminal; without one, `yes` has to be given."""
+def check_exists(daemon: Remote, queue: str) -> None:
+    """Check that a queue exists, as far as the user may see it.
+
+    Raises:
+        NotFound: it does not; the text does not advise to create it.
+    """
+    try:
+        with daemon.client() as client:
+            client.queue(queue)
+    except NotFound as error:
+        raise NotFound(error.status, f"queue {shorten(queue)} does not exist") from None
+    except NotAllowed:
+        return  # the user may delete or purge a queue without seeing it
+
+
+def confirm(question: str, *, yes: bool, check: Callable[[], object] | None = None) -> None:
+    """Ask at the terminal; without one, `yes` has to be given.
+
+    Args:
+        question: ends the program unless it is answered with yes.
+        yes: True if the question was answered by an option.
+        check: called before the question; raises if there is nothing to confirm.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise click.UsageError("cannot ask for confirmation, because standard input is not a terminal. Use --yes")
+    if check is not None:
+        check()
     click.confirm(question, abort=True, err=True)
 
 

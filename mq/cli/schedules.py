@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from mq.cli.commands import Duration
+from mq.cli.commands import Commands, Duration, Number
 from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
 from mq.cli.send import attributes_of
 from mq.cli.terminal import say_json, say_table
@@ -18,7 +18,7 @@ from mq.client import Client, Outgoing
 _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
 
 
-@click.group("schedule")
+@click.group("schedule", cls=Commands)
 def schedule_command() -> None:
     """Manage schedules, which publish messages at regular times."""
 
@@ -64,7 +64,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.option(
     "--priority",
     metavar="N",
-    type=click.IntRange(0, 255),
+    type=Number(0, 255),
     help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
     "max_priority set.",
 )

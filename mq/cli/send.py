@@ -14,7 +14,7 @@ from typing import IO, Any, Final, NamedTuple
 
 import click
 
-from mq.cli.commands import REFUSED, Duration
+from mq.cli.commands import REFUSED, Duration, Number
 from mq.cli.remote import Remote, json_option, queue_argument, remote, warn
 from mq.cli.terminal import say, say_json
 from mq.client import Client, ClientError, Outcome, Outgoing, Published
@@ -100,7 +100,7 @@ class _BodyFile(click.Path):
 @click.option(
     "--priority",
     metavar="N",
-    type=click.IntRange(0, 255),
+    type=Number(0, 255),
     help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
     "max_priority set.",
 )

@@ -22,7 +22,7 @@ from mq.access.rights import Right
 from mq.access.user_limits import KEYS, is_limit, limits_of
 from mq.access.users_editor import UsersEditor, UsersFile
 from mq.access.users_file import Account, check_modes, is_pattern, shared_account
-from mq.cli.commands import CANNOT_START, Duration
+from mq.cli.commands import CANNOT_START, Commands, Duration
 from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
@@ -140,7 +140,7 @@ class ClusterUsers(UsersEditor):
                 client.delete_user(name)
 
 
-@click.group("user")
+@click.group("user", cls=Commands)
 def user_command() -> None:
     """Manage users, their limits, tokens and keys."""
 

@@ -11,14 +11,14 @@ from typing import NoReturn
 
 import click
 
-from mq.cli.commands import CANNOT_START, EMPTY, Duration
+from mq.cli.commands import CANNOT_START, EMPTY, Commands, Duration, Number
 from mq.cli.terminal import say, write_body
 from mq.errors import MQError
 from mq.quantities import show_duration
 from mq.vsqs import VISIBILITY_SECONDS, Queue
 
 
-@click.group("vsqs")
+@click.group("vsqs", cls=Commands)
 @click.pass_obj
 def vsqs(flags: dict[str, str | None]) -> None:
     """Use a folder as a queue, without a daemon."""
@@ -32,7 +32,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--capacity",
-    type=click.IntRange(min=1),
+    type=Number(1),
     metavar="N",
     help="Maximum number of messages in the queue; further messages are refused.",
 )

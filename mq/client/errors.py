@@ -100,7 +100,7 @@ class Unavailable(Refused):
     whether it may have been done; over AMQP the text does."""
 
 
-_CREATE: Final = re.compile(r"[Cc]reate it with PUT /(\S+)")
+_CREATE: Final = re.compile(r"Create it with PUT /(\S+)")
 """The daemon's advice if a queue does not exist, for users of HTTP."""
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     400: BadRequest,
@@ -117,5 +117,5 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
 
 def refusal(status: int, detail: str, *, is_unsure: bool = False) -> Refused:
     """The error for a status of 400 or more."""
-    detail = _CREATE.sub(r'client.create_queue("\1") creates it', detail)
+    detail = _CREATE.sub(r'Create it with client.create_queue("\1")', detail)
     return _BY_STATUS.get(status, Refused)(status, detail, is_unsure=is_unsure)

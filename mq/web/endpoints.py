@@ -101,6 +101,10 @@ SEEDS: Final = frozenset(
 # The router
 
 
+_PUBLISHING: Final = ("POST", (None,))
+"""A request to the queue itself, by a client that probably wants to publish."""
+
+
 class Route(NamedTuple):
     """A path, and its operations.
 
@@ -272,7 +276,10 @@ class Endpoints(Handler):
         operation = route.methods.get(head.method)
         if operation is None:
             allowed = ", ".join(route.methods)
-            return _Refused(problem(405, f"this path supports only {allowed}", ("allow", allowed)))
+            hint = (
+                ". To publish a message, use POST /QUEUE/messages" if (head.method, route.path) == _PUBLISHING else ""
+            )
+            return _Refused(problem(405, f"this path supports only {allowed}{hint}", ("allow", allowed)))
         if self._is_strict:
             _check_plain(head, operation)
         query = read_query(head.query, operation.query)

@@ -17,8 +17,20 @@ from tests.cli.conftest import Mq
     [
         (["send"], "missing argument 'QUEUE'.", "mq send"),
         (["send", "q", "--lnies"], "no such option '--lnies': did you mean --lines?", "mq send"),
-        (["queue", "craete"], "no such command 'craete': did you mean", "mq queue"),
-        (["queue", "list"], "no such command 'list': there are create, delete, set, show.", "mq queue"),
+        (["queue", "craete"], "unknown command 'craete': did you mean create?", "mq queue"),
+        (["queue", "list"], "unknown command 'list': did you mean mq queues?", "mq queue"),
+        (["cluster", "xyz"], "unknown command 'xyz'. Known commands: check, drain, replace, status.", "mq cluster"),
+        (["queue", "show", "q", "r"], "unexpected argument: r.", "mq queue show"),
+        (
+            ["peek", "q", "-n", "0"],
+            "invalid value for '-n' / '--max': \"0\" is not a whole number of at least 1.",
+            "mq peek",
+        ),
+        (
+            ["send", "q", "--priority", "high"],
+            "invalid value for '--priority': \"high\" is not a whole number from 0 to 255.",
+            "mq send",
+        ),
         (["--prot", "1"], "no such option '--prot': did you mean --port?", "mq"),
         (["send", "q", "--message", "x", "--lines"], "--message cannot be combined with files or --lines.", "mq send"),
         (["bench", "--duration", "x"], "invalid value for '--duration':", "mq bench"),
@@ -81,10 +93,26 @@ def test_control_c_is_130_at_work_and_at_a_prompt(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_missing_queue_is_told_with_the_command_that_makes_it(client: Client, mq: Mq) -> None:
-    verbs = (["send", "w", "-m", "x"], ["receive", "w"], ["queue", "show", "w"], ["peek", "w"], ["purge", "w", "--yes"])
+    verbs = (["send", "w", "-m", "x"], ["receive", "w"], ["queue", "show", "w"], ["peek", "w"], ["move", "q", "w"])
     for verb in verbs:
         done = mq(*verb)
         assert done.status == 1
-        assert done.error.endswith("mq queue create w creates it\n"), verb
-        assert "PUT" not in done.error
-    assert mq("move", "q", "w").error.endswith("mq queue create w creates it\n")
+        assert done.error == 'mq: queue "w" does not exist. Create it with mq queue create w\n', verb
+
+
+def test_a_missing_queue_is_not_to_be_created_before_a_removal(
+    client: Client, mq: Mq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda self: True)
+    for verb in (["queue", "delete", "w"], ["purge", "w"]):
+        for confirmed in ([], ["--yes"]):
+            done = mq(*verb, *confirmed)
+            assert (done.status, done.error) == (1, 'mq: queue "w" does not exist\n'), verb
+
+
+def test_a_missing_queue_is_answered_with_the_one_that_was_meant(client: Client, mq: Mq) -> None:
+    client.create_queue("orders")
+    for verb in (["send", "order", "-m", "x"], ["receive", "ordres"], ["purge", "oders", "--yes"], ["pause", "orderz"]):
+        done = mq(*verb)
+        assert done.status == 1
+        assert done.error.endswith(" does not exist: did you mean orders?\n"), verb

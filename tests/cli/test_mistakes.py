@@ -9,12 +9,14 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import Any
 
+import click
 import httpx
 import pytest
 import trio
 
 from mq.amqp.wire.errors import WrongProtocol
 from mq.amqp.wire.frames import FrameReader
+from mq.cli import main, pipeline, synonyms
 from mq.client import Access, BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse
 from mq.client.amqp import connect
 from tests.cli.conftest import Mq
@@ -23,12 +25,62 @@ from tests.client.inside import Inside
 
 @pytest.mark.parametrize(
     ("command", "meant"),
-    [("publish", "send"), ("get", "receive"), ("list", "queues"), ("consume", "receive"), ("serv", "serve")],
+    [
+        *(("publish", "send"), ("get", "receive"), ("list", "queues"), ("consume", "receive"), ("serv", "serve")),
+        *(("PUBLISH", "send"), ("subscribe", "receive"), ("create", "queue create"), ("drain", "cluster drain")),
+        *(("help", "--help"), ("version", "--version"), ("recieve", "receive"), ("purge-queue", "purge")),
+    ],
 )
 def test_a_command_of_another_queue_names_the_one_of_mq(mq: Mq, command: str, meant: str) -> None:
     done = mq(command, "q")
     assert done.status == 2
     assert f"unknown command '{command}': did you mean {meant}?" in done.error
+
+
+@pytest.mark.parametrize(
+    ("group", "command", "meant"),
+    [
+        *(("queue", "list", "mq queues"), ("queue", "new", "create"), ("queue", "rm", "delete")),
+        *(("queue", "purge", "mq purge"), ("schedule", "add", "put"), ("schedule", "ls", "list")),
+        *(("user", "delete", "remove"), ("user", "create", "add"), ("cluster", "list", "status")),
+        *(("vsqs", "publish", "send"), ("vsqs", "get", "receive")),
+    ],
+)
+def test_a_command_of_another_program_names_the_one_of_the_group(mq: Mq, group: str, command: str, meant: str) -> None:
+    done = mq(group, command, "q")
+    assert done.status == 2
+    assert f"unknown command '{command}': did you mean {meant}?" in done.error
+
+
+def test_a_command_that_is_like_no_other_gets_no_guess(mq: Mq) -> None:
+    assert mq("xyzzy").error == "mq: unknown command 'xyzzy'. See mq --help\n"
+
+
+def test_every_synonym_leads_to_a_command_or_an_option() -> None:
+    context = click.Context(main, info_name="mq")
+    commands = {"mq": main, "mq-pipeline": pipeline.main}
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        commands[name] = command
+    options: set[str] = set()
+    for group in commands.values():
+        children = group.commands.values() if isinstance(group, click.Group) else ()
+        for command in (group, *children):
+            options |= {option for parameter in command.params for option in parameter.opts}
+    for group_name, table in synonyms.COMMANDS.items():
+        for synonym, meant in table.items():
+            path = meant.removeprefix("mq ").split() if meant.startswith("mq ") or group_name == "mq" else [meant]
+            start = main if meant.startswith("mq ") else commands[group_name]
+            for part in path:
+                if part.startswith("--"):
+                    assert part in ("--help", "--version")
+                    break
+                assert isinstance(start, click.Group)
+                found = start.get_command(context, part)
+                assert found is not None, (group_name, synonym, meant)
+                start = found
+    assert {f"--{meant}" for likely in synonyms.OPTIONS.values() for meant in likely} <= options
 
 
 def test_a_message_in_the_place_of_a_file_is_answered_with_its_option(client: Client, mq: Mq) -> None:
@@ -40,6 +92,46 @@ def test_a_message_in_the_place_of_a_file_is_answered_with_its_option(client: Cl
 
 def test_a_misspelt_option_names_the_right_one(mq: Mq) -> None:
     assert "no such option '--rot': did you mean --root?" in mq("--rot", "/tmp/x").error
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        *(
+            ("serve --host 0.0.0.0", "--address"),
+            ("serve --data /tmp/x", "--root"),
+            ("serve --take-turns", "--standby"),
+        ),
+        *(("serve --delay 10m", "--visibility"), ("serve --strict-seeds", "--strict"), ("serve -v", "--log-level")),
+        *(
+            ("send q --body x", "--message"),
+            ("send q -m x --expires 5", "--ttl"),
+            ("send q -m x --prio 5", "--priority"),
+        ),
+        *(("receive q --count 3", "--max"), ("receive q -f", "--follow"), ("purge q --force", "--yes")),
+        *(("queues --server 127.0.0.1", "--url"), ("queues --host h", "--url"), ("queues --port 5672", "--url")),
+        ("schedule put s q --interval 5", "--every"),
+    ],
+)
+def test_an_option_of_another_program_names_the_one_of_mq(mq: Mq, line: str, meant: str) -> None:
+    option = next(word for word in line.split() if word.startswith("-") and word != "-m")
+    assert f"no such option '{option}': did you mean {meant}?" in mq(*line.split()).error
+
+
+@pytest.mark.parametrize("line", ["serve --xyzzy", "serve -x", "queues --frobnicate 3", "send q -m x --bcd"])
+def test_an_option_that_is_like_no_other_gets_no_guess(mq: Mq, line: str) -> None:
+    assert "did you mean" not in mq(*line.split()).error
+
+
+def test_an_option_of_a_command_before_it_is_sent_behind_it(mq: Mq) -> None:
+    error = mq("--url", "http://127.0.0.1:8080", "queues").error
+    assert "no such option '--url': it belongs after the command, as in mq queues --url." in error
+
+
+def test_a_setting_of_a_queue_as_an_option_is_answered_with_its_form(mq: Mq) -> None:
+    for verb in ("create", "set"):
+        error = mq("queue", verb, "q", "--max-bytes", "5").error
+        assert error == f"mq: settings are written without dashes. Use max_bytes=VALUE. See mq queue {verb} --help\n"
 
 
 def test_durations_with_units_are_accepted(client: Client, mq: Mq) -> None:
@@ -150,8 +242,11 @@ def test_a_value_that_is_no_body_is_answered_with_json(client: Client, value: An
 
 
 def test_a_queue_that_does_not_exist_is_answered_in_the_words_of_the_caller(client: Client, mq: Mq) -> None:
-    with pytest.raises(NotFound, match=r'client\.create_queue\("nosuch"\) creates it'):
+    with pytest.raises(NotFound, match=r'Create it with client\.create_queue\("nosuch"\)'):
         client.publish("nosuch", "x")
+    for remove in (client.delete_queue, client.purge):
+        with pytest.raises(NotFound, match=r'queue "nosuch" does not exist$'):
+            remove("nosuch")
     assert "mq queue create nosuch" in mq("send", "nosuch", "-m", "x").error
 
 
