@@ -71,15 +71,11 @@ class ConsumerPump:
     """Moves messages from a queue to one consumer's client.
 
     Args:
-        broker: gives the messages.
         consumers: of all queues; knows which one of a queue is active, where only one may be.
-        link: sends them.
         command: the client's wish: queue, tag, priority, and whether it acknowledges.
 
     Attributes:
-        channel, tag, queue: as in the command.
         exclusion: of the queue, where this is its only consumer.
-        began: when it was made, on Trio's clock.
         last_delivery: when it last got something, or began.
         delivered: how many messages it has got.
         rate: how many of late.
@@ -371,7 +367,6 @@ def delivery_bytes(message: Message, budget: Budget) -> int:
     """How much memory the delivery of a message takes: its body is there as it was read, and as it is sent.
 
     Args:
-        message: which.
         budget: has the memory; no more than all of it is asked for.
     """
     size, _, attributes = message.properties
@@ -398,8 +393,6 @@ async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False
     """Read an unacknowledged message as it is delivered, and close its body.
 
     Args:
-        held: the message.
-        queue: where it is.
         is_asked_for: whether a client gets it by ``basic.get``, and not as a consumer.
 
     Raises:

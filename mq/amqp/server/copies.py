@@ -33,9 +33,6 @@ class Copy(NamedTuple):
     """A message and one of the queues that it goes to.
 
     Attributes:
-        publication: the message.
-        queue: where it goes.
-        is_dead_letter: whether it died in another queue.
         asked: the draft of its publisher over another protocol, with a delay, for example; None for a message of AMQP.
         number: tells its message from others, where the caller needs that.
     """
@@ -51,8 +48,6 @@ class Copies:
     """Brings copies into their queues.
 
     Args:
-        broker: has the queues.
-        topology: routes, and has the consumers.
         queue_of: the queue of AMQP behind a name of the broker's.
     """
 

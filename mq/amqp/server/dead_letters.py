@@ -74,8 +74,6 @@ class DeadLetterRouter:
     """Sends dead letters on, to the exchange that the arguments of their queue name.
 
     Args:
-        copies: brings messages into their queues.
-        topology: where they go.
         queue_of: the queue of AMQP behind a name of the broker's.
         date_ns: the date, nanoseconds since 1970.
     """
@@ -232,16 +230,7 @@ def died(
     routing_keys: Sequence[str],
     time: datetime.datetime,
 ) -> BasicProperties:
-    """The properties of a message with one more death. They have no expiration any more.
-
-    Args:
-        properties: as they were.
-        queue: where it died.
-        reason: why.
-        exchange: where it had been published.
-        routing_keys: with which keys.
-        time: when it died.
-    """
+    """The properties of a message with one more death. They have no expiration any more."""
     expires_no_more = frozenset({"expiration"})
     try:
         known = properties.headers()

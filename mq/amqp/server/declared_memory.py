@@ -31,12 +31,7 @@ _ELSEWHERE: Final = ""
 
 
 class DeclaredMemory:
-    """Counts what is declared.
-
-    Args:
-        budget: has the memory.
-        topology: has what is declared.
-    """
+    """Counts what is declared."""
 
     def __init__(self, budget: Budget, topology: Topology) -> None:
         self._budget = budget

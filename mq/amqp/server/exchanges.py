@@ -101,8 +101,6 @@ class TopologyPublisher:
     """As :class:`mq.doors.exchanges.ExchangePublisher`.
 
     Args:
-        topology: routes.
-        copies: brings messages into their queues.
         dead_letters: gets the refusals of full queues that dead-letter them.
     """
 

@@ -66,13 +66,7 @@ answers to the closes of a channel and its connection together, and lose what th
 
 
 class Handlers:
-    """Carries out what one connection asks for.
-
-    Args:
-        state: what all connections share.
-        link: this one.
-        publish_pump: takes what is published.
-    """
+    """Carries out what one connection asks for."""
 
     def __init__(self, state: AmqpState, link: ClientLink, publish_pump: PublishPump) -> None:
         self._state = state
@@ -362,7 +356,6 @@ class Handlers:
         """Read a message, and reserve memory for it. Damaged ones are passed over.
 
         Args:
-            command: asks for it.
             held: the first message; empty if it is to be fetched.
         """
         queue, unsent = command.queue, list[UnackedMessage]()
@@ -492,9 +485,6 @@ async def settle(
     """Acknowledge, put back or reject deliveries.
 
     Args:
-        state: knows the queues.
-        outcome: what becomes of all of them.
-        deliveries: may be of several queues.
         durable: whether that must be durable on return; else it is soon.
 
     Raises:

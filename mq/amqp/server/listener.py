@@ -51,14 +51,10 @@ async def serve(
     Started with the URLs it listens on; none where it does without a port.
 
     Args:
-        state: what connections share.
         address: IP address or host name.
         port: 0 takes a free one.
         stop: returns when it is time to stop.
-        version: of mq, which clients are told.
-        certificates: with them TLS is spoken, and nothing else.
         crowd: says which address has too many connections; None counts those of this server alone.
-        shares_port: other daemons may listen on it, too.
         needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
             still find their exchange, and queues expire.
         doorway: where connections come, in place of the address and the port. None listens there.

@@ -114,10 +114,7 @@ def arrival_of(
 
     Args:
         token: what the caller will know it by when it is settled.
-        id: the message's.
-        queue: the name in AMQP of where it is.
         attributes: what was kept with it, over whichever protocol it came.
-        body: all of it.
         redelivered: whether it has been delivered before.
 
     Raises:

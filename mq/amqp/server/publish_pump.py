@@ -75,11 +75,9 @@ class PublishPump:
     """Stores what one connection publishes.
 
     Args:
-        copies: brings messages into their queues.
         alarm: told while there is no room.
         dead_letters: gets the refusals of full queues that dead-letter them.
         backlog: bytes that wait, of all connections.
-        room: the memory for those of this connection.
         told: called with messages that are stored or refused, and with the refused ones among them. It has the store's
             progress send what it has written.
         complete: calls a completion. If that raises, it ends the connection.
@@ -474,9 +472,6 @@ def _size(message: PublishedMessage) -> int:
 
 class FullStoreAlarm:
     """On while the messages of any connection find no room.
-
-    Args:
-        changed: told when it goes on or off.
 
     Attributes:
         why: what the store says; empty while it is off.

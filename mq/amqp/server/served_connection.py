@@ -76,14 +76,9 @@ class ServedConnection:
     """Serves one connection.
 
     Args:
-        state: what all connections share.
         stream: its bytes; any handshake is done.
-        peer: the client.
-        version: of mq.
 
     Attributes:
-        protocol: "amqp".
-        connection: its protocol, without a socket.
         send_answers: sends what completions have written. It never raises.
     """
 
@@ -701,14 +696,7 @@ class _Received:
 def status_of(
     connection: Connection, stream: trio.SocketStream | TLSStream, peer: Peer, began: float
 ) -> ConnectionStatus:
-    """A connection as operators see it now.
-
-    Args:
-        connection: which.
-        stream: carries it.
-        peer: the client.
-        began: when, on Trio's clock.
-    """
+    """A connection as operators see it now."""
     session, traffic, age = connection.session, _traffic(stream), trio.current_time() - began
     return ConnectionStatus(
         protocol="amqp",
@@ -734,12 +722,7 @@ def _traffic(stream: trio.SocketStream | TLSStream) -> Traffic | None:
 
 
 def consumers_of(connection: Connection, pumps: Iterable[ConsumerPump]) -> Iterator[ConsumerStatus]:
-    """A connection's consumers as operators see them now.
-
-    Args:
-        connection: which.
-        pumps: its consumers.
-    """
+    """A connection's consumers as operators see them now."""
     now = trio.current_time()
     for pump in list(pumps):  # some may end meanwhile
         channel = connection.channel(pump.channel)

@@ -42,23 +42,15 @@ class AmqpState:
     """What all connections share.
 
     Args:
-        broker: behind the server.
         vhosts: their names, beside ``/``.
         logins: authenticates users; None lets every client do everything.
-        limits: of each connection.
         memory: the budget that all requests of the daemon share; None makes one for this server.
         seen: has the connections of all protocols; None where they are not looked at.
         quotas: hold users to their limits; None for some of this server alone.
 
     Attributes:
-        broker, limits, memory, seen, quotas: as given.
-        topology: what is declared, in memory.
-        topology_store: changes it, durably.
-        copies: brings messages into their queues.
-        dead_letters: sends on what dies.
         alarm: on while the store has no room.
         unused: queues that expire when they are not used.
-        connections: those that are served.
         backlog: bytes that connections have published and the store has not taken up.
     """
 
@@ -142,13 +134,7 @@ class AmqpState:
         return Authenticated(user)
 
     def note_denied(self, address: str, user: User, **about: str | None) -> None:
-        """Write down that a user asked for what the user may not do.
-
-        Args:
-            address: of the client.
-            user: the one who is logged in.
-            about: the right that is missing, and on what.
-        """
+        """Write down that a user asked for what the user may not do."""
         if self._logins is not None:
             self._logins.refusals.refused(protocol="amqp", address=address, user=user.name, **about)
 
@@ -237,7 +223,6 @@ class UnusedQueues:
 
     Args:
         is_used: whether a queue has consumers.
-        expire: called with a queue that has expired.
     """
 
     def __init__(self, is_used: Callable[[QueueName], bool], expire: Callable[[Queue], Awaitable[None]]) -> None:

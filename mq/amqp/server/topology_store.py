@@ -29,14 +29,7 @@ logger = logging.getLogger("mq.amqp")
 
 
 class TopologyStore:
-    """Keeps the topology in memory and the records in the store the same.
-
-    Args:
-        broker: has the store, and the queues.
-        topology: plans changes.
-        lost: called with each queue that is gone.
-        budget: has the memory for what is declared.
-    """
+    """Keeps the topology in memory and the records in the store the same."""
 
     def __init__(
         self, broker: BrokerAPI, topology: Topology, lost: Callable[[Queue], Awaitable[None]], budget: Budget
@@ -104,7 +97,6 @@ class TopologyStore:
         """Plan a change, store it, and apply it. What the nodes of a cluster share is in effect at all of them then.
 
         Args:
-            plan: returns the change.
             client: memory is reserved for the additions of this one; None where they are not a client's choice.
 
         Raises:
