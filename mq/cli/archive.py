@@ -178,15 +178,18 @@ _ORDER: Final = ("delayed", "leased", "ready")
 """The order in which messages of a paused queue move: read in this order, no message is missed."""
 
 
-@click.command("export")
-@queue_argument
-@click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
-@click.option(
+_format_option = click.option(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
     help="File format. [default: determined by the suffix of FILE; jsonl for -]",
 )
+
+
+@click.command("export")
+@queue_argument
+@click.argument("file", default="-", type=click.Path(allow_dash=True, dir_okay=False))
+@_format_option
 @click.option(
     "--state",
     "states",
@@ -247,12 +250,7 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.command("import")
 @queue_argument
 @click.argument("file", default="-", type=click.Path(exists=True, allow_dash=True, dir_okay=False))
-@click.option(
-    "--format",
-    "kind",
-    type=click.Choice(FORMATS),
-    help="File format. [default: determined by the suffix of FILE; jsonl for -]",
-)
+@_format_option
 @click.option(
     "--run",
     metavar="NAME",

@@ -440,15 +440,13 @@ longest body may have; for one that takes fewer the batch is halved."""
 _ABOUT_ONE: Final = frozenset({400, 409, 413, 429, 503})
 
 
-def cut(
-    messages: Iterable[Outgoing], *, longest: int = LONGEST_BATCH, most_bytes: int = BATCH_BYTES
-) -> Iterator[list[Outgoing]]:
-    """The messages in batches of at most `longest` and, but for a single longer one, at most `most_bytes`."""
+def cut(messages: Iterable[Outgoing]) -> Iterator[list[Outgoing]]:
+    """The messages in batches of at most `LONGEST_BATCH` and, but for a single longer one, :data:`BATCH_BYTES`."""
     batch: list[Outgoing] = []
     size = 0
     for message in messages:
         length = len(message.body)
-        if batch and (len(batch) >= longest or size + length > most_bytes):
+        if batch and (len(batch) >= LONGEST_BATCH or size + length > BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(message)

@@ -61,12 +61,9 @@ class GraceStorage:
         broken: called with a reason once the contents of the store are unknown.
     """
 
-    def __init__(
-        self, below: ClusterStorage, broken: Callable[[str], None], grace_seconds: float = GRACE_SECONDS
-    ) -> None:
+    def __init__(self, below: ClusterStorage, broken: Callable[[str], None]) -> None:
         self._below = below
         self._broken = broken
-        self._kept_seconds = grace_seconds
         self._removed: OrderedDict[Entry, float] = OrderedDict()
         self._removing: set[Entry] = set()
         self._asked: set[Entry] = set()
@@ -125,14 +122,14 @@ class GraceStorage:
 
     async def _unlink_inherited(self) -> None:
         """Unlink what earlier masters removed, when the last of them has been gone for as long as messages are kept."""
-        await trio.sleep(self._kept_seconds)
+        await trio.sleep(GRACE_SECONDS)
         while True:
             try:
                 # As many more as this master has removed itself: or else the list might name those alone.
                 listed = await self._below.scan(State.REMOVED, limit=len(self._removed) + _LISTED_AT_ONCE)
             except StorageError as error:
                 logger.info("temporarily unable to list removed messages: %s", error)
-                await trio.sleep(self._kept_seconds)
+                await trio.sleep(GRACE_SECONDS)
                 continue
             # A removal that is on its way may be listed already.
             own = self._removed.keys() | self._removing
@@ -140,7 +137,7 @@ class GraceStorage:
             if not inherited:
                 return
             if not await self._unlink(inherited):
-                await trio.sleep(self._kept_seconds)
+                await trio.sleep(GRACE_SECONDS)
 
     async def _unlink_own(self) -> None:
         while True:
@@ -243,7 +240,7 @@ class GraceStorage:
 
     def _due(self) -> list[Entry]:
         """The messages that were kept for long enough. Those removed later are not looked at: there may be 100,000."""
-        until = trio.current_time() - self._kept_seconds
+        until = trio.current_time() - GRACE_SECONDS
         old = takewhile(lambda kept: kept[1] <= until, self._removed.items())
         return [entry for entry, _ in old if entry in self._asked]
 

@@ -209,10 +209,10 @@ class Client:
         wanted = put_json(Put(key, value, lease))
         return revision_of(await self._members.ask("/v3/kv/put", wanted, changes=True, repeats=repeats))
 
-    async def delete(self, key: str, end: str | None = None, *, repeats: bool = True) -> int:
+    async def delete(self, key: str, end: str | None = None) -> int:
         """Delete a key, or all up to (and without) `end`; how many there were, the last time it was sent."""
         wanted = delete_json(Delete(key, end))
-        reply = await self._members.ask("/v3/kv/deleterange", wanted, changes=True, repeats=repeats)
+        reply = await self._members.ask("/v3/kv/deleterange", wanted, changes=True)
         return int(reply.get("deleted", 0))
 
     async def txn(
