@@ -63,12 +63,14 @@ class Sightings:
     @property
     def lost(self) -> int:
         """Messages that were confirmed, and never delivered."""
-        return len(self.confirmed - self.delivered)
+        with self._lock:
+            return len(self.confirmed - self.delivered)
 
     @property
     def stored_twice(self) -> int:
         """Messages that came more than once without the mark of a redelivery: under two ids."""
-        return sum(count > 1 for count in self.first_deliveries.values())
+        with self._lock:
+            return sum(count > 1 for count in self.first_deliveries.values())
 
 
 class RollingClients:
