@@ -18,7 +18,7 @@ import trio
 from trio_util import AsyncBool
 
 from mq import turns
-from mq.broker.fairness import SOURCE, FairLine, Pace
+from mq.broker.fairness import MEMORY_SECONDS, SOURCE, FairLine, Pace
 from mq.errors import (
     BrokerClosed,
     StorageFailed,
@@ -95,7 +95,9 @@ class Committer:
     Attributes:
         failure: why the medium failed; empty while it works.
         together: messages in one submission, if it can be split: those of one are answered in one step.
-        pace: how many operations a batch may have.
+        disk_pace: how many operations a batch that waits for the disk may have.
+        memory_pace: the same for one that does not.
+        pace: that of the last batch, which counts for the next one.
         portion: messages that a long job submits before it waits: few where a batch ends soon, so that the operations
             of others are not behind many; more where it takes long whatever it has.
         progress: noted with each answer of the store.
@@ -108,9 +110,11 @@ class Committer:
         self._instant = storage if is_instant(storage) else None
         self.together = ANSWERED_TOGETHER if self._telling is not None else MOST_OF_A_CALL // 2
         description = storage.description
-        self._gathers = description.durable  # without a barrier there is nothing to share
+        self._is_durable = description.durable
         # A store with a log flushes once a batch; others may sync each file.
-        self.pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
+        self.disk_pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
+        self.memory_pace = Pace(LARGEST_BATCH, seconds=MEMORY_SECONDS)
+        self.pace = self.disk_pace if description.durable else self.memory_pace
         self._waiting: deque[Submission] = deque()  # for the next batch
         self._line: FairLine[tuple[BatchTurn, float]] = FairLine()  # for later batches, and since when
         self._size = 0  # messages that wait for the next batch
@@ -244,12 +248,20 @@ class Committer:
         if rest is not None:
             self._line.put_first(rest.source, (partial(self._take_turn, rest), began))
             self._fill()
-        if self._gathers:  # else a batch ends at once, whatever it has
-            self.pace.note(size, self._now() - began)  # with the answers, which the next batch waits for, too
+        self._note_pace(outcomes, size, len(operations), self._now() - began)
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
         for took in self._took:
             took(ended - began)
+
+    def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
+        """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
+        if outcomes.waited if isinstance(outcomes, Outcomes) else self._is_durable:
+            self.pace = self.disk_pace
+            self.pace.note(syncs, seconds)
+        else:
+            self.pace = self.memory_pace
+            self.pace.note(size, seconds)
 
     def append(self, submission: Submission) -> None:
         """Let the next batch take a submission, in its turn."""
@@ -339,7 +351,7 @@ class Committer:
         return self._take()
 
     def _is_enough(self) -> bool:
-        if not self._gathers or (self._calls <= 1 and self._last_taken <= 1):
+        if self.pace is self.memory_pace or (self._calls <= 1 and self._last_taken <= 1):
             return True
         return self._size >= self.pace.limit
 
@@ -360,7 +372,7 @@ class Committer:
     async def _commit(self, operations: Sequence[AnyOperation], hear: Hear, *, has_groups: bool) -> list[Outcome]:
         """The outcomes, but for those of the first operations that were heard of before."""
         storage = self._storage
-        if has_groups and self._gathers:
+        if has_groups and self._is_durable:
             outcomes = await groups.commit(storage, operations)
         elif has_groups:  # nothing is shared, and the store may do all of it in one step of the event loop
             outcomes = []

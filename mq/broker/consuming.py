@@ -420,7 +420,7 @@ class Remover:
         self.second_names = second_names
         self._catalog = core.catalog
         self._removes = core.storage.description.removes
-        self._pace = core.committer.pace
+        self._committer = core.committer
         self._reaps = core.config.joins_reaping
         self._most_answered = _ANSWERS * core.committer.together
         self._batches: Together[RemovalBatch] = Together(core.committer)
@@ -439,7 +439,7 @@ class Remover:
         Returns:
             The answer; an error where a message could not be removed and stays where it was.
         """
-        most = min(self._most_answered, self._pace.limit)
+        most = min(self._most_answered, self._committer.pace.limit)
         answer = _Answer(Future(), -(-len(entries) // most))
         for begin in range(0, len(entries), most):
             some = entries[begin : begin + most]

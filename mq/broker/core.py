@@ -13,7 +13,7 @@ from mq.broker.config import BrokerConfig
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
 from mq.message import MessageId, MessageIds
-from mq.storage.interface import Storage
+from mq.storage.interface import Storage, places_transient
 
 SecureKeys = Callable[[Iterable[MessageId]], Awaitable[None]]
 KeysSecured = Callable[[Iterable[MessageId]], bool]
@@ -64,3 +64,8 @@ class Core:
     def places(self) -> bool:
         """Whether a message is written where it rests, READY or DELAYED, and not to NEW."""
         return self.config.skips_steps and self.storage.description.places
+
+    @property
+    def places_transient(self) -> bool:
+        """The same for a transient message."""
+        return self.config.skips_steps and places_transient(self.storage)

@@ -11,6 +11,8 @@ T = TypeVar("T")
 
 BATCH_SECONDS: Final = 0.05
 """How long a batch may take, so that operations behind it do not wait for long."""
+MEMORY_SECONDS: Final = 0.01
+"""The same for a batch in memory, which shares no flush: a smaller one costs nothing."""
 FEWEST: Final = 4
 """Operations that a batch may always have."""
 FIRST: Final = 16
@@ -89,7 +91,7 @@ class FairLine(Generic[T]):
 
 
 class Pace:
-    """Learns from batches how many operations a store does within :data:`BATCH_SECONDS`.
+    """Learns from batches how many operations a store does within :data:`BATCH_SECONDS`, or other seconds.
 
     A batch takes a fixed time, such as one flush, and a time for each operation, which is nearly nothing where a log is
     flushed once, and a flush or more where each file is. Only in the second case do smaller batches end sooner. Both
@@ -99,14 +101,16 @@ class Pace:
     Args:
         most: operations in a batch, at most.
         is_cheap: whether an operation is expected to take next to no time beside the batch's one flush.
+        seconds: how long a batch may take.
 
     Attributes:
         limit: operations that the next batch may have.
     """
 
-    def __init__(self, most: int, *, is_cheap: bool = True) -> None:
+    def __init__(self, most: int, *, is_cheap: bool = True, seconds: float = BATCH_SECONDS) -> None:
         self.limit = most if is_cheap else min(most, FIRST)
         self._most = most
+        self._limit_seconds = seconds
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
 
@@ -138,5 +142,5 @@ class Pace:
             each = average
         self._each = each
         fixed = max(0.0, (total - each * sizes) / count)
-        limit = max(BATCH_SECONDS - fixed, fixed) / each if each else self._most
+        limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
         self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))

@@ -148,6 +148,7 @@ class Publisher:
         self.direct = direct
         self.recent = recent
         self.is_placed = core.places
+        self.is_transient_placed = core.places_transient
         self.others_move = core.config.others_move
         self.ids = core.ids
         self._config = core.config
@@ -648,7 +649,7 @@ class PublishJob:
         self._priority = draft.priority
         self._meta = meta
         self._landed = landed
-        self._transient = draft.transient
+        self._transient = draft.transient or index.is_transient
         self._has_callers_id = draft.id is not None
         self._is_dispatched = self._is_writing = False
         self._protocol = PROTOCOL.get()
@@ -671,7 +672,7 @@ class PublishJob:
         self._is_writing = not self._is_dispatched
         self.index.writing += self._is_writing
         state = State.NEW
-        if publisher.is_placed and self._is_writing:
+        if self._is_writing and (publisher.is_transient_placed if self._transient else publisher.is_placed):
             state = State.READY if self._meta.deadline_ms is None else State.DELAYED
         meta, transient = self._meta, self._transient
         return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)

@@ -490,6 +490,12 @@ def is_for_cluster(storage: Storage) -> TypeGuard[ClusterStorage]:
     return hasattr(storage, "contains")
 
 
+def places_transient(storage: Storage) -> bool:
+    """Return whether a Write of a transient message may ask for READY or DELAYED. Where the store does not keep it in
+    memory, its outcome may be in NEW all the same."""
+    return storage.description.places or bool(getattr(storage, "places_transient", False))
+
+
 class TellingStorage(Storage, Protocol):
     """What a store can do besides, if a batch is durable before all of it is done."""
 

@@ -51,6 +51,7 @@ from mq.storage.interface import (
 )
 from mq.storage.memory import MemoryStorage
 from mq.storage.options import StorageOptions
+from mq.storage.outcomes import Outcomes
 from mq.storage.registry import make_storage
 
 TRANSIENT: Final = "transient"
@@ -83,6 +84,7 @@ class LayeredStorage:
         self._telling: TellingStorage | None = None  # the same, where it tells of first outcomes
         self._instant: InstantStorage | None = None  # the same, where its batches wait for nothing
         self._above = MemoryStorage(max_memory)
+        self._below_places = True
         self._transient: set[str] = set()
         self._is_used = False  # memory may hold messages, or has held some
 
@@ -91,6 +93,11 @@ class LayeredStorage:
         """The description of the store below."""
         below = self._below.description
         return below._replace(name=f"layered:{below.name}")
+
+    @property
+    def places_transient(self) -> bool:
+        """That memory does, whatever the store below does."""
+        return True
 
     @property
     def tells(self) -> bool:
@@ -117,6 +124,7 @@ class LayeredStorage:
         await self._below.open()
         self._telling = self._below if tells(self._below) else None
         self._instant = self._below if is_instant(self._below) else None
+        self._below_places = self._below.description.places
         await self._above.open()
         await self._above.commit([Put(QUEUE, *each) for each in (await self._below.records(QUEUE)).items()])
 
@@ -169,12 +177,14 @@ class LayeredStorage:
             outcomes.update(zip(rest, done, strict=True))
             done[:] = [outcomes[place] for place in range(len(operations))]  # which keeps what it tells besides
             return done
-        return [outcomes[place] for place in range(len(operations))]
+        in_memory = Outcomes(outcomes[place] for place in range(len(operations)))
+        in_memory.waited = False
+        return in_memory
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
         if self._telling is not None and not changes_queue(operations) and self._is_below(operations):
-            return await self._telling.commit_in_parts(operations, hear)  # type: ignore[arg-type] # as below
+            return await self._telling.commit_in_parts(self._for_below(operations), hear)  # type: ignore[arg-type] # as below
         return await self.commit(operations)
 
     def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
@@ -205,7 +215,19 @@ class LayeredStorage:
 
     async def _commit_below(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         # This store is described as the one below: no Group comes that the one below cannot do by itself.
-        return await self._below.commit(operations)  # type: ignore[arg-type]
+        return await self._below.commit(self._for_below(operations))  # type: ignore[arg-type]
+
+    def _for_below(self, operations: Sequence[AnyOperation]) -> Sequence[AnyOperation]:
+        if self._below_places and not self._transient:
+            return operations  # nearly always
+        return [self._to_new(each) if isinstance(each, Write) else each for each in operations]
+
+    def _to_new(self, write: Write) -> Write:
+        """A message that cannot be placed below, which is transient or for a transient queue, and too large for memory.
+        It waits in NEW; one for a transient queue comes up from there."""
+        if write.state is State.NEW or (self._below_places and write.queue not in self._transient):
+            return write
+        return write._replace(state=State.NEW)
 
     async def _commit_group(self, group: Group) -> Outcome:
         """Do a group that has a part in memory. That part is first, for a crash takes it anyway."""

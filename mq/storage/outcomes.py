@@ -1,4 +1,4 @@
-"""Outcomes that come with how late they were heard of.
+"""Outcomes that come with how the batch was done.
 
 A module of its own, since a subclass of ``list`` cannot be compiled.
 """
@@ -9,10 +9,13 @@ from mq.storage.interface import Outcome
 
 
 class Outcomes(list[Outcome]):
-    """The outcomes of a batch that was done in a thread, in order.
+    """The outcomes of a batch, in order, with what the committer learns from it.
 
     Attributes:
-        heard_late: seconds from the end of the batch until the event loop came to them.
+        heard_late: seconds from the end of the batch until the event loop came to them, if a thread did it.
+        waited: whether the batch waited for the disk. One that was done in memory shares no flush, so that a smaller
+            batch costs nothing.
     """
 
     heard_late: float = 0.0
+    waited: bool = True

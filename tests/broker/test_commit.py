@@ -71,7 +71,8 @@ class Unpaced(Pace):
 
 async def serve(disk: MemoryStorage, nursery: trio.Nursery) -> Committer:
     committer = Committer(disk)
-    committer.pace = Unpaced(LARGEST_BATCH)
+    committer.disk_pace, committer.memory_pace = Unpaced(LARGEST_BATCH), Unpaced(LARGEST_BATCH)
+    committer.pace = committer.disk_pace if disk.description.durable else committer.memory_pace
     nursery.start_soon(SaveWorker(committer).run)
     await trio.testing.wait_all_tasks_blocked()  # else it may begin between the first callers, whose order is drawn
     return committer

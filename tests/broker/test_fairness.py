@@ -13,10 +13,11 @@ import trio.testing
 from trio.testing import MockClock
 
 from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, SaveWorker, Together
-from mq.broker.fairness import BATCH_SECONDS, FEWEST, FIRST, SOURCE, FairLine, Pace
+from mq.broker.fairness import BATCH_SECONDS, FEWEST, FIRST, MEMORY_SECONDS, SOURCE, FairLine, Pace
 from mq.message import MessageIds
 from mq.storage.interface import AnyOperation, Description, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
+from mq.storage.outcomes import Outcomes
 
 IDS: Final = MessageIds()
 EACH_SECONDS: Final = 0.003
@@ -40,6 +41,15 @@ class SlowDisk(MemoryStorage):
         self.batches.append([each.queue for each in operations if isinstance(each, Write)])
         await trio.sleep(self.fixed_seconds + len(operations) * self.each_seconds)
         return [Outcome(Result.DONE)] * len(operations)
+
+
+class TwoLayers(SlowDisk):
+    """Takes a time for each operation. A batch that is only for the queue ``memory`` shares no flush."""
+
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        outcomes = Outcomes(await super().commit(operations))
+        outcomes.waited = any(owner != "memory" for owner in self.batches[-1])
+        return outcomes
 
 
 def writes(owner: str, count: int) -> list[Operation]:
@@ -264,3 +274,16 @@ async def test_flush_of_all_operations_together_keeps_large_batches(
         nursery.start_soon(flood_as, "flood", committer, 50_000)
         await trio.sleep(60 * fixed_seconds + 2)
     assert sum(map(len, disk.batches)) / len(disk.batches) > 500
+
+
+async def test_batches_in_memory_are_shorter_than_those_on_disk(autojump_clock: MockClock) -> None:
+    each_seconds = 0.0005
+    store = TwoLayers(each_seconds=each_seconds)
+    async with serving(store) as (committer, nursery):
+        for owner, seconds in (("disk", BATCH_SECONDS), ("memory", MEMORY_SECONDS), ("disk", BATCH_SECONDS)):
+            store.batches.clear()
+            await committer.commit(writes(owner, 3))
+            nursery.start_soon(flood_as, owner, committer, 4000)
+            await trio.sleep(3)
+            assert sum(map(len, store.batches)) == 3 + 4000
+            assert 0.5 * seconds < max(map(len, store.batches[-4:-1])) * each_seconds <= seconds

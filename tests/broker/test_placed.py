@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -12,10 +13,13 @@ from mq.broker import Broker, BrokerConfig, Draft, open_broker
 from mq.errors import NoSuchQueue
 from mq.lifecycle import Kind, State
 from mq.message import Message
+from mq.storage.files.mount import Mount
 from mq.storage.interface import Drop, Entry, Operation, Outcome, Put, Stored, Write
+from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
 from tests.broker.test_broker import take
+from tests.storage.disks import Disk
 
 
 def kinds(observer: Legal, id: str) -> list[tuple[Kind, State | None]]:
@@ -258,3 +262,44 @@ async def test_a_message_keeps_its_place_while_the_worker_is_busy(autojump_clock
         await trio.sleep(20)
         assert await waiters.bodies() == [[b"first"]]
         assert await take(broker) == b"second"
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 10.0])
+async def test_a_transient_message_rests_in_memory_at_once(
+    autojump_clock: object, observer: Legal, *, log: bool, delay: float
+) -> None:
+    async with layered(log=log) as store, open_broker(store, observers=[observer]) as broker:
+        await broker.create_queue("q")
+        await broker.publish_many("q", [Draft(b"x", delay=delay, transient=True)])
+        await wait_all_tasks_blocked()
+        [published] = observer.seen
+        assert (published.kind, published.target) == (Kind.PUBLISH, State.DELAYED if delay else State.READY)
+        await trio.sleep(delay)
+        assert await take(broker) == b"x"
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("delay", [0.0, 10.0])
+async def test_a_transient_queue_takes_a_message_that_is_too_large_for_memory(
+    autojump_clock: object, *, log: bool, delay: float
+) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"large"
+
+    async with layered(log=log) as store, open_broker(store) as broker:
+        await broker.create_queue("q", "memory")
+        await broker.publish_many("q", [Draft(await broker.stage(chunks()), delay=delay)])
+        await trio.sleep(delay)
+        await wait_all_tasks_blocked()
+        assert await take(broker) == b"large"
+
+
+@asynccontextmanager
+async def layered(*, log: bool) -> AsyncIterator[LayeredStorage]:
+    """A store of which what must last is on a disk, with a log or without one."""
+    mount = Mount("disk", atomic_rename=True, ordered=True, syncfs=True, logged=log)
+    store = LayeredStorage(Disk(mount, syncfs=log, log=log).another(), 1 << 20)
+    await store.open()
+    yield store
+    await store.aclose()
