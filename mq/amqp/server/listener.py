@@ -41,6 +41,7 @@ async def serve(
     certificates: Certificates | None = None,
     crowd: Crowd | None = None,
     shares_port: bool = False,
+    needs_port: bool = True,
     doorway: Doorway | None = None,
     grace_seconds: float = GRACE_SECONDS,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
@@ -54,6 +55,8 @@ async def serve(
         port: 0 takes a free one.
         stop: returns when it is time to stop.
         crowd: says which address has too many connections; None counts those of this server alone.
+        needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
+            still find their exchange, and queues expire.
         doorway: where connections come, in place of the address and the port. None listens there.
         grace_seconds: connections are cut off that long after the stop, or after the store has last taken up some of
             what was published before, but no later than :data:`LONGEST_STOP_SECONDS` after the stop.
@@ -64,7 +67,7 @@ async def serve(
         StorageUnusable: what was declared cannot be read.
     """
     if doorway is None:
-        doorway = await open_doorway(address, port, shares_port=shares_port)
+        doorway = await open_doorway(address, port, shares_port=shares_port, needs_port=needs_port)
     await state.load()
     stopped = trio.Event()
     connections = _ServedConnections(state, certificates, crowd or Crowd(), version, stopped)
@@ -86,11 +89,7 @@ async def serve(
 
 
 async def open_doorway(address: str, port: int, *, shares_port: bool = False, needs_port: bool = True) -> Doorway:
-    """Where connections come, as :func:`serve` says of the address and the port.
-
-    Args:
-        needs_port: if not, and another program has the port, no client can connect, but all else goes on: dead letters
-            still find their exchange, and queues expire.
+    """Where connections come, as :func:`serve` says of these arguments.
 
     Raises:
         CannotListen: the address or the port is not to be had.
