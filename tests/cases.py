@@ -29,7 +29,6 @@ def for_each(
 
     Args:
         names: of the test's arguments, as ``pytest.mark.parametrize`` takes them.
-        values: of each case, likewise.
         fresh: arguments of the test that are made anew for each case, with the function that makes them; one that takes
             an argument gets the case's folder.
     """

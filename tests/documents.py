@@ -19,7 +19,6 @@ _VOLATILE = (
 
 
 def blocks(page: Path, language: str | None = None) -> list[str]:
-    """The fenced blocks of a language, or all."""
     return [text for name, text in _FENCE.findall(page.read_text()) if language in (None, name)]
 
 

@@ -26,7 +26,6 @@ class Shell:
 
     Args:
         folder: its own; where it stands, and where its standard error goes.
-        variables: of its environment, beside what is there.
     """
 
     def __init__(self, folder: Path, variables: dict[str, str]) -> None:
@@ -78,6 +77,5 @@ class Shell:
 
 
 def write_program(path: Path, line: str) -> None:
-    """A program of one line."""
     path.write_text(f"#!/bin/sh\n{line}\n")
     path.chmod(0o755)

@@ -259,7 +259,6 @@ def rule(module: str) -> str:
 
 
 def belongs(module: str, prefix: str) -> bool:
-    """Whether a module is in a room."""
     return fits(module, prefix)
 
 

@@ -30,11 +30,7 @@ SECRETS = (PASSWORD, PASSWORD.replace(" ", "%20"), TOKEN, OTHER_TOKEN, BODY, ATT
 
 
 class Log:
-    """A log of its own.
-
-    Attributes:
-        logger: writes into it.
-    """
+    """A log of its own."""
 
     def __init__(self, format: str) -> None:
         self._stream = io.StringIO()

@@ -78,7 +78,6 @@ def test_every_thread_is_listed() -> None:
 
 
 def kinds(error: BaseException) -> set[type[BaseException]]:
-    """The kind of an error, or of each one in a group."""
     if isinstance(error, BaseExceptionGroup):
         return set().union(*map(kinds, error.exceptions))
     return {type(error)}

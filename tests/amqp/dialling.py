@@ -114,7 +114,6 @@ class Client:
         return answer, *(await self._content())
 
     async def bodies(self, queue: str = "q") -> list[bytes]:
-        """All that is in a queue. They are removed."""
         found = []
         while (got := await self.get(queue, no_ack=True)) is not None:
             found.append(got[2])
@@ -156,9 +155,6 @@ class House:
     """A broker with a door, and its connections.
 
     Args:
-        broker: serves the queues.
-        door: lets clients in.
-        nursery: in which connections live.
         tell: told of every frame that a client hears: the channel, the frame's name, and its bytes.
     """
 

@@ -44,12 +44,7 @@ class Lives:
     """One seed.
 
     Args:
-        seed: decides all.
         tell: told of every call to the disk and of every frame that a client hears, in a line.
-
-    Attributes:
-        violations: promises that were broken, in words.
-        deliveries: how many there were.
     """
 
     def __init__(self, seed: int, tell: Callable[[str], None] | None = None) -> None:
@@ -70,7 +65,6 @@ class Lives:
         self._forget_process()
 
     def run(self) -> Lives:
-        """To its end."""
         for _ in range(self._random.choice((1, 2, 3))):
             self._serve(self._live)
             self._disk.crash()

@@ -119,7 +119,6 @@ class Rabbit:
         return self._process is not None and self._process.poll() is None
 
     def control(self, *arguments: str) -> None:
-        """``rabbitmqctl`` with these."""
         command = [str(PROGRAM.with_name("rabbitmqctl")), "--node", self._node, "--quiet", *arguments]
         subprocess.run(command, env=self._environment(), check=True, timeout=STOP_SECONDS, capture_output=True)
 

@@ -19,11 +19,7 @@ MESSAGES: Final = 3000
 
 
 class SlowToRemove(MemoryStorage):
-    """A store that takes a while for each removal.
-
-    Attributes:
-        removed: how many messages it has removed.
-    """
+    """A store that takes a while for each removal."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()

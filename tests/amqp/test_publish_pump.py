@@ -62,8 +62,6 @@ class Stores:
 
 
 class Pump:
-    """A pump, and what it has told."""
-
     def __init__(self, memory: int = 1 << 24) -> None:
         self.stores = Stores()
         self.told: list[int] = []

@@ -26,7 +26,6 @@ class Known:
     Attributes:
         body: its bytes.
         attributes: what was said of it.
-        receives: how often it was handed out.
         due: when its lease ends, on the clock that only goes on, in seconds.
         deadline: when its name says so, in steady time.
     """

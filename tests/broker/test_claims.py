@@ -293,7 +293,6 @@ async def test_a_queue_that_is_made_anew_during_an_acknowledgement(wall_clock: W
 
 
 def everything(broker: Broker) -> set[str]:
-    """All messages of the broker."""
     return {id for queue in broker.inventory() for id in [*queue.moving, *(entry.id for entry in queue.entries)]}
 
 

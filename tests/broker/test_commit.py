@@ -112,12 +112,7 @@ async def test_what_comes_while_a_batch_is_done_is_the_next_batch(autojump_clock
 
 
 class Items:
-    """What a batch has of one kind.
-
-    Attributes:
-        begun: the items of each batch.
-        answered: those of each that is done.
-    """
+    """What a batch has of one kind."""
 
     begun: ClassVar[list[list[int]]] = []
     answered: ClassVar[list[list[int]]] = []

@@ -28,11 +28,6 @@ class Slow(MemoryStorage):
 
     Args:
         places: whether it writes messages where they rest.
-
-    Attributes:
-        batches: what each wrote and moved.
-        refused: the kinds of operations that it refuses.
-        leased: what writes and leases one message.
     """
 
     def __init__(self, *, places: bool = True) -> None:
@@ -63,12 +58,7 @@ def _called(operation: AnyOperation) -> str:
 
 
 class InFlight:
-    """A call of the broker, and when it was answered.
-
-    Attributes:
-        answer: what it gave.
-        answered: when, by Trio's clock.
-    """
+    """A call of the broker, and when it was answered."""
 
     def __init__(self) -> None:
         self.answer: list[Message] | MQError | None = None
@@ -107,7 +97,6 @@ async def broker(store: Slow, observer: Legal, wall_clock: WallClock) -> AsyncIt
 
 
 async def waiting(broker: Broker, nursery: trio.Nursery, *most: int) -> list[InFlight]:
-    """Waiters that wait, in order."""
     asked = [InFlight() for _ in most]
     for each, count in zip(asked, most, strict=True):
         nursery.start_soon(each.fetch, broker, count)

@@ -36,7 +36,6 @@ class Store(MemoryStorage):
 
     Attributes:
         late_seconds: from the end of a batch until the event loop comes to it.
-        read_seconds: that reading takes.
     """
 
     late_seconds = 0.0

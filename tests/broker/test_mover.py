@@ -35,7 +35,6 @@ class Rounds:
 
 @asynccontextmanager
 async def moving() -> AsyncIterator[tuple[Mover, Rounds]]:
-    """A mover that runs, and its rounds."""
     rounds = Rounds()
     mover = Mover(rounds.commit, lambda _: True, lambda *_: None)
     async with trio.open_nursery() as nursery:

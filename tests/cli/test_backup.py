@@ -21,8 +21,6 @@ from tests.cli.conftest import Mq
 
 @pytest.fixture
 def root(temp_root: Path) -> Path:
-    """A root with a message."""
-
     async def fill() -> None:
         async with open_broker(f"posix:{temp_root}") as broker:
             await broker.create_queue("a")

@@ -129,7 +129,6 @@ class Drained:
 
     Attributes:
         looks: for each look, whether it is master, and the ids of clients over AMQP beside a link's.
-        closed: ids.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *looks: tuple[bool, list[str]]) -> None:

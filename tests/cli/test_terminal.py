@@ -63,7 +63,6 @@ def run(daemon: Daemon, *args: str, body: bytes = b"") -> bytes:
 
 
 def run_on_terminal(daemon: Daemon, *args: str) -> str:
-    """What the terminal gets."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "mq", *args, "--url", f"http://127.0.0.1:{daemon.port}"]
     done = prepared.run(command, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs, check=False, timeout=60)

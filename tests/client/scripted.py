@@ -69,7 +69,6 @@ def refused(status: int, detail: str = "no", **headers: str) -> httpx.Response:
 
 
 def unsure(status: int = 503, detail: str = "it may have been done") -> httpx.Response:
-    """The same, of what may have been done."""
     return _problem({"status": status, "detail": detail, "outcome": "unknown"})
 
 
@@ -93,7 +92,6 @@ def message(body: bytes = b"hello", **headers: str) -> httpx.Response:
 
 
 def lines(*values: dict[str, Any], **headers: str) -> httpx.Response:
-    """JSON Lines."""
     body = "".join(json.dumps(value) + "\n" for value in values)
     return httpx.Response(200, headers={"content-type": "application/x-ndjson", **headers}, content=body)
 

@@ -84,7 +84,6 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
 
 
 def named(span: ReadableSpan) -> str:
-    """As ``traceparent`` names it."""
     return f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-{span.context.trace_flags:02x}"
 
 

@@ -61,7 +61,6 @@ def three_daemons(
 
     Args:
         etcd: the endpoint of one that keeps members and names.
-        folder: for their roots and logs.
         store: the address of the store of their messages, perhaps another one for each node; empty for etcd.
         users: a file of users, of which each node gets a copy; empty for none.
         password: of the cluster; empty for none.

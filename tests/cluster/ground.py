@@ -70,7 +70,6 @@ class Ground:
         ]
 
     def has(self, member: Member) -> bool:
-        """Whether it is one still."""
         return member.number in {each.number for each in self.members()}
 
     async def shared(self) -> list[SharedRecord]:

@@ -22,9 +22,7 @@ class History:
     """What happened.
 
     Attributes:
-        clients: the lines of the clients' logs.
         answers: (time in ns, term, method) of whatever a master answered that changes something.
-        masters: (term, node) of those who served.
         members: (revision, node, revision at which its membership began, or None at its end), in order.
         begins: when each term answered something for the first time, in ns.
     """

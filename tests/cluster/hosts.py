@@ -30,8 +30,6 @@ class Machine:
     """One host of the cluster, with what runs on it.
 
     Attributes:
-        name: of the node.
-        host: where it is.
         store: the address of the store of the cluster's messages; empty for etcd.
     """
 
@@ -59,13 +57,11 @@ class Machine:
         return f"http://{self.host.address}:{CLIENT_PORT}"
 
     def leads_etcd(self) -> bool:
-        """Whether its member leads etcd."""
         with self.host.inside(), httpx.Client(timeout=5) as client:
             found = client.post(f"{self.endpoint}/v3/maintenance/status", json={}).json()
         return bool(found["leader"] == found["header"]["member_id"])
 
     def log(self, what: str) -> Path:
-        """A log of its own."""
         return self._folder / f"{self.name}.{what}.log"
 
     def start_etcd(self) -> None:
@@ -82,7 +78,6 @@ class Machine:
         )
 
     def start_node(self) -> None:
-        """Start its node, or start it again."""
         first, second = (f"{host.address}:{AMQP_PORT}" for host in self._others)
         endpoints = ",".join(f"http://{host.address}:{CLIENT_PORT}" for host in [self.host, *self._others])
         file = self._folder / f"{self.name}.toml"
@@ -101,7 +96,6 @@ class Machine:
         )
 
     def start_clients(self) -> None:
-        """Start clients of its node."""
         self.clients = self.host.start(
             *(sys.executable, "-m", "tests.cluster.load", self.name, self.http),
             *(f"amqp://{self.host.address}:{AMQP_PORT}", QUEUE, str(self.log("clients"))),
@@ -116,8 +110,6 @@ class Machine:
 
 
 class Machines:
-    """All of them."""
-
     def __init__(self, network: Network, folder: Path, mq: tuple[str, ...], wrong_by: Mapping[str, float]) -> None:
         self._folder = folder
         self._network = network
@@ -149,7 +141,6 @@ class Machines:
         return self.by_name[max(self._terms(), default=(0, "a"))[1]]
 
     def term(self) -> int:
-        """The latest."""
         return max(self._terms(), default=(0, ""))[0]
 
     def fault(self, what: str) -> None:
@@ -250,7 +241,6 @@ class Machines:
                 return False
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """Until something is so."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             assert time.monotonic() < deadline, f"it does not come true that {what}"

@@ -27,8 +27,6 @@ QUORUM = {"x-queue-type": "quorum", "x-requeue": None}
 
 
 class Clients:
-    """All clients of a node."""
-
     def __init__(self, name: str, http: str, amqp: str, queue: str, log: TextIO) -> None:
         self._name = name
         self._http = http

@@ -56,15 +56,7 @@ class Log:
 
 
 class Worker:
-    """One client after the other.
-
-    Args:
-        number: its own.
-        chance: decides.
-        nodes: addresses by name.
-        known: queues of the cluster, whoever made them.
-        log: of all.
-    """
+    """One client after the other."""
 
     def __init__(self, number: int, chance: random.Random, nodes: dict[str, str], known: list[str], log: Log) -> None:
         self._number = number

@@ -50,14 +50,7 @@ def login_of(role: str, heartbeat: int) -> Login:
 
 
 class Host:
-    """One node, as a process would be: all of it ends with :meth:`kill`.
-
-    Attributes:
-        node: the node.
-        door: of AMQP.
-        endpoints: of HTTP.
-        users: its directory of users, where it has one.
-    """
+    """One node, as a process would be: all of it ends with :meth:`kill`."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
@@ -144,11 +137,7 @@ class Cluster:
     """Three of them.
 
     Attributes:
-        ground: what they stand on.
-        hosts: those that are up, by name.
-        ids: makes ids.
         roots: of each node, whether or not it is up.
-        ports: where each is found.
         users_of: makes the directory of users of a node that is started; None for a node without.
     """
 

@@ -74,12 +74,7 @@ class Sightings:
 
 
 class RollingClients:
-    """A publisher and a consumer at each node, in threads, which connect again whenever their connection ends.
-
-    Args:
-        ports: of AMQP, one a node.
-        seen: gets what they see.
-    """
+    """A publisher and a consumer at each node, in threads, which connect again whenever their connection ends."""
 
     def __init__(self, ports: list[int], seen: Sightings) -> None:
         self._seen = seen
@@ -191,9 +186,6 @@ def roll(
     """Restart the master `restarts` times under load; what the clients saw, and the seconds of each take-over.
 
     Args:
-        nodes: three of them.
-        restarts: how many.
-        show: is told each restart.
         delivered_before: messages to deliver before the first restart. They stay in removed/ for a minute.
     """
     seen, seconds = Sightings(), []

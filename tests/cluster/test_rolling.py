@@ -32,9 +32,7 @@ class Publisher:
     """Publishes at the nodes that are not being stopped, one message after the other.
 
     Attributes:
-        away: the node that is being stopped.
         confirmed: in their order.
-        others: statuses of what was not.
     """
 
     def __init__(self, nodes: Nodes) -> None:

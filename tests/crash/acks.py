@@ -51,8 +51,6 @@ async def kill_a_round(server: Server, prefetch: int, messages: int) -> Round:
 
     Args:
         server: it runs, and has none of the messages.
-        prefetch: the consumer's.
-        messages: to publish.
     """
     await _publish(server, messages)
     async with _connection(server) as consumer:

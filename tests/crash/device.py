@@ -26,12 +26,7 @@ CONTROL: Final = "/control"
 
 
 class Device(mfusepy.Operations):
-    """One disk.
-
-    Args:
-        image: the file that holds its content.
-        log: the file that what happens is appended to.
-    """
+    """One disk."""
 
     use_ns = True
 

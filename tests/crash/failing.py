@@ -31,12 +31,9 @@ def fail_disk(
     """What is wrong when a disk fails.
 
     Args:
-        bench: where.
-        system: the file system.
         what: ``write`` or ``flush``.
         times: how often that fails; None for always, until the disk is healed.
         remount: whether the machine is restarted afterwards, or only the daemon.
-        mutant: a bug to plant in the daemon.
     """
     wrong: list[str] = []
     with Rig(bench.folder / "rig", system) as rig:

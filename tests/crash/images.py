@@ -71,9 +71,7 @@ class CrashImages:
     """Builds images. Cheapest when asked for cuts in order.
 
     Args:
-        recording: what the disk went through.
         atom: how many bytes of a write the disk keeps or loses together.
-        folder: for the images; made when missing.
     """
 
     def __init__(self, recording: Recording, atom: int, folder: Path) -> None:

@@ -49,12 +49,7 @@ KINDS: Final = (
 
 
 class Flaw(NamedTuple):
-    """A promise that was broken.
-
-    Attributes:
-        kind: which one, of KINDS.
-        detail: by what.
-    """
+    """A promise that was broken."""
 
     kind: str
     detail: str
@@ -82,7 +77,6 @@ def recover(root: Path, now_ns: int) -> None:
 
 
 def _opened(root: Path) -> AbstractAsyncContextManager[Storage]:
-    """The store, with a log where it has one."""
     has_log = (root / "state" / "log").exists()
     return open_storage(f"posix:{root}", log=has_log, log_bytes=LOG_BYTES)
 

@@ -17,7 +17,6 @@ class Launched(Daemon):
 
     Args:
         mutant: which one; empty for none.
-        root, log, arguments: as for any daemon.
     """
 
     def __init__(self, mutant: str, root: Path, log: Path, *arguments: str) -> None:

@@ -35,14 +35,9 @@ class Cell(NamedTuple):
     """What came out for one file system and one workload.
 
     Attributes:
-        system: the file system.
-        workload: one of WORKLOADS.
-        points: at how many points the power was cut.
         bad: at how many of them a promise was broken.
         worst: the worst that was broken; empty for nothing.
         unmountable: after how many cuts the file system itself was beyond repair.
-        cost: how often the disk was flushed.
-        examples: some of the bad ones.
     """
 
     system: str
@@ -85,8 +80,6 @@ class Found(NamedTuple):
     """What became of a planted bug.
 
     Attributes:
-        mutant: which one.
-        system: the file system it was tried on.
         points: how many points it took to find it, or were tried in vain.
         how: what it broke; empty when it was not found.
     """

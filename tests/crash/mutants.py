@@ -30,10 +30,7 @@ class Mutant(NamedTuple):
     """A planted bug.
 
     Attributes:
-        plant: puts it in.
-        system: the file system on which it shows.
         fails: it shows when the disk fails, not when the power does.
-        workload: what the clients do when it shows.
     """
 
     plant: Callable[[Patch], None]

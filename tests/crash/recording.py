@@ -25,10 +25,8 @@ class Record(NamedTuple):
     """One thing that happened.
 
     Attributes:
-        kind: what.
         time_ns: when, in nanoseconds since 1970.
         offset: of a write, in bytes.
-        data: what was written, or a mark's text.
     """
 
     kind: Kind
@@ -44,7 +42,6 @@ class Recording:
 
     Args:
         base: the image at the beginning.
-        records: what happened.
     """
 
     def __init__(self, base: Path, records: list[Record]) -> None:
@@ -56,7 +53,6 @@ class Recording:
 
     @classmethod
     def read(cls, base: Path, log: Path) -> Recording:
-        """The recording in a log."""
         return cls(base, list(_records(log.read_bytes())))
 
     def marks(self, k: int | None = None) -> list[str]:

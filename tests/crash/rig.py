@@ -24,13 +24,8 @@ class FileSystem(NamedTuple):
     """One that promises are tried on.
 
     Attributes:
-        name: how it is called in tables.
-        kind: how mount calls it.
-        megabytes: how large the disk is.
-        make: the command that makes it, without the disk.
         atom: how many bytes of a write the disk keeps or loses together, in bytes.
         repair: the command that has to run after a cut and before the mount, without the disk.
-        mount: options for mounting.
     """
 
     name: str
@@ -89,8 +84,6 @@ class Rig:
     """A mounted file system on a recorded disk, for the length of the block.
 
     Args:
-        folder: is made, and holds all of it.
-        system: which file system.
         image: the disk's content at the beginning; an empty file system when not given.
     """
 

@@ -39,8 +39,6 @@ class Verdict(NamedTuple):
     """What one cut has shown.
 
     Attributes:
-        cut: which.
-        flaws: the promises that it broke.
         unmountable: why the file system itself did not survive; empty when it did.
     """
 

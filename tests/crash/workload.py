@@ -41,7 +41,6 @@ class Plan(NamedTuple):
         consumers: clients that fetch from WORKED, and remove most of what they get.
         churners: clients that make queues, use them, delete them and make them anew.
         rounds: how often each of those does it.
-        daemons: how many serve the root.
         has_log: whether it makes changes durable by a log, of small segments.
         has_keys: whether each publish has an idempotency key, its content's digest.
         has_large: whether nearly all bodies are too large for the log.
@@ -92,9 +91,6 @@ class Client:
 
     Args:
         port: where it listens on 127.0.0.1.
-        mark: notes what is asked and what is answered.
-        stop: set when nothing more is to be asked.
-        has_keys: whether it publishes with keys.
     """
 
     def __init__(self, port: int, mark: Mark, stop: threading.Event, *, has_keys: bool = False) -> None:
@@ -150,7 +146,6 @@ class Client:
         return reply.id
 
     def publish_lot(self, queue: str, bodies: Sequence[str], type: str) -> None:
-        """Publish many with one request."""
         contents = [digest(body.encode(), type) for body in bodies]
         for content in contents:
             self._mark(f"publishing {content}")
@@ -181,9 +176,6 @@ class Workload:
     """All clients of one plan.
 
     Args:
-        plan: who does what.
-        ports: where the daemons listen.
-        mark: notes what is asked and what is answered.
         random: says what messages are like, and which of them are removed.
     """
 

@@ -38,7 +38,6 @@ class Server(Protocol):
     """A daemon, as its clients see it.
 
     Attributes:
-        address: where it is.
         port: where it listens there; 0 while it does not.
     """
 
@@ -50,8 +49,6 @@ class Server(Protocol):
 
 
 class Answer(NamedTuple):
-    """A whole answer."""
-
     status: int
     id: str
     body: bytes
@@ -63,8 +60,6 @@ class Caller:
     """One connection at a time to any of some daemons.
 
     Args:
-        daemons: that serve the same root.
-        turn: which of them to begin with.
         silence: after so many seconds without an answer another daemon is asked; where not given, one is due.
     """
 
@@ -99,7 +94,6 @@ class Caller:
         return Answer(reply.status, reply.getheader("x-message-id", ""), data, asked, time.monotonic())
 
     def close(self) -> None:
-        """Close the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -126,9 +120,7 @@ class Clients:
     """What the clients of one test share.
 
     Args:
-        daemons: that serve the same root.
         walk_away: the share of messages that a consumer fetches and forgets, to have them come back.
-        silence: as a caller's.
     """
 
     def __init__(self, daemons: Sequence[Server], walk_away: float = 0.02, silence: float | None = None) -> None:

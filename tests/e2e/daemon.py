@@ -34,7 +34,6 @@ class Daemon:
     """One ``mq`` on a free port of 127.0.0.1, which changes with each start.
 
     Args:
-        root: where its messages are; made when missing.
         log: where all that it says is kept, over all its lives.
         arguments: more for its command line; ``MQ_NAME=VALUE`` goes to its environment.
     """

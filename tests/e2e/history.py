@@ -52,11 +52,8 @@ class Verdict(NamedTuple):
         resurrected: delivered to somebody who asked after its removal was acknowledged (P5).
         overlapping: delivered while an earlier lease was running (P6); no fault where there are peers.
         vanished: a removal said "not there", though nobody had tried to remove it.
-        left: delivered, and still there in the end.
-        messages: that were delivered at all.
         twice: messages that are another one's double, because its publisher was left without an answer.
         again: deliveries after the first one of their message.
-        unanswered: publishes without an answer.
     """
 
     missing: list[str]

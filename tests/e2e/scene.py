@@ -26,8 +26,6 @@ class Scene:
     """One root and its daemons.
 
     Args:
-        root: where the messages are.
-        daemons: that serve it; running.
         random: decides whom to kill and when, and all else that is left to chance.
     """
 
@@ -134,5 +132,4 @@ def scene(root: Path, seed: int, daemons: int = 1) -> Iterator[Scene]:
 
 
 def is_done(tasks: Iterable[Future[None]]) -> bool:
-    """Whether all of these have ended."""
     return all(task.done() for task in tasks)

@@ -46,11 +46,7 @@ class Row(NamedTuple):
 
 
 class Asking:
-    """Asks a daemon that dies now and then until it answers.
-
-    Args:
-        daemon: whom.
-    """
+    """Asks a daemon that dies now and then until it answers."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._caller = Caller([daemon])
@@ -63,7 +59,6 @@ class Asking:
         self._caller.close()
 
     def ask(self, method: str, target: str, body: bytes | None = None) -> Answer:
-        """The first answer that is one."""
         while True:
             assert time.monotonic() < self._until, f"no answer to {method} {target}"
             try:
@@ -94,9 +89,6 @@ class Consumer:
     """Takes batch after batch: writes each to its sink, and acknowledges it when the lease ends, or about then.
 
     Args:
-        asking: asks the daemon that has the queue.
-        random: decides.
-        messages: how many the queue has.
         lease: seconds.
         most: messages of a batch.
         renews: whether a batch that is written may be renewed before it is acknowledged. What somebody else has got by
@@ -105,8 +97,6 @@ class Consumer:
     Attributes:
         sink: what was written, by the number of the batch.
         gone: when the acknowledgement of a message was answered, by its id.
-        ends: when the lease ends, about.
-        acknowledges: set while an acknowledgement is on its way.
     """
 
     def __init__(self, asking: Asking, random: Random, messages: int, lease: float, most: int, *, renews: bool) -> None:

@@ -303,7 +303,6 @@ isolated: Final = pytest.mark.skipif(not is_isolated(), reason="unshare(1) and r
 
 
 def child(pid: int) -> int:
-    """The one child of a process."""
     found: list[int] = []
 
     def look() -> bool:
@@ -336,7 +335,6 @@ def guards(pid: int) -> set[str]:
 
 
 def children(pid: int) -> set[str]:
-    """The children of a process."""
     return set(Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
 
 

@@ -55,7 +55,6 @@ def daemons_on(
 
 
 def is_served_by(daemon: Daemon) -> bool:
-    """Whether this daemon has had its turn."""
     return re.search(r"^mq \S+( \([\w, -]+\))? is serving ", daemon.log.read_text(), re.MULTILINE) is not None
 
 

@@ -63,7 +63,6 @@ class FakedDaemon(Daemon):
         return found
 
     def messages(self, queue: str) -> int:
-        """How many messages a queue has."""
         status = self.ask("GET", f"/{queue}")[1]
         return int(status["ready"] + status["leased"] + status["delayed"])
 

@@ -30,7 +30,6 @@ class Through:
     """One queue, and who works at it.
 
     Args:
-        daemons: that serve one root.
         lease_seconds: how long their leases are.
         silence: as a client's.
         entered: makes a task run where the daemons can be reached.

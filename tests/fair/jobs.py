@@ -532,7 +532,6 @@ async def write_job(world: World, count: int) -> Run:
 
 @job
 async def browse(world: World, count: int) -> Run:
-    """As an export does."""
     await world.fill("q", count)
 
     async def run() -> None:

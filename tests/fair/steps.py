@@ -20,7 +20,6 @@ class Steps(trio.abc.Instrument):
 
     Attributes:
         longest: seconds of this thread's processor time that a step has used, the most.
-        task: the name of its task.
         longest_pass: the same of all steps in one pass of the event loop: another client waits for some thirty of them.
         calls_of: the functions that a step of each task has called, the most, where they are counted: of Python and of
             C. Tasks are known by their names.

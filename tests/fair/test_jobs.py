@@ -83,7 +83,6 @@ def _quiet() -> Iterator[None]:
 
 
 async def run(prepare: Prepare, count: int, store: str = "layered:memory:", *, counts: bool = False) -> Steps:
-    """The steps of a job."""
     async with open_world(store, is_durable="posix" in store) as world:
         job = await prepare(world, count)
         await trio.sleep(0.5)

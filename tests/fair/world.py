@@ -21,14 +21,7 @@ _AT_ONCE = 500
 
 
 class World:
-    """A broker with an AMQP server.
-
-    Attributes:
-        broker: of the server.
-        house: the AMQP server.
-        nursery: runs what a job needs beside it.
-        is_durable: whether messages are persistent.
-    """
+    """A broker with an AMQP server."""
 
     def __init__(self, house: House, nursery: trio.Nursery, *, is_durable: bool) -> None:
         self.broker: Broker = house.broker

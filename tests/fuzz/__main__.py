@@ -14,7 +14,6 @@ from tests.fuzz.targets import TARGETS
 @click.option("--seconds", default=60, show_default=True, help="So long for each target.")
 @click.argument("targets", nargs=-1, type=click.Choice(list(TARGETS)))
 def main(seconds: int, targets: tuple[str, ...]) -> None:
-    """Fuzz the TARGETS, or all of them."""
     reason = missing()
     if reason:
         raise click.ClickException(f"nothing can be fuzzed here: {reason}")

@@ -21,7 +21,6 @@ class Result(NamedTuple):
     """What came of fuzzing one target.
 
     Attributes:
-        runs: how many inputs were tried.
         found: the fuzzer's last words when it found something; empty when not.
     """
 
@@ -38,7 +37,6 @@ def fuzz(target: str, corpus: Path, *, seconds: int = 0, runs: int = -1) -> Resu
     """Fuzz one target.
 
     Args:
-        target: its name.
         corpus: a folder of inputs, which grows; what ends a target is kept beside it.
         seconds: end after this time; 0 for never.
         runs: end after so many inputs, the same ones each time when the corpus is new; -1 for never.

@@ -58,7 +58,6 @@ class Target(NamedTuple):
 
     Attributes:
         try_one: takes any bytes.
-        seeds: inputs to begin with.
     """
 
     try_one: Callable[[bytes], None]
@@ -163,7 +162,6 @@ def _gate(data: bytes) -> None:
 
 
 def _settings_flags(data: bytes) -> None:
-    """Any text for any setting."""
     text = _text(data)
     for line in LINES:
         with contextlib.suppress(InvalidSetting):

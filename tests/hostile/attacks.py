@@ -201,7 +201,6 @@ SMUGGLING: Final = tuple(
 
 
 async def smuggle(port: int, number: int, random: Random) -> None:
-    """One of these forms."""
     await say(port, number, random.choice(SMUGGLING))
 
 

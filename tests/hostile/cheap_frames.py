@@ -71,8 +71,6 @@ class Memory(NamedTuple):
     """Resident memory of the daemon, in MiB.
 
     Attributes:
-        before: the attack.
-        most: that it had during the attack.
         after: the attack, some seconds later.
         reserved: bytes that are still reserved then.
     """
@@ -87,9 +85,7 @@ class Result(NamedTuple):
     """A row of the table.
 
     Attributes:
-        times: of each honest client, by its name.
         cores: processor time of the daemon a second.
-        memory: of the daemon.
     """
 
     times: dict[str, Times]
@@ -101,12 +97,7 @@ class Result(NamedTuple):
 
 
 class _Senders:
-    """The connections of a flood, in one thread.
-
-    Args:
-        flood: what they send.
-        port: of the listener.
-    """
+    """The connections of a flood, in one thread."""
 
     def __init__(self, flood: Flood, port: int) -> None:
         self._flood = flood
@@ -175,15 +166,12 @@ class House(Daemon):
     """A daemon for some of the floods.
 
     Args:
-        folder: for its files.
         needs: as :attr:`tests.hostile.floods.Flood.needs`.
 
     Attributes:
-        amqp_port: of the AMQP server.
         context: that of TLS; None if the daemon speaks none.
         token: the administrator's; empty without users.
         key: the id of a user's AWS key; empty without users.
-        opened: connections of honest clients, to be closed.
     """
 
     def __init__(self, folder: Path, needs: str) -> None:
@@ -236,7 +224,6 @@ class House(Daemon):
             raise OSError(f"{method} {path} was answered with {answer.status}")
 
     def delete(self, queue: str) -> None:
-        """Delete a queue, with what is in it."""
         connection = self.connect()
         connection.request(
             "DELETE", f"/{queue}", headers={"Authorization": f"Bearer {self.token}"} if self.token else {}
@@ -301,7 +288,6 @@ class _Honest:
     """Measures one kind of request again and again, in a thread.
 
     Args:
-        ask: makes a request, and waits for the answer.
         loop_seconds: returns the processor time of the daemon's event loop.
     """
 
@@ -400,10 +386,6 @@ def measure(house: House, name: str, connections: int, seconds: float, quiet_sec
     alone.
 
     Args:
-        house: the daemon.
-        name: of a flood or a hoarder.
-        connections: of a flood.
-        seconds: how long.
         quiet_seconds: after which its memory is looked at again, once it has stored what it has received.
     """
     memory = house.resident_mebibytes()

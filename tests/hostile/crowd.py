@@ -59,11 +59,8 @@ class Tally:
 
     Attributes:
         published: how many messages the daemon says it has stored.
-        fetched: how many it handed out.
-        empty: fetches that found nothing.
         refused: requests that were refused for now, by what was asked and the text that says why.
         without_retry_after: how many of those did not say when to come again.
-        failed: what else came back, or ended a connection.
         slowest: seconds that the slowest answer took, by what was asked.
         left: clients that got no answer to their last request.
         is_over: no client begins again.
@@ -133,14 +130,12 @@ class _Client:
             self.end(type(error).__name__)
 
     def answered(self) -> str:
-        """What was asked has an answer."""
         self.is_asking = False
         slowest = self._tally.slowest
         slowest[self._asked] = max(slowest.get(self._asked, 0.0), time.monotonic() - self._since)
         return self._asked
 
     def end(self, why: str = "") -> None:
-        """It goes."""
         if why:
             self._tally.failed[why] += 1
         self.is_asking, self.is_done = False, True
@@ -245,10 +240,6 @@ def crowd(port: int, amqp_port: int, http: int, amqp: int, seconds: float) -> Ta
 
     Args:
         port: of HTTP on 127.0.0.1.
-        amqp_port: of AMQP.
-        http: clients of the one.
-        amqp: clients of the other.
-        seconds: how long it asks.
     """
     tally = Tally()
     clients: list[_Client] = []
@@ -328,7 +319,6 @@ def make_queue(port: int, place: str) -> None:
     """The queue that the crowd works on.
 
     Args:
-        port: of HTTP.
         place: where it lives; empty for wherever a queue does.
     """
     with socket.create_connection(("127.0.0.1", port)) as connection:

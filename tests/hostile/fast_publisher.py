@@ -82,9 +82,7 @@ class SlowDaemon(Daemon):
     """A daemon on a slow disk.
 
     Args:
-        folder: for its files.
         syncs: of the disk, a second.
-        arguments: more for its command line.
     """
 
     def __init__(self, folder: Path, syncs: float, *arguments: str) -> None:
@@ -117,12 +115,8 @@ class SlowDaemon(Daemon):
 class Declares:
     """Declares and deletes a queue again and again, each time on a new connection, in a thread.
 
-    Args:
-        port: of the AMQP server.
-
     Attributes:
         longest: seconds that one of them took.
-        failed: how often one failed.
     """
 
     def __init__(self, port: int) -> None:
@@ -157,13 +151,10 @@ class Result(NamedTuple):
     """How a publisher fared.
 
     Attributes:
-        arrived: messages in the queue at the end.
         published: seconds that it published; "failed" if it failed.
         closed: seconds that its close took.
         took: seconds until all messages were stored.
         longest: seconds that the longest declare of another connection took.
-        failed: declares of others that failed.
-        output: what the client wrote to its standard error.
     """
 
     arrived: int

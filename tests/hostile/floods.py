@@ -120,7 +120,6 @@ AMQP: Final[dict[str, Flood]] = {
 
 
 def http1(line: str, *headers: str, body: bytes = b"") -> bytes:
-    """A request."""
     head = "".join(f"{each}\r\n" for each in (f"{line} HTTP/1.1", "Host: localhost", *headers))
     return head.encode() + b"\r\n" + body
 
@@ -189,7 +188,6 @@ HTTP1: Final[dict[str, Flood]] = {
 
 
 def frames(*given: Frame) -> bytes:
-    """Frames as bytes."""
     return b"".join(each.serialize() for each in given)
 
 

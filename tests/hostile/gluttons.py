@@ -27,7 +27,6 @@ def text_line(size: int) -> Iterator[bytes]:
 
 
 def base64_line(size: int) -> Iterator[bytes]:
-    """One line with one body in base64."""
     yield b'{"base64": "'
     yield from _filled(b"QUJD", size // 4 * 4 - 16)
     yield b'"}\n'

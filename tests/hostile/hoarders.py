@@ -36,8 +36,6 @@ class Target(NamedTuple):
     """The daemon.
 
     Attributes:
-        port: of HTTP and SQS.
-        amqp_port: of AMQP.
         key: the id of an AWS key of one of its users, which is no secret; empty without users.
     """
 
@@ -54,8 +52,6 @@ class Hoarder(NamedTuple):
     """One attack.
 
     Attributes:
-        client: one connection.
-        connections: how many there are.
         needs: the daemon, as :attr:`tests.hostile.floods.Flood.needs`.
         prepare: is done before, once.
         queues: have what it published; they are deleted before the memory is looked at again.

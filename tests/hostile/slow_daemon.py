@@ -24,7 +24,6 @@ def slow(sync: Callable[[int], None], seconds: float, queue: threading.Lock) -> 
 
 
 def main() -> None:
-    """Run it."""
     seconds, queue = 1 / float(sys.argv.pop(1)), threading.Lock()
     os.fsync, os.fdatasync = slow(os.fsync, seconds, queue), slow(os.fdatasync, seconds, queue)
     from mq.cli import main as run

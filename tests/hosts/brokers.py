@@ -22,11 +22,8 @@ class HostDaemon:
     """One ``mq`` on a host.
 
     Args:
-        host: where it runs.
         client: the host from which it is looked whether it is ready.
         root: where its messages are, as that host sees it.
-        log: where all that it says is kept.
-        arguments: more for its command line.
     """
 
     def __init__(self, host: Host, client: Host, root: Path, log: Path, *arguments: str) -> None:
@@ -41,7 +38,6 @@ class HostDaemon:
 
     @property
     def process(self) -> Process:
-        """The daemon."""
         assert self._process is not None, "it does not run"
         return self._process
 

@@ -62,10 +62,7 @@ class Ceph:
     another host, which no test disturbs.
 
     Args:
-        network: the hosts.
         folder: where stores, logs and mount points are, a folder a host.
-        hosts: each has a copy.
-        keeper: has the monitor and the server of names.
         silent_seconds: how long a store that does not answer is waited for.
     """
 

@@ -31,7 +31,6 @@ class Gluster:
     """One volume with a replica on each host of a network.
 
     Args:
-        network: the hosts.
         folder: where bricks, logs and mount points are, a folder a host.
         ping_seconds: how long a brick that does not answer is waited for.
     """

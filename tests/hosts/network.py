@@ -222,7 +222,6 @@ class _Space:
         self.pid = 0
 
     def make(self) -> None:
-        """Begin."""
         bounded = ("setpriv", "--pdeathsig=KILL", "unshare", "--fork", "--kill-child", "--mount-proc", *_KINDS)
         self._holder = subprocess.Popen(
             [*bounded, "sh", "-c", _LET_GO, "sh", sys.executable, "-c", _FIRST_PROCESS, self.name, str(LIFE_SECONDS)],
@@ -258,7 +257,6 @@ class Host(_Space):
     """One host.
 
     Attributes:
-        name: its host name.
         address: of its only network card, an IPv4 address.
     """
 

@@ -38,7 +38,6 @@ class Nfs:
     """One export, and a mount of it on each host but the last, which serves.
 
     Args:
-        network: the hosts.
         folder: where the export and the mount points are, a folder a host.
         hosts: the last has the one copy.
     """

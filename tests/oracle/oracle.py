@@ -40,7 +40,6 @@ class Run(NamedTuple):
 
     Attributes:
         kind: of :data:`SEEDS`.
-        seed: decides all.
     """
 
     kind: str

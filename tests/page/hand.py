@@ -28,11 +28,7 @@ _FOCUSED = """(() => {
 
 @contextmanager
 def started_browser(environment: Mapping[str, str] | None = None) -> Iterator[Any]:
-    """A Chromium of one's own, on the network of this thread; without one the test skips.
-
-    Args:
-        environment: variables that it gets besides ours.
-    """
+    """A Chromium of one's own, on the network of this thread; without one the test skips."""
     api = pytest.importorskip("playwright.sync_api", reason="there is no playwright here: make dev")
     program = shutil.which("chromium") or shutil.which("chromium-browser")
     if program is None:
@@ -57,7 +53,6 @@ class _NoTab:
         """Nothing happens."""
 
     def wait_for_timeout(self, milliseconds: float) -> None:
-        """Wait."""
         time.sleep(milliseconds / 1000)
 
 
@@ -65,8 +60,6 @@ class Hand:
     """A tab of a browser, and who uses it.
 
     Attributes:
-        tab: as Playwright has it.
-        url: of the daemon.
         clicks: so many until now.
         complaints: what the browser's console had to say that is wrong.
     """
@@ -117,7 +110,6 @@ class Hand:
         self.tab.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
 
     def click(self, role: str, name: str | re.Pattern[str], *, inside: Any = None) -> None:
-        """One click on what has that role and that name."""
         self.clicks += 1
         (inside or self.tab).get_by_role(role, name=name, exact=True).click()
 
@@ -148,7 +140,6 @@ class Hand:
         raise AssertionError(f"Tab does not lead to {name}")
 
     def row(self, text: str) -> Any:
-        """The row of a table with that text."""
         return self.tab.get_by_role("row").filter(has_text=text)
 
     def ask(self, method: str, path: str, body: bytes | str | None = None, **headers: str) -> Any:

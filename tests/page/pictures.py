@@ -24,14 +24,7 @@ _COMMENT: Final = re.compile(rb"^\s*(//.*|/\*.*\*/|\*.*|/\*\*.*)?$\n?", re.MULTI
 
 
 class Picture(NamedTuple):
-    """A picture.
-
-    Attributes:
-        place: the address in the console.
-        module: makes the view.
-        scheme: light or dark.
-        size: of the window.
-    """
+    """A picture."""
 
     place: str
     module: str

@@ -32,7 +32,6 @@ class Heard:
 
     Attributes:
         asked: targets, as they were asked for since :meth:`forget`.
-        told: lengths of the events since then.
     """
 
     def __init__(self, hand: Hand) -> None:

@@ -35,13 +35,7 @@ class Clock:
 
 
 class Story:
-    """One life of a broker.
-
-    Args:
-        folder: where its journal goes.
-        clock: of all lives.
-        name: of this one.
-    """
+    """One life of a broker."""
 
     def __init__(self, folder: Path, clock: Clock, name: str, peers: int = 0) -> None:
         self._clock = clock
@@ -101,5 +95,4 @@ class Story:
         self.die()
 
     def die(self) -> None:
-        """It ends."""
         self._writer.close()

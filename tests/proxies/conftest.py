@@ -69,17 +69,7 @@ CASES = {
 
 
 class Proxied(NamedTuple):
-    """A daemon behind a proxy.
-
-    Attributes:
-        url: of the proxy, with the path.
-        path: under which it serves mq.
-        daemon: behind it.
-        files: its certificate.
-        key: an AWS key of the user `boss`.
-        audit: the audit log.
-        is_trusted: whether the daemon trusts the proxy.
-    """
+    """A daemon behind a proxy."""
 
     url: str
     path: str
@@ -91,7 +81,6 @@ class Proxied(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """As a browser has it."""
         return self.url.removesuffix(self.path)
 
 

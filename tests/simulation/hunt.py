@@ -34,7 +34,6 @@ class Ground(NamedTuple):
     """Where bugs are hunted.
 
     Attributes:
-        bugs: by name.
         violations: runs a seed; the promises that it broke, in words.
     """
 
@@ -68,8 +67,6 @@ class Hunted(NamedTuple):
     """One bug to find.
 
     Attributes:
-        ground: its name in GROUNDS.
-        bug: its name there.
         known: the seed that is written down; None for none.
         most: how many seeds to try at the most.
     """
@@ -90,7 +87,6 @@ class Hunt(NamedTuple):
     """What came of hunting one bug.
 
     Attributes:
-        hunted: the bug.
         seed: the one that finds it; None for none.
         ill: promises that seeds broke without the bug, in words: those seeds find nothing.
     """

@@ -55,10 +55,6 @@ def planted(bug: Bug, package: Any = mq) -> Iterator[None]:
     """The code with the bug in it, for the length of the block: every function that is made of that code, by whatever
     name, decorator or property it is reached. Calls that have begun before go on without it.
 
-    Args:
-        bug: what to plant.
-        package: in which it is looked for.
-
     Raises:
         CannotPlant: the function or the piece is not there, or not once.
     """

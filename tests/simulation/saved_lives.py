@@ -89,7 +89,6 @@ class ReadingDisk(Disk):
     """The same files as on another disk, for another process that only reads, and meets no fault.
 
     Args:
-        disk: the other one.
         step: told before each call.
     """
 
@@ -108,13 +107,7 @@ class ReadingDisk(Disk):
 
 
 class DiskNotifier:
-    """Tells what becomes of names on a disk. Of a move the second half may come late, as long as no name is looked up.
-
-    Args:
-        disk: whose calls change them.
-        reader: looks names up.
-        random: decides when.
-    """
+    """Reports changes of names on a disk. The second half of a move may come late, until some name is looked up."""
 
     def __init__(self, disk: Disk, reader: ReadingDisk, random: Random) -> None:
         self._disk = disk

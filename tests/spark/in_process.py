@@ -25,7 +25,6 @@ class InProcess:
     """The HTTP door on a free port, over a store that reads messages in columns. Use it as a context manager.
 
     Args:
-        root: where its messages are; made when missing.
         max_body: the longest body in bytes.
     """
 

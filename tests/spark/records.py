@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def real_records(count: int | None) -> list[bytes]:
-    """The first `count` records, or all of them."""
     if shutil.which("apt-cache") is not None:
         index = subprocess.run(["apt-cache", "dumpavail"], capture_output=True, check=False, timeout=120).stdout
         records = [record for record in index.split(b"\n\n") if record.strip()]

@@ -43,13 +43,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 class Channels:
-    """Queues that are made, filled, and deleted once all of their rows were acknowledged.
-
-    Attributes:
-        sent: every body.
-        made: how many queues there have been.
-        deleted: how many of them are gone.
-    """
+    """Queues that are made, filled, and deleted once all of their rows were acknowledged."""
 
     def __init__(self, client: Client, random: Random) -> None:
         self.sent: list[bytes] = []

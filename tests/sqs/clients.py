@@ -46,11 +46,7 @@ _NAMES: Final = {
 
 
 class Client:
-    """A client of boto3 for tasks of Trio: each call waits in a thread.
-
-    Args:
-        made: the client.
-    """
+    """A client of boto3 for tasks of Trio: each call waits in a thread."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
@@ -67,7 +63,6 @@ def make_client(url: str, protocol: str, **more: Any) -> Any:
     """A client of boto3.
 
     Args:
-        url: the endpoint.
         protocol: ``json`` or ``query``.
         more: for boto3.
     """

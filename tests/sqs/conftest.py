@@ -62,6 +62,5 @@ async def make_queue(sqs: Client) -> Callable[..., Any]:
 
 @pytest.fixture
 def daemon(temp_root: Path, tmp_path: Path) -> Iterator[Daemon]:
-    """The real one."""
     with Daemon(temp_root, tmp_path / "log") as daemon:
         yield daemon

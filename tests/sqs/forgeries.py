@@ -22,18 +22,12 @@ _TARGET: Final = re.compile(r"[!-~]+")
 
 
 class Signed(NamedTuple):
-    """A request that somebody signed.
-
-    Attributes:
-        request: as it was signed; its body is in `body`.
-        body: of it.
-    """
+    """A request that somebody signed."""
 
     request: Request
     body: bytes
 
     def sent(self) -> Request:
-        """As it arrives."""
         return self.request._replace(body=self.body, content_length=len(self.body))
 
     def with_header(self, name: str, change: Callable[[str], str]) -> Signed:
@@ -48,9 +42,7 @@ def signed_request(random: Random, handles: list[str], key: AwsKey) -> Signed:
     """A request whose members may be odd, and whose signature is right: in a header, or in its URL.
 
     Args:
-        random: chooses.
         handles: receipt handles that may be used.
-        key: signs, by botocore.
     """
     while True:
         odd = odd_request(random, handles)
@@ -79,13 +71,7 @@ def reordered(signed: Signed, random: Random) -> Signed:
 
 
 def forged(signed: Signed, random: Random, other: AwsKey) -> tuple[str, Signed]:
-    """Another request than the one that was signed, and what was done to it.
-
-    Args:
-        signed: the right one.
-        random: chooses.
-        other: the key of another user.
-    """
+    """Another request than the one that was signed, and what was done to it."""
     name = random.choice(list(_IN_URL if signed.request.query else _IN_HEADER))
     change = (_IN_URL if signed.request.query else _IN_HEADER)[name]
     return name, change(signed, random, other)

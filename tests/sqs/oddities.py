@@ -32,13 +32,7 @@ _ODD: Final = (None, True, 0.5, float("inf"), [], {}, [[]], {"a": {}}, "text", 7
 
 
 class Odd(NamedTuple):
-    """A request that may be odd.
-
-    Attributes:
-        request: for a handler.
-        body: of it.
-        told: for a failure.
-    """
+    """A request that may be odd."""
 
     request: Request
     body: bytes
@@ -49,7 +43,6 @@ def odd_request(random: Random, handles: list[str]) -> Odd:
     """A request; most of it is right.
 
     Args:
-        random: chooses.
         handles: receipt handles that may be used.
     """
     action = random.choice(list(ACTIONS.values()))
@@ -124,7 +117,6 @@ def _text(name: str, random: Random, handles: list[str]) -> str:
 
 
 def _fields(value: Any, prefix: str, shape: Shape) -> list[tuple[str, str]]:
-    """A value as the fields of a form."""
     if isinstance(shape, Struct) and isinstance(value, dict):
         found = []
         for name, each in value.items():

@@ -115,14 +115,12 @@ async def make_queues(ask: Ask) -> tuple[str, str, str, str]:
 
 
 async def send_in_order(ask: Ask, fifo: str, body: str) -> str:
-    """Returns its number."""
     known = {"MessageGroupId": "g", "MessageDeduplicationId": body}
     number: str = (await ask("send_message", QueueUrl=fifo, MessageBody=body, **known))["SequenceNumber"]
     return number
 
 
 async def talk(ask: Ask) -> dict[str, Any]:
-    """What came of all of it."""
     told: dict[str, Any] = {}
     url, dead, fifo, waited_at = await make_queues(ask)
 

@@ -181,8 +181,6 @@ class Worker:
 
     Args:
         python: of an environment with ``celery[sqs]``, which wants pycurl.
-        port: of the daemon.
-        folder: for what it writes.
     """
 
     def __init__(self, python: Path, port: int, folder: Path) -> None:
@@ -217,7 +215,6 @@ class Worker:
             )
 
     def kill(self) -> None:
-        """kill -9, with its children."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):

@@ -54,11 +54,7 @@ async def test_a_queue_is_the_same_at_every_node(autojump_clock: MockClock) -> N
 
 
 class Station:
-    """SQS at one node.
-
-    Attributes:
-        host: the node.
-    """
+    """SQS at one node."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -71,12 +67,10 @@ class Station:
         return answer
 
     async def attributes(self, queue: str) -> dict[str, str]:
-        """All attributes of a queue."""
         answer = await self.ask("GetQueueAttributes", QueueUrl=queue, AttributeNames=["All"])
         return dict(answer["Attributes"])
 
     async def tags(self, queue: str) -> dict[str, str]:
-        """All tags of a queue."""
         answer = await self.ask("ListQueueTags", QueueUrl=queue)
         return dict(answer.get("Tags", {}))
 

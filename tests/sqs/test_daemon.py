@@ -112,7 +112,6 @@ class Workload:
     Attributes:
         sent: bodies whose sending was answered. One that was not is sent again, and may be there twice.
         deleted: bodies of messages whose deletion was answered.
-        gone: the ids of these.
         wrong: ids that were handed out after that.
         is_over: the senders stop; the receivers do, once nothing is left.
     """

@@ -16,7 +16,6 @@ from mq.sqs.move_tasks import CANCELLED, COMPLETED, FAILED, KIND, RUNNING, MoveT
 
 @asynccontextmanager
 async def daemon(broker: Broker) -> AsyncIterator[MoveTasks]:
-    """The tasks of one life of a daemon."""
     async with trio.open_nursery() as nursery:
         tasks = MoveTasks(broker, nursery)
         await tasks.resume()

@@ -19,8 +19,6 @@ class Machine:
 
     Attributes:
         elapsed: true time, in seconds.
-        ahead: by how much the wall clock is ahead of it.
-        boot: names the boot.
         ends: how often leases were said to end.
     """
 

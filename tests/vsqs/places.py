@@ -33,7 +33,6 @@ class FaultyFolderCalls(FaultyCalls):
         super().__init__(self._linux, root)
 
     def is_at(self, fd: int, path: str) -> bool:
-        """As in FolderCalls."""
         return self._linux.is_at(fd, path)
 
 

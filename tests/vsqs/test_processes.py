@@ -26,8 +26,6 @@ pytestmark = pytest.mark.slow
 
 
 class Published(NamedTuple):
-    """What a publisher was answered."""
-
     body: str
     id: str
     begin_ns: int

@@ -122,11 +122,7 @@ async def make_worlds(
     """One in the fast lane, and one without. Each has the queue ``q``.
 
     Args:
-        stack: ends them.
-        nursery: runs them.
-        monkeypatch: lets it be seen who gets to Hypercorn.
         access: for a gate before the endpoints.
-        certificates: for TLS.
         handler: instead of the endpoints.
     """
     found: list[World] = []

@@ -96,7 +96,6 @@ def body_of(value: Mapping[str, Any]) -> bytes:
 
 @pytest.fixture
 async def endpoints(broker: Broker) -> Endpoints:
-    """With a queue."""
     await broker.create_queue("q")
     return Endpoints(broker, MAX_BODY)
 

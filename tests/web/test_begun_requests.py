@@ -30,7 +30,6 @@ class Begins(Handler):
 
     Attributes:
         answers: those to call, in the order of the requests.
-        abandoned: how many requests were abandoned.
     """
 
     def __init__(self) -> None:
