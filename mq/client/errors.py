@@ -119,3 +119,21 @@ def refusal(status: int, detail: str, *, is_unsure: bool = False) -> Refused:
     """The error for a status of 400 or more."""
     detail = _CREATE.sub(r'Create it with client.create_queue("\1")', detail)
     return _BY_STATUS.get(status, Refused)(status, detail, is_unsure=is_unsure)
+
+
+_NOISE: Final = re.compile(r"\[(Errno -?\d+|SSL: \w+)\] | \(_ssl\.c:\d+\)|Error connecting to \(.*?\): ")
+_ADVICE: Final = {
+    "wrong version number": "the server does not use TLS. Use http:// or amqp:// in the URL",
+    "certificate verify failed": "{text}. Specify the CA certificate to trust",
+    "connection refused": "{text}. Check that the daemon is running",
+}
+"""What a reason contains, in small letters, and the text for a user; ``{text}`` is the reason itself."""
+
+
+def connection_reason(error: BaseException) -> str:
+    """Return why a connection failed, in words for a user, and what to do if that is known."""
+    text = " ".join(_NOISE.sub("", str(error)).split()) or type(error).__name__
+    for reason, advice in _ADVICE.items():
+        if reason in text.lower():
+            return advice.format(text=text)
+    return text

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from mq.client.calls import Answer, Call
-from mq.client.errors import ClientError, Interrupted, Unreachable
+from mq.client.errors import ClientError, Interrupted, Unreachable, connection_reason
 from mq.client.values import Duration, duration
 
 DEFAULT_URL: Final = "http://127.0.0.1:8080"
@@ -114,7 +114,7 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
         error: of the last try.
         perhaps_served: whether a try before may have been served.
     """
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = connection_reason(error)
     if isinstance(error, _NOT_SENT) and perhaps_served:
         return Interrupted(f"cannot connect to {url}, but an earlier attempt may have been executed: {reason}")
     if isinstance(error, _NOT_SENT):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from mq.client import requests
 from mq.client.calls import Answer, Call, Source
-from mq.client.errors import ClientError, Interrupted, Unreachable
+from mq.client.errors import ClientError, Interrupted, Unreachable, connection_reason
 from mq.client.retries import Retry, Tries
 from mq.client.values import Queue
 from mq.spark import calls
@@ -237,7 +237,7 @@ class DaemonConnection:
             try:
                 connection.connect()
             except OSError as error:
-                raise Unreachable(f"cannot connect to {self._options.url}: {error}") from error
+                raise Unreachable(f"cannot connect to {self._options.url}: {connection_reason(error)}") from error
             self._http = connection
         return self._http
 

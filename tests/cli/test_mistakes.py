@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -17,8 +17,9 @@ import trio
 from mq.amqp.wire.errors import WrongProtocol
 from mq.amqp.wire.frames import FrameReader
 from mq.cli import main, pipeline, synonyms
-from mq.client import Access, BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse
+from mq.client import Access, BadRequest, Client, NotFound, Outgoing, Retry, UnexpectedResponse, Unreachable
 from mq.client.amqp import connect
+from mq.client.errors import connection_reason
 from tests.cli.conftest import Mq
 from tests.client.inside import Inside
 
@@ -276,7 +277,7 @@ def answering(answer: bytes) -> Iterator[int]:
 
         def serve() -> None:
             connection, _ = server.accept()
-            with connection:
+            with connection, suppress(ConnectionError):  # a client that expects TLS resets the connection
                 connection.recv(4096)
                 connection.sendall(answer)
                 connection.shutdown(socket.SHUT_WR)
@@ -300,6 +301,60 @@ def test_a_request_of_http_on_the_port_of_amqp_is_answered_with_the_reason() -> 
         pytest.raises(BadRequest, match="this is an AMQP port"),
     ):
         client.queues()
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"GET /-/queues HTTP/1.1\r\n", "the client sent HTTP to the AMQP port"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "the client uses TLS, but mq does not"),
+        (b"SSH-2.0-OpenSSH\r\n", "the client does not speak AMQP 0-9-1"),
+    ],
+)
+def test_the_log_says_what_reached_the_port_of_amqp(sent: bytes, reason: str) -> None:
+    server = FrameReader()
+    server.feed(sent)
+    with pytest.raises(WrongProtocol, match=reason):
+        server.begin()
+
+
+async def test_a_server_with_another_kind_of_connection_is_named() -> None:
+    with (
+        answering(b"HTTP/1.1 400 \r\n\r\n") as port,
+        Client(f"https://127.0.0.1:{port}", retry=Retry(patience=0)) as client,
+        pytest.raises(Unreachable, match=r"the server does not use TLS. Use http:// or amqp:// in the URL$"),
+    ):
+        client.queues()
+    with (
+        answering(b"HTTP/1.1 400 \r\n\r\n") as port,
+        trio.fail_after(60),
+        pytest.raises(Unreachable, match="the server does not use TLS"),
+    ):
+        async with connect(f"amqps://127.0.0.1:{port}"):
+            pass
+    with answering(b"") as port, trio.fail_after(60), pytest.raises(Unreachable, match="If it uses TLS, use an amqps"):
+        async with connect(f"amqp://127.0.0.1:{port}"):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("[Errno 111] Connection refused", "Connection refused. Check that the daemon is running"),
+        (
+            "[Errno 111] Error connecting to ('::1', 1): Connection refused",
+            "Connection refused. Check that the daemon is running",
+        ),
+        (
+            "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate (_ssl.c:1006)",
+            "certificate verify failed: self-signed certificate. Specify the CA certificate to trust",
+        ),
+        ("[Errno -2] Name or service not known", "Name or service not known"),
+        ("", "OSError"),
+    ],
+)
+def test_a_failed_connection_is_explained_without_numbers(error: str, reason: str) -> None:
+    assert connection_reason(OSError(error)) == reason
 
 
 async def test_the_port_of_http_is_recognised_by_the_client_of_amqp() -> None:

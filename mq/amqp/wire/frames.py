@@ -35,6 +35,8 @@ OVERHEAD: Final = 8
 """Bytes of a frame beside its payload."""
 
 _HTTP: Final = re.compile(rb"(GET|HEAD|POST|PUT|PATCH|DELETE|OPTIONS) ")
+_TLS: Final = b"\x16\x03"
+"""How a client that uses TLS begins (RFC 8446, section 5.1)."""
 _TO_HTTP: Final = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/problem+json\r\nconnection: close\r\n\r\n"
     b'{"status": 400, "detail": "this is an AMQP port. HTTP uses another port, usually 8080"}\n'
@@ -309,8 +311,11 @@ class FrameReader:
         """
         begin = self._held[: len(PROTOCOL_HEADER)]
         if not PROTOCOL_HEADER.startswith(begin):
-            is_http = _HTTP.match(self._held) is not None
-            raise WrongProtocol("not AMQP 0-9-1", _TO_HTTP if is_http else PROTOCOL_HEADER)
+            if _HTTP.match(self._held) is not None:
+                raise WrongProtocol("the client sent HTTP to the AMQP port", _TO_HTTP)
+            if self._held.startswith(_TLS):
+                raise WrongProtocol("the client uses TLS, but mq does not (--tls-cert)", PROTOCOL_HEADER)
+            raise WrongProtocol("the client does not speak AMQP 0-9-1", PROTOCOL_HEADER)
         if begin != PROTOCOL_HEADER:
             return False
         self._go_on_at(len(PROTOCOL_HEADER))

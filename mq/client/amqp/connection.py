@@ -18,7 +18,7 @@ from mq.client.amqp.client import AmqpClient
 from mq.client.amqp.link import Link
 from mq.client.amqp.protocol import Login, Protocol
 from mq.client.amqp.values import Role
-from mq.client.errors import Unreachable
+from mq.client.errors import Unreachable, connection_reason
 from mq.client.values import Duration, duration
 
 PORTS: Final = {"amqp": 5672, "amqps": 5671}
@@ -200,7 +200,7 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     try:
         stream: ByteStream = await anyio.connect_tcp(where.host, where.port)
     except OSError as error:
-        raise Unreachable(f"cannot connect to {where}: {_cause(error)}") from error
+        raise Unreachable(f"cannot connect to {where}: {connection_reason(_cause(error))}") from error
     if tls is None:
         return stream
     try:
@@ -209,9 +209,9 @@ async def _open(where: Address, tls: ssl.SSLContext | None) -> ByteStream:
     except BaseException as error:
         await anyio.aclose_forcefully(stream)
         if isinstance(error, anyio.BrokenResourceError | anyio.EndOfStream | ssl.SSLError):
-            raise Unreachable(
-                f"TLS handshake with {where} failed: {str(_cause(error)) or 'the server closed the connection'}"
-            ) from error
+            cause = _cause(error)
+            reason = connection_reason(cause) if str(cause) else "the server closed the connection"
+            raise Unreachable(f"TLS handshake with {where} failed: {reason}") from error
         raise
 
 

@@ -37,6 +37,8 @@ CLOSE_SECONDS: Final = 5.0
 MOST_UNSENT: Final = 1 << 20
 """Bytes that wait to be sent before tasks have to wait with theirs."""
 _CHUNK: Final = 1 << 16
+_CLOSED: Final = "the server closed the connection"
+_CLOSED_EARLY: Final = "the server closed the connection before its greeting. If it uses TLS, use an amqps:// URL"
 _BROKEN: Final = (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)  # OSError: TLS's
 
 Why = Callable[[], ClientError]
@@ -340,7 +342,7 @@ class Link:
                 for event in self.protocol.receive(await self._stream.receive(_CHUNK)):
                     self._on(event)
             except anyio.EndOfStream:
-                self.end(f"the server closed the connection in connection phase {self.protocol.phase.value}")
+                self.end(_CLOSED_EARLY if self.protocol.phase is Phase.GREETING else _CLOSED)
             except UnexpectedResponse as error:
                 self.end(str(error), refused=error)
             except _BROKEN as error:
