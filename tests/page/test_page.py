@@ -37,7 +37,7 @@ def test_a_newcomers_path(hand: Hand) -> None:
     tab.get_by_role("heading", name="first").wait_for()
     hand.press("Publish a message")
     hand.write("Body", "a message with an end")
-    hand.write("Expires after (seconds)", "2")
+    hand.write("Expires after", "2s")
     hand.click("button", "Publish")
     hand.row("a message with an end").wait_for()
     tab.get_by_text("No messages.").wait_for()  # it has died
@@ -324,12 +324,37 @@ def test_settings_that_are_opened_early_are_filled_in(hand: Hand) -> None:
     hand.tab.route("**/-/events?*", lambda route: None)  # the view does not come
     hand.open("#/queue/early")
     hand.press("Settings")
-    lease = hand.tab.get_by_label("Lease (seconds)", exact=True)
+    lease = hand.tab.get_by_label("Visibility timeout", exact=True)
     lease.wait_for()
     assert lease.input_value() == ""
     hand.tab.unroute("**/-/events?*")
     hand.tab.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    hand.until(lambda: lease.input_value() == "45")
+    hand.until(lambda: lease.input_value() == "45s")
+
+
+def test_durations_and_sizes_are_written_with_units(hand: Hand) -> None:
+    """A text that was no number was sent as null: a message without its delay, a setting at its default."""
+    hand.ask("PUT", "/timed")
+    hand.open("#/queue/timed")
+    hand.press("Settings")
+    hand.write("Retry delay", "1.5h")
+    hand.write("Maximum bytes", "10MB")
+    hand.click("button", "Save")
+    hand.sees("settings saved")
+    settings = hand.ask("GET", "/timed")
+    assert (settings["retry_delay"], settings["max_bytes"], settings["visibility"]) == (5400, 10_000_000, None)
+    hand.write("Retry delay", "5 minutes")
+    hand.click("button", "Save")
+    hand.sees("retry_delay must be a duration")
+    hand.press("Publish a message")
+    hand.write("Body", "later")
+    hand.write("Expires after", "10y")
+    hand.click("button", "Publish")
+    hand.sees("ttl must be a duration")
+    hand.write("Expires after", "2h")
+    hand.click("button", "Publish")
+    hand.sees("published")
+    assert hand.ask("GET", "/timed")["ready"] == 1
 
 
 def test_a_schedule_is_made_and_deleted(hand: Hand) -> None:

@@ -45,6 +45,11 @@ export function field(label, input, hint = null) {
   );
 }
 
+/** A number, or text for the daemon to read, such as "10m" or "64KiB". */
+export function amount(text) {
+  return /^[0-9]+(\.[0-9]+)?$/.test(text) ? Number(text) : text;
+}
+
 /** Sets the text of an element, if it is another one: what has not changed keeps its selection. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;

@@ -37,6 +37,15 @@ export function duration(seconds) {
   return seconds >= 0 ? "< 1 s" : "—";
 }
 
+/** A duration as the daemon reads it, in the largest unit in which it is a short number: 90 is "1.5m". */
+export function notation(seconds) {
+  for (const [unit, length] of [["d", 86_400], ["h", 3_600], ["m", 60]]) {
+    const count = Math.round((seconds / length) * 10) / 10;
+    if (count >= 1 && Math.abs(count * length - seconds) < 1e-6) return `${count}${unit}`;
+  }
+  return seconds ? `${seconds}s` : "0";
+}
+
 /** 1.5 ms: what takes less than a minute. */
 export function brief(seconds) {
   if (seconds >= 60) return duration(seconds);

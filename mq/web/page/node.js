@@ -134,7 +134,7 @@ function explained(membership) {
 /** That one machine has all of it. */
 function warned({ voters, nodes }) {
   const machine = voters === 1 ? " WARNING: etcd has only one member. If its disk fails, all cluster queues are lost." : "";
-  const node = nodes.length === 1 ? " WARNING: only one node is a member. If it fails, the cluster queues are unavailable." : "";
+  const node = nodes.length === 1 ? " WARNING: the cluster has only one member. If that node fails, the cluster queues are unavailable." : "";
   return machine + node;
 }
 

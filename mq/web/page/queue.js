@@ -3,7 +3,7 @@
 import { ask, askJson, may, movedText, path, redrive, removeMessages } from "./api.js";
 import { plot } from "./chart.js";
 import { askText, confirmed } from "./dialogs.js";
-import { button, field, h, say, setText, show } from "./dom.js";
+import { amount, button, field, h, say, setText, show } from "./dom.js";
 import { age, many, number } from "./format.js";
 import { poll, watch } from "./live.js";
 import { deathOf, messageTable } from "./messages.js";
@@ -228,8 +228,8 @@ function publishForm(queue) {
   const body = h("textarea", { rows: 4, spellcheck: "false" });
   const type = h("input", { value: "text/plain", list: "types", maxlength: 200 });
   const encoding = h("input", { maxlength: 255 });
-  const delay = h("input", { inputmode: "decimal" });
-  const ttl = h("input", { inputmode: "decimal" });
+  const delay = h("input", { placeholder: "30s, 10m, 2h" });
+  const ttl = h("input", { placeholder: "30s, 10m, 2h" });
   const priority = h("input", { inputmode: "numeric", pattern: "[0-9]*" });
   const group = h("input", { maxlength: 128 });
   const attributes = h("textarea", { rows: 2, spellcheck: "false" });
@@ -240,8 +240,8 @@ function publishForm(queue) {
       "div", { class: "fields" },
       field("Content type", type),
       field("Content encoding", encoding),
-      field("Delay (seconds)", delay),
-      field("Expires after (seconds)", ttl),
+      field("Delay", delay),
+      field("Expires after", ttl),
       field("Priority", priority),
       field("Message group", group),
       field("Headers", attributes, "one per line, as name: value"),
@@ -255,8 +255,8 @@ function publishForm(queue) {
     try {
       const line = { body: body.value, content_type: type.value || null, attributes: headersIn(attributes.value) };
       if (encoding.value.trim()) line.content_encoding = encoding.value.trim();
-      if (delay.value.trim()) line.delay = Number(delay.value);
-      if (ttl.value.trim()) line.ttl = Number(ttl.value);
+      if (delay.value.trim()) line.delay = amount(delay.value.trim());
+      if (ttl.value.trim()) line.ttl = amount(ttl.value.trim());
       if (group.value.trim()) line.group = group.value.trim();
       if (priority.value.trim()) line.priority = Number(priority.value);
       const headers = { "Content-Type": "application/x-ndjson" };

@@ -3,7 +3,7 @@
 import { ask, askJson, path } from "./api.js";
 import { listView } from "./connections.js";
 import { confirmed } from "./dialogs.js";
-import { button, field, h, say } from "./dom.js";
+import { amount, button, field, h, say } from "./dom.js";
 import { duration, time } from "./format.js";
 
 /** The view. */
@@ -41,7 +41,7 @@ function newSchedule() {
   const queue = h("input", { ...text, maxlength: 100, pattern });
   const cron = h("input", { maxlength: 200, autocomplete: "off", spellcheck: "false" });
   const zone = h("input", { value: Intl.DateTimeFormat().resolvedOptions().timeZone, maxlength: 100 });
-  const every = h("input", { inputmode: "decimal" });
+  const every = h("input", { placeholder: "30s, 10m, 2h" });
   const body = h("textarea", { rows: 3, spellcheck: "false" });
   const type = h("input", { value: "text/plain", maxlength: 200 });
   const unlessWaiting = h("input", { type: "checkbox" });
@@ -54,7 +54,7 @@ function newSchedule() {
       field("Queue", queue),
       field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
       field("Time zone", zone),
-      field("Or interval (seconds)", every),
+      field("Or interval", every),
       field("Body", body),
       field("Content type", type),
       h("label", { class: "check" }, unlessWaiting, " Skip a run while the previous message is still in the queue"),
@@ -66,7 +66,7 @@ function newSchedule() {
   async function create(event) {
     event.preventDefault();
     const instants = cron.value.trim() ? { cron: cron.value.trim(), zone: zone.value.trim() } : {};
-    if (every.value.trim()) instants.every = Number(every.value);
+    if (every.value.trim()) instants.every = amount(every.value.trim());
     const message = { body: body.value, content_type: type.value || null };
     try {
       await askJson("PUT", path("-", "schedules", name.value), {

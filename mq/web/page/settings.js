@@ -1,25 +1,26 @@
 // A queue's settings, as a form.
 
 import { askJson, path } from "./api.js";
-import { field, h, say } from "./dom.js";
+import { amount, field, h, say } from "./dom.js";
+import { notation } from "./format.js";
 
 const FIELDS = [
-  ["visibility", "number", "Lease (seconds)", "time a consumer has to acknowledge a fetched message"],
-  ["delay", "number", "Delay (seconds)", "time from publishing until a message can be fetched"],
-  ["ttl", "number", "Time to live (seconds)", "time after which a message expires"],
+  ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message"],
+  ["delay", "duration", "Delay", "time from publishing until a message can be fetched"],
+  ["ttl", "duration", "Time to live", "time after which a message expires"],
   ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
-  ["max_bytes", "number", "Maximum bytes", "maximum total size of the message bodies in the queue"],
+  ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MB"],
   ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
-  ["retry_delay", "number", "Retry delay (seconds)", "time before a message is redelivered after a failure"],
+  ["retry_delay", "duration", "Retry delay", "time before a message is redelivered after a failure"],
   ["retry_factor", "number", "Retry factor", "factor by which the retry delay grows with each further failure"],
   ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
-  ["retry_max", "number", "Maximum retry delay (seconds)", "upper limit of the retry delay"],
+  ["retry_max", "duration", "Maximum retry delay", "upper limit of the retry delay"],
   ["max_receives", "number", "Maximum receives", "number of times a message can be received before it is dead-lettered; requires a dead-letter queue"],
   ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
   ["unique", "checkbox", "Unique", "do not store a message if the queue already contains one with the same body"],
   ["max_priority", "number", "Highest priority", "messages with a higher priority are delivered first; 0 disables priorities"],
   ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
-  ["key_window", "number", "Key window (seconds)", "time for which idempotency keys are remembered"],
+  ["key_window", "duration", "Idempotency window", "time for which idempotency keys are remembered"],
 ];
 
 /** The form. `settings()` returns them as they are now. */
@@ -27,26 +28,30 @@ export function settingsForm(queue, settings) {
   const inputs = FIELDS.map(([name, kind, label, hint]) => ({ name, kind, label, hint, input: control(kind) }));
   const form = h(
     "form", { class: "settings", on: { submit: save } },
+    h("p", {}, "A duration is a number of seconds, or has a unit: 30s, 10m, 1.5h, 7d."),
     inputs.map(({ kind, label, hint, input }) => (
       kind === "checkbox" ? h("label", { class: "check" }, input, ` ${label}: ${hint}`) : field(label, input, hint)
     )),
     h("button", { type: "submit", class: "primary" }, "Save"),
   );
 
+  const filled = new Map(); // what each input showed before it was edited
+
   function fill() {
     const now = settings();
     for (const { name, kind, input } of inputs) {
       if (kind === "checkbox") input.checked = Boolean(now[name]);
-      else input.value = now[name] ?? "";
+      else input.value = kind === "duration" && now[name] !== null ? notation(now[name]) : now[name] ?? "";
+      filled.set(name, shown(kind, input));
     }
   }
 
   async function save(event) {
     event.preventDefault();
-    const now = settings(), patch = {};
+    if (!filled.size) return; // an empty form would reset all settings
+    const patch = {};
     for (const { name, kind, input } of inputs) {
-      const value = read(kind, input);
-      if (value !== (now[name] ?? null)) patch[name] = value;
+      if (shown(kind, input) !== filled.get(name)) patch[name] = read(kind, input);
     }
     if (!Object.keys(patch).length) {
       say("no settings were changed");
@@ -55,6 +60,7 @@ export function settingsForm(queue, settings) {
     try {
       await askJson("PATCH", path(queue), patch);
       say("settings saved");
+      for (const { name, kind, input } of inputs) filled.set(name, shown(kind, input));
     } catch (error) {
       say(error.message, true);
     }
@@ -66,12 +72,16 @@ export function settingsForm(queue, settings) {
 function control(kind) {
   if (Array.isArray(kind)) return h("select", {}, kind.map((word) => h("option", {}, word)));
   if (kind === "number") return h("input", { inputmode: "decimal", pattern: "[0-9]*\\.?[0-9]*", autocomplete: "off" });
-  return h("input", { type: kind, autocomplete: "off" });
+  return h("input", { type: kind === "checkbox" ? kind : "text", autocomplete: "off" });
+}
+
+function shown(kind, input) {
+  return kind === "checkbox" ? input.checked : input.value.trim();
 }
 
 function read(kind, input) {
-  if (kind === "checkbox") return input.checked;
-  const text = input.value.trim();
-  if (text === "") return null;
-  return kind === "number" ? Number(text) : text;
+  const value = shown(kind, input);
+  if (kind === "checkbox") return value;
+  if (value === "") return null;
+  return kind === "text" || Array.isArray(kind) ? value : amount(value);
 }
