@@ -18,7 +18,6 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -36,6 +35,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
 from mq.broker.index import QueueIndex, incarnation_of, sequence_of
 from mq.broker.leases import Leases
+from mq.broker.lost_messages import DeadLettered, LostMessages, find_lost
 from mq.broker.settings import QUEUE, VISIBILITY, check_value, count
 from mq.broker.upkeep import Upkeep
 from mq.errors import (
@@ -85,7 +85,9 @@ class ClaimedBatch(NamedTuple):
     Attributes:
         lost: how many messages it had before this call and has no more.
         first: the least sequence of its messages; None without messages.
-        missing: how many messages it had when it was made and has no more, by where they are now: see :class:`LostTo`.
+        missing: how many messages it had when it was made and has no more, by where they are now: see
+            :class:`~mq.broker.lost_messages.LostTo`.
+        dead_letters: the queues in which the dead-lettered ones of them are.
         lease_expired: True if its lease had ended when messages were lost.
     """
 
@@ -96,24 +98,8 @@ class ClaimedBatch(NamedTuple):
     last: int | None = None
     is_new: bool = False
     missing: Mapping[str, int] = MappingProxyType({})
+    dead_letters: tuple[DeadLettered, ...] = ()
     lease_expired: bool = False
-
-
-class LostTo:
-    """Where a message is that a claim has lost."""
-
-    READY: Final = "ready"
-    """In its queue: the claim can have it again."""
-    DELAYED: Final = "delayed"
-    """In its queue, and READY by itself later."""
-    LEASED: Final = "leased"
-    """Another consumer has it."""
-    DEAD_LETTERED: Final = "dead_lettered"
-    """In a dead-letter queue."""
-    EXPIRED: Final = "expired"
-    """Removed, because its time to live was over. Known until the broker ends."""
-    REMOVED: Final = "removed"
-    """Removed: acknowledged by another consumer, deleted, or purged."""
 
 
 class ConsumerPosition(NamedTuple):
@@ -176,6 +162,7 @@ class BatchConsumers:
             return
         await self._consumers.load(queues)
         for index, consumer in self._consumers.latest_first(queues):
+            index.has_batch_consumers = True
             self._ids.observe(max(consumer.state.epoch, consumer.stamp))
             if consumer.is_held or consumer.state.is_acknowledged:
                 # Of two records with one message the later is true: of the other no answer said that it is kept.
@@ -570,13 +557,15 @@ class BatchConsumers:
         else:
             renewed = claim
         places = await _in_slices(_sequences, there)
+        lost = await self._claimed.find_lost(index, consumer, [id for _, id in renewed.lost])
         return ClaimedBatch(
             claim.batch,
             len(there),
             len(set(claim.ids).difference(renewed.ids)),
             min(places, default=None),
             max(places, default=None),
-            missing=await self._claimed.fates(index, consumer, [id for _, id in renewed.lost]),
+            missing=lost.missing,
+            dead_letters=lost.dead_letters,
             lease_expired=renewed.ended,
         )
 
@@ -679,21 +668,9 @@ class ClaimedMessages:
 
         return await _in_slices(held, wanted)
 
-    async def fates(self, index: QueueIndex, consumer: BatchConsumer, lost: Sequence[MessageId]) -> dict[str, int]:
-        """How many of the messages that a claim has lost are where, by :class:`LostTo`."""
-        return dict(Counter(await _in_slices(lambda ids: [self._fate(index, consumer, id) for id in ids], lost)))
-
-    def _fate(self, index: QueueIndex, consumer: BatchConsumer, id: MessageId) -> str:
-        entry = index.find(id)
-        if entry is None:
-            if id in self._catalog.locks:
-                return LostTo.LEASED  # it is being moved at this instant
-            if self._dead_letters.find(index, id) is not None:
-                return LostTo.DEAD_LETTERED
-            return LostTo.EXPIRED if self._dead_letters.has_expired(id) else LostTo.REMOVED
-        if id in index.held or entry.meta.receipt is not None or index.claims.get(id, consumer) is not consumer:
-            return LostTo.LEASED
-        return LostTo.DELAYED if entry.state is State.DELAYED else LostTo.READY
+    async def find_lost(self, index: QueueIndex, consumer: BatchConsumer, ids: Sequence[MessageId]) -> LostMessages:
+        """Find the messages that a claim has lost."""
+        return await find_lost(self._catalog, self._dead_letters, index, consumer, ids)
 
     def told(self, index: QueueIndex, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that a claim has from now on."""
@@ -1158,6 +1135,7 @@ class ConsumerRecords:
                     f"queue {index.name} has reached the maximum of {MOST_CONSUMERS} consumers. Delete unused consumers"
                 )
             consumer = self._known.setdefault(index.name, {})[name] = BatchConsumer(name, index.incarnation)
+            index.has_batch_consumers = True
         return consumer
 
     async def keep(

@@ -47,8 +47,8 @@ _FAILURE: Final = 0
 """In place of an order, in the ledger: why the work on a message failed last."""
 _MANY_EXPIRED: Final = 10
 """So many messages of a queue that expire within :data:`_REPORT_SECONDS` are worth a warning."""
-_MOST_EXPIRED_IDS: Final = 10_000
-"""Expired messages of which is remembered that they have: consumers of batches miss them."""
+_MOST_REMOVALS: Final = 100_000
+"""Removed messages whose reason is remembered, as batch consumers may miss them: as many as a claim may have."""
 _REPORT_SECONDS: Final = 60.0
 """How often expired messages are logged."""
 _FIRST_REPORT_SECONDS: Final = 5.0
@@ -93,7 +93,7 @@ class DeadLetters:
         self._missing: set[MessageId] = set()
         self._many: float = _FEWEST_HISTORIES
         self._expired: Counter[str] = Counter()  # by queue, since they were logged
-        self._expired_ids: dict[MessageId, None] = {}  # the latest, in order
+        self._removals: dict[MessageId, str] = {}  # the latest, in order: their reasons
         self._has_expired = trio.Event()
 
     async def load(self) -> None:
@@ -155,9 +155,14 @@ class DeadLetters:
         """Whether a message's time to live is over."""
         return self._clock.is_expired(entry)
 
-    def has_expired(self, id: MessageId) -> bool:
-        """Whether a message was removed lately because its time to live was over. After a restart not."""
-        return id in self._expired_ids
+    def has_history(self, id: MessageId) -> bool:
+        """Whether a message was dead-lettered, and still exists as far as the index knows."""
+        return id in self._orders
+
+    def removal(self, id: MessageId) -> str | None:
+        """The reason why a message that a batch consumer may miss was removed instead of dead-lettered; None if it was
+        not, or not lately: after a restart nothing is known."""
+        return self._removals.get(id)
 
     def dead_letter(self, entry: Entry, reason: str, *, is_lease_over: bool = False) -> Future[None]:
         """Move a message of the index to where its queue's dead go, or remove it. Answered when that is durable."""
@@ -264,16 +269,15 @@ class DeadLetters:
             if each.reason == EXPIRED:
                 self._expired[entry.queue] += 1
                 self._has_expired.set()
-                self._expired_ids[entry.id] = None
-                if len(self._expired_ids) > _MOST_EXPIRED_IDS:
-                    del self._expired_ids[next(iter(self._expired_ids))]
             is_refused = each.reason in (REJECTED, LIMIT)
             removal = Kind.REMOVE if is_refused else Kind.EXPIRE
+            is_removed = isinstance(move, Unlink) or move.state is State.REMOVED
+            if is_removed:
+                self._note_removal(entry, each.reason)
             if isinstance(move, Unlink):
                 self._catalog.end_reaped(entry, kind=removal)
                 each.future.set(None)
                 return True
-            is_removed = move.state is State.REMOVED
             deaths = self.history(entry)  # the removal forgets them
             self._catalog.end(entry, outcome.entry, removal if is_removed else Kind.DEAD_LETTER)
             if is_removed and is_refused and self._second_names.may_exist:
@@ -288,6 +292,13 @@ class DeadLetters:
             return True
         self._put_back(each, error_of(outcome, "cannot move the dead letter"), is_gone=outcome.result is Result.GONE)
         return outcome.result is Result.GONE
+
+    def _note_removal(self, entry: Entry, reason: str) -> None:
+        index = self._catalog.queues.get(entry.queue)
+        if index is not None and index.has_batch_consumers:
+            self._removals[entry.id] = reason
+            if len(self._removals) > _MOST_REMOVALS:
+                del self._removals[next(iter(self._removals))]
 
     async def _remove_second_names(self, each: _Dead, deaths: Sequence[Mapping[str, Any]]) -> None:
         """Remove a rejected message under its other names, too, and answer then."""

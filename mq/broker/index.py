@@ -194,6 +194,7 @@ class QueueIndex:
         held: READY messages that connections hold, in memory only.
         claims: which batch consumer's claim holds a message, by its id: wherever that is READY, it is claimed.
         claimed: READY messages that claims hold.
+        has_batch_consumers: whether the queue has, or had, a batch consumer since the broker's start.
         returned: messages that a connection has held, and has put back.
         exclusion: of the one consumer that has the queue alone; None without one.
         turns_to_exclude: of the consumers that wait to have it alone, in their order.
@@ -238,6 +239,7 @@ class QueueIndex:
         self.held: dict[MessageId, Entry] = {}
         self.claims: dict[MessageId, object] = {}
         self.claimed: dict[MessageId, Entry] = {}
+        self.has_batch_consumers = False
         self.returned: set[MessageId] = set()
         self.exclusion: object | None = None
         self.turns_to_exclude: deque[Any] = deque()

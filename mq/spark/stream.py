@@ -391,6 +391,7 @@ class QueueClaims:
         self._keeper = keeper
         self._epoch = 0
         self._acknowledged = int(position["acknowledged"])
+        self._open: int | None = position["batch"]
 
     @property
     def incarnation(self) -> int:
@@ -444,6 +445,7 @@ class QueueClaims:
             regain=True,
         )
         held: Mapping[str, Any] | None = self._run(call)
+        self._open = None if held is None else batch
         if held is not None:
             self._keeper.keep(options.queue, batch, self._epoch)
         return held
@@ -456,7 +458,7 @@ class QueueClaims:
         if _is_another(self.position, place):
             raise QueueGone(f"queue {self._options.queue} was deleted and created again")
         self._start(checkpoint)
-        if batch != self._acknowledged + 1:
+        if batch != self._acknowledged + 1 or self._open != batch:  # a new claim would have other messages
             self._check_taken_over(batch)
             return []
         held = self.claim(checkpoint)
@@ -539,6 +541,7 @@ class QueueClaims:
         if found["incarnation"] != self.incarnation:
             raise QueueGone(f"queue {options.queue} was deleted and created again")
         self._epoch, self._acknowledged = int(found["epoch"]), int(found["acknowledged"])
+        self._open = found["batch"]
         if found["remaining"]:
             self._remove(self._acknowledged)
 
@@ -567,9 +570,9 @@ class QueueClaims:
                 f"start the query with {_TAKE_OVER} {self._where()}"
             )
         raise SparkSourceError(
-            f"{here}, whose last acknowledged batch is {self._acknowledged}: the consumer was deleted, or the "
-            f"daemon's root is an old copy. To continue from batch {self._acknowledged}, start the query with "
-            f"{_TAKE_OVER} {self._where()}"
+            f"{here}, whose last acknowledged batch is {self._acknowledged}, and which has no batch {batch}: the "
+            "consumer was deleted, or the daemon's root is an old copy. To continue from batch "
+            f"{self._acknowledged}, start the query with {_TAKE_OVER} {self._where()}"
         )
 
     def _where(self) -> str:
@@ -595,9 +598,11 @@ class QueueClaims:
         options, missing = self._options, dict(held.get("missing", {}))
         with DaemonConnection(options) as connection:
             settings = connection.queue().settings
-        names = {"dead": settings.get("dead_letter_queue"), "receives": settings.get("max_receives")}
-        where = [f"{number} {_WHERE[fate].format(**names)}" for fate, number in missing.items()]
-        advice = [_ADVICE[fate].format(**names) for fate in missing if fate in _ADVICE]
+        dead_letters = [DeadLetters(settings, **each) for each in held.get("dead_letters", ())]
+        where = [each.where for each in dead_letters]
+        where += [f"{number} {_WHERE[fate]}" for fate, number in missing.items() if fate in _WHERE]
+        advice = [each.advice for each in dead_letters]
+        advice += [_ADVICE[fate] for fate in missing if fate in _ADVICE]
         if held.get("lease_expired"):
             advice.append(
                 'The lease of the batch had expired: set "leaseSeconds" to more than the longest time that a '
@@ -613,26 +618,68 @@ class QueueClaims:
         )
 
 
+class DeadLetters:
+    """Dead letters that a claim has lost, in words.
+
+    Args:
+        settings: the settings of the claim's queue.
+        queue: where the messages are.
+        reason: why they were dead-lettered, as the daemon calls it.
+        messages: how many.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], queue: str, reason: str, messages: int) -> None:
+        self._queue = queue
+        self._reason = reason
+        self._messages = messages
+        self._most = settings.get("max_receives")
+        self._is_own = queue == settings.get("dead_letter_queue")
+
+    @property
+    def where(self) -> str:
+        """Their number, their queue and why they are there."""
+        kind = "the dead-letter queue" if self._is_own else "queue"
+        return f"{self._messages} in {kind} {self._queue} ({_REASONS.get(self._reason, 'dead-lettered')})"
+
+    @property
+    def advice(self) -> str:
+        """What to do to have them in the batch again."""
+        raising = ""
+        if self._reason == "receives" and self._most is not None:
+            raising = (
+                "Each claim of a redelivered message counts as a receive, and the queue has "
+                f"max_receives={self._most}. Raise max_receives, then move"
+            )
+        move = f"{raising or 'Move'} the messages back (mq redrive {self._queue})"
+        return f"{move} and restart the query to get them in the batch again."
+
+
+_REASONS: Final = {
+    "receives": "received too often",
+    "delivery_limit": "received too often",
+    "expired": "expired",
+    "dropped": "dropped from the full queue",
+    "rejected": "rejected by another consumer",
+}
+"""Why a message was dead-lettered, in words."""
 _WHERE: Final = {
     "removed": "removed by another client",
+    "queue_deleted": "deleted together with their dead-letter queue",
     "expired": "expired",
-    "dead_lettered": "in the dead-letter queue {dead}",
+    "dropped": "dropped, because the queue was full",
+    "rejected": "rejected by another consumer",
     "leased": "leased by another consumer",
     "delayed": "delayed",
     "ready": "in the queue again",
 }
-"""Where a message is that a claim has lost, in words."""
+"""Where a message is that a claim has lost, in words; dead letters say it themselves."""
 _ADVICE: Final = {
-    "dead_lettered": (
-        "Each claim of a redelivered message counts as a receive, and the queue has max_receives={receives}. "
-        "Raise max_receives, move the messages back (mq redrive {dead}) and restart the query to get them in "
-        "the batch again."
-    ),
+    "removed": "Messages that expired before the daemon was last started are counted as removed.",
     "leased": "Restart the query after the other consumer has requeued its messages to get them in the batch again.",
     "delayed": "Restart the query after the delay to get the delayed messages in the batch again.",
     "ready": "Restart the query to get them in the batch again.",
 }
-"""What to do about each, where anything can be done."""
+"""What to do about each, or what else it may mean."""
 
 
 class _Keeper:

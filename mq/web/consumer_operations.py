@@ -171,7 +171,8 @@ async def claim(context: RequestContext) -> Reply:
     )
     if held is None:
         return empty(204, NOT_CACHED)
-    shown = {**held._asdict(), "missing": dict(held.missing)}
+    dead_letters = [each._asdict() for each in held.dead_letters]
+    shown = {**held._asdict(), "missing": dict(held.missing), "dead_letters": dead_letters}
     return document(201 if shown.pop("is_new") else 200, shown)
 
 

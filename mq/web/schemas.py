@@ -303,6 +303,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "first": or_null(COUNT),
             "last": or_null(COUNT),
             "missing": {"type": "object", "additionalProperties": COUNT},
+            "dead_letters": {
+                "type": "array",
+                "items": record({"queue": TEXT, "reason": TEXT, "messages": COUNT}),
+            },
             "lease_expired": {"type": "boolean"},
         }
     ),

@@ -13,7 +13,8 @@ import pytest
 import trio
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS, LostTo
+from mq.broker.batch_consumers import KIND, LARGEST_CLAIM, MOST_CONSUMERS
+from mq.broker.lost_messages import DeadLettered, LostTo
 from mq.errors import (
     Conflict,
     InvalidSetting,
@@ -962,6 +963,47 @@ async def test_claim_says_that_a_lost_message_has_expired(broker: Broker) -> Non
     held = await broker.claims.claim("q", "c", 1, epoch)
     assert held is not None
     assert held.missing == {LostTo.EXPIRED: 1}
+
+
+async def test_claim_says_which_lost_messages_made_room_and_which_were_rejected(broker: Broker) -> None:
+    epoch = await lose(broker, 3)
+    await broker.reject(await broker.hold("q", 1))
+    await broker.change_settings("q", {"max_messages": 2, "overflow": "drop-head"})
+    await broker.publish_many("q", [Draft(b"new")])
+    await trio.sleep(1)
+    held = await broker.claims.claim("q", "c", 1, epoch)
+    assert held is not None
+    assert held.missing == {LostTo.REJECTED: 1, LostTo.DROPPED: 1}
+
+
+async def test_claim_follows_dead_letters_into_other_queues(broker: Broker) -> None:
+    """Into one that is no dead-letter queue any more, and to where they were redriven; with the reason of each."""
+    for name in ("dead", "elsewhere"):
+        await broker.create_queue(name)
+    await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
+    await broker.publish_many("q", [Draft(b"0", ttl=5.0), Draft(b"1"), Draft(b"2"), Draft(b"3")])
+    epoch = await claim_first_batch(broker, lease=1)
+    await trio.sleep(20)
+    for message in await broker.fetch_many("q", 2, visibility=1):
+        await message.body.aclose()
+    await trio.sleep(3)
+
+    async def dead_letters() -> set[DeadLettered]:
+        held = await broker.claims.claim("q", "c", 1, epoch, lease=3600)
+        assert held is not None
+        assert held.missing == {LostTo.DEAD_LETTERED: 3}
+        return set(held.dead_letters)
+
+    in_dead = {DeadLettered("dead", "expired", 1), DeadLettered("dead", "receives", 2)}
+    assert await dead_letters() == in_dead
+    await broker.change_settings("q", {"max_receives": None, "dead_letter_queue": None})
+    assert await dead_letters() == in_dead
+    assert (await broker.redrive("dead", "elsewhere", 2)).moved == 2
+    assert {each.queue for each in await dead_letters()} == {"dead", "elsewhere"}
+    await broker.delete_queue("dead")
+    held = await broker.claims.claim("q", "c", 1, epoch, lease=3600)
+    assert held is not None
+    assert held.missing == {LostTo.DEAD_LETTERED: 2, LostTo.QUEUE_DELETED: 1}
 
 
 async def test_message_removed_during_a_lease_is_missing_though_the_lease_did_not_end(broker: Broker) -> None:

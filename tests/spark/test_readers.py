@@ -699,6 +699,83 @@ def test_a_batch_has_its_messages_again_after_a_redrive(client: Client, options:
     assert unsettled(client, options) == 0
 
 
+def test_claim_lost_says_where_dead_letters_are_and_why(client: Client, options: Options) -> None:
+    """After the queue's settings have changed, and after a redrive to another queue; its advice works in each case."""
+    dead, other = f"{options.queue}-dead", f"{options.queue}-other"
+    for name in (dead, other):
+        client.create_queue(name)
+    start, end = short_lease(client, options, 3)
+    client.configure(options.queue, dead_letter_queue=dead, max_messages=3, overflow="drop-head")
+    client.publish(options.queue, b"new")
+    wait_for(lambda: client.queue(dead).ready == 1)
+
+    def told() -> str:
+        with pytest.raises(ClaimLost) as caught:
+            stream(options).partitions(start, end)
+        return str(caught.value)
+
+    text = told()
+    assert f"1 in the dead-letter queue {dead} (dropped from the full queue) " in text
+    assert f" Move the messages back (mq redrive {dead}) and restart" in text
+    assert "max_receives" not in text
+    client.configure(options.queue, dead_letter_queue=None)
+    assert f"1 in queue {dead} (dropped from the full queue) " in told()
+    client.redrive(dead, to=other)
+    assert f"1 in queue {other} (dropped from the full queue) " in (text := told())
+    assert "removed" not in text
+    assert f"(mq redrive {other})" in text
+    client.configure(options.queue, max_messages=None)
+    assert client.redrive(other).moved == 1
+    reader = stream(options)
+    assert rows(reader, reader.partitions(start, end)) == [b"0", b"1", b"2"]
+
+
+def test_advice_about_max_receives_is_only_given_where_the_queue_has_one(client: Client, options: Options) -> None:
+    dead = f"{options.queue}-dead"
+    client.create_queue(dead)
+    start, end = short_lease(client, options, 2)
+    client.configure(options.queue, max_receives=1, dead_letter_queue=dead)
+    assert client.fetch(options.queue) is None
+    wait_for(lambda: client.queue(dead).ready == 2)
+    with pytest.raises(
+        ClaimLost, match=r"2 in the dead-letter queue .* \(received too often\).*Raise max_receives, then"
+    ):
+        stream(options).partitions(start, end)
+    client.configure(options.queue, max_receives=None)
+    with pytest.raises(ClaimLost, match=r"\(received too often\)") as caught:
+        stream(options).partitions(start, end)
+    assert "max_receives" not in str(caught.value)
+    client.delete_queue(dead)
+    with pytest.raises(ClaimLost, match=": 2 deleted together with their dead-letter queue "):
+        stream(options).partitions(start, end)
+
+
+@pytest.mark.parametrize("left", [0, 2, 3])
+def test_a_planned_batch_of_a_consumer_that_was_forgotten_is_refused(
+    client: Client, options: Options, left: int
+) -> None:
+    """A new claim has other messages than those that Spark has planned, also where it has as many of them."""
+    fill(client, options, 3)
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, LIMIT)
+    reader.stop()
+    asked = urllib.request.Request(f"{options.url}/{options.queue}/consumers/c", method="DELETE")
+    with urllib.request.urlopen(asked) as answer:
+        assert answer.status == 200
+    client.purge(options.queue)
+    bodies = fill(client, options, left, 10)
+    for tolerant in (False, False, True):
+        query = stream(with_options(options, fail_on_claim_lost=not tolerant))
+        with pytest.raises(SparkSourceError, match=r'has no batch 1: the consumer was deleted.* "takeOver"'):
+            query.partitions(start, end)
+        assert unsettled(client, options) == left
+    going_on = stream(with_options(options, take_over=True))
+    assert going_on.partitions(start, end) == []
+    after = going_on.latestOffset(end, LIMIT)
+    assert rows(going_on, going_on.partitions(end, after)) == bodies
+
+
 def test_a_queue_that_is_missing_or_deleted_is_named(client: Client, options: Options) -> None:
     reader = stream(options)
     start = reader.initialOffset()
