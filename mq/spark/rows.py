@@ -335,11 +335,16 @@ def _attributes(headers: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     for pair in headers:
         name = (pair["key"] or "").lower()
         if not name:
-            raise ValueError('column "headers" contains a header without a name')
+            raise ValueError('column "headers" contains a header without a name. Filter out such headers')
         if name in found:
             raise ValueError(
                 f'column "headers" contains the header "{name}" twice. Header names are case-insensitive and '
                 "must be unique. Join the values, or rename the headers"
+            )
+        if pair["value"] is None:
+            raise ValueError(
+                f'column "headers" contains the header "{name}" without a value (null). Filter out such headers, or '
+                "write an empty value"
             )
         found[name] = _text(pair["value"])
     return found
@@ -352,10 +357,8 @@ def _as_member(body: bytes) -> dict[str, Any]:
         return {"base64": binascii.b2a_base64(body, newline=False).decode()}
 
 
-def _text(value: bytes | str | None) -> str:
+def _text(value: bytes | str) -> str:
     """A header's value as an attribute: text on one line as it is, any other bytes as an encoded word."""
-    if value is None:
-        raise ValueError('column "headers" contains a header without a value')
     text = value if isinstance(value, str) else bytes(value).decode("utf-8", "surrogateescape")
     if _CARRIED.fullmatch(text) and not text.startswith(_BINARY):
         return text

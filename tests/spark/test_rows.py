@@ -139,7 +139,10 @@ def test_a_row_as_a_message() -> None:
     ("row", "why"),
     [
         ({"headers": [("H", b"1"), ("h", b"2")]}, 'the header "h" twice'),
-        ({"headers": [("h", None)]}, "a header without a value"),
+        (
+            {"headers": [("h", None)]},
+            r'the header "h" without a value \(null\)\. Filter out such headers, or write an empty value',
+        ),
         ({"headers": [("", b"1")]}, "a header without a name"),
         ({"queue": None}, 'column "queue"'),
         ({"queue": "a/b"}, 'column "queue"'),
