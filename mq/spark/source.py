@@ -225,6 +225,9 @@ class FilteringReader(MqReader):
     """As :class:`MqReader`, for a Spark that pushes filters down.
 
     Spark refuses every read by a reader with ``pushFilters`` while its setting is off, so this is a class of its own.
+
+    Spark 4.1 to 4.3 keep the reader of the last query with filters for the DataFrame's next query without any, which so
+    gets too few rows. A reader cannot know which query it reads for, so docs/spark.md says to load the table anew.
     """
 
     def pushFilters(self, filters: list[Any]) -> list[Any]:
