@@ -16,8 +16,9 @@ Its files, in reading order:
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a
-  queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``write_jobs``: rows that
-  come together, as Spark writes them; ``peek``: reading only; ``columns``: likewise, very many messages at a time.
+  queue for one consumer alone; ``batch_consumers``: durable batches, as Spark takes them; ``lost_messages``: where
+  those are that a batch has lost; ``write_jobs``: rows that come together, as Spark writes them; ``peek``: reading
+  only; ``columns``: likewise, very many messages at a time.
 * ``upkeep``: work without a request; ``mover``: deliveries, requeues, unlinks; ``calendar``: messages that are far off,
   or due at a given instant; ``dead_letters``: where dead messages go; ``keys``: idempotency keys; ``ledger``: what both
   keep, small; ``shared``: the watcher of a store that others change, too; ``second_names``: what a killed one leaves of

@@ -598,7 +598,7 @@ class QueueClaims:
         options, missing = self._options, dict(held.get("missing", {}))
         with DaemonConnection(options) as connection:
             settings = connection.queue().settings
-        dead_letters = [DeadLetters(settings, **each) for each in held.get("dead_letters", ())]
+        dead_letters = [LostDeadLetters(settings, **each) for each in held.get("dead_letters", ())]
         where = [each.where for each in dead_letters]
         where += [f"{number} {_WHERE[fate]}" for fate, number in missing.items() if fate in _WHERE]
         advice = [each.advice for each in dead_letters]
@@ -618,7 +618,7 @@ class QueueClaims:
         )
 
 
-class DeadLetters:
+class LostDeadLetters:
     """Dead letters that a claim has lost, in words.
 
     Args:
