@@ -31,11 +31,6 @@ class Clock:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "users.toml"
-
-
-@pytest.fixture
 def clock() -> Clock:
     return Clock()
 

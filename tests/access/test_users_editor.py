@@ -30,11 +30,6 @@ consume = ["*"]
 """
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "users.toml"
-
-
 def test_the_first_user_makes_the_file(path: Path) -> None:
     token = UsersFile(str(path)).add("alice", {Right.PUBLISH: ["orders.*"]}, None)
     assert path.stat().st_mode & 0o777 == 0o600

@@ -22,11 +22,6 @@ def refusal(path: Path) -> str:
     return text
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "users.toml"
-
-
 def test_all_that_it_may_hold(path: Path) -> None:
     write_users(
         path,

@@ -12,7 +12,6 @@ from typing import Final
 
 import pytest
 
-from mq.testing.ports import HeldPort
 from tests.e2e.daemon import Daemon, DaemonFailed
 
 CONNECTIONS: Final = 40
@@ -26,16 +25,9 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def amqp_port() -> Iterator[int]:
-    held = HeldPort()
-    yield held.number
-    held.close()
-
-
-@pytest.fixture
-def daemons(temp_root: Path, tmp_path: Path, amqp_port: int) -> Iterator[list[Daemon]]:
+def daemons(temp_root: Path, tmp_path: Path, free_port: int) -> Iterator[list[Daemon]]:
     with ExitStack() as stack:
-        shared = (*SHARED, "--amqp-port", str(amqp_port))
+        shared = (*SHARED, "--amqp-port", str(free_port))
         first = stack.enter_context(Daemon(temp_root, tmp_path / "first", *shared))
         port = ("--port", str(first.port))
         yield [first, stack.enter_context(Daemon(temp_root, tmp_path / "second", *shared, *port))]
@@ -83,13 +75,13 @@ def test_both_serve_the_same_messages(daemons: list[Daemon]) -> None:
         assert sorted(bodies) == list(range(CONNECTIONS))
 
 
-def test_they_share_the_port_of_amqp_too(daemons: list[Daemon], amqp_port: int) -> None:
+def test_they_share_the_port_of_amqp_too(daemons: list[Daemon], free_port: int) -> None:
     with ExitStack() as stack:
         for _ in range(CONNECTIONS):
-            connection = stack.enter_context(socket.create_connection(("127.0.0.1", amqp_port), timeout=30))
+            connection = stack.enter_context(socket.create_connection(("127.0.0.1", free_port), timeout=30))
             connection.sendall(b"AMQP\0\0\x09\x01")
             assert connection.recv(1) == b"\x01", "a frame: connection.start"
-        held = [accepted(daemon, amqp_port) for daemon in daemons]
+        held = [accepted(daemon, free_port) for daemon in daemons]
         assert sum(held) == CONNECTIONS
         assert min(held) > LEAST, held
 

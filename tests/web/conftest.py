@@ -41,3 +41,9 @@ def fast_lane(request: pytest.FixtureRequest) -> bool:
 @pytest.fixture
 async def server(endpoints: Endpoints, nursery: trio.Nursery) -> Server:
     return await start_server(nursery, endpoints)
+
+
+@pytest.fixture
+async def queue(broker: Broker) -> str:
+    await broker.create_queue("q")
+    return "q"

@@ -15,7 +15,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from mq.broker import Broker, BrokerConfig, open_broker
+from mq.broker import BrokerConfig, open_broker
 from mq.broker.api import NoNode
 from mq.broker.commit import Future
 from mq.doors.listeners import CannotListen
@@ -46,12 +46,6 @@ POST_HEAD = "POST /q/messages HTTP/1.1\r\nHost: mq\r\n"
 @pytest.fixture
 async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -> Server:
     return await start_server(nursery, endpoints, fast_lane=fast_lane)
-
-
-@pytest.fixture
-async def queue(broker: Broker) -> str:
-    await broker.create_queue("q")
-    return "q"
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -15,7 +15,6 @@ import trio.testing
 import trustme
 
 from mq.access.certificates import Certificates, TLSFiles
-from mq.broker import Broker
 from mq.doors import listeners
 from mq.web.endpoints import Endpoints
 from mq.web.http_connection import WatchedStream
@@ -106,12 +105,6 @@ async def stream(server: Server, authority: Authority) -> AsyncIterator[TLSStrea
     stream = await connect(server, authority.client_context())
     yield stream
     await trio.aclose_forcefully(stream)
-
-
-@pytest.fixture
-async def queue(broker: Broker) -> str:
-    await broker.create_queue("q")
-    return "q"
 
 
 # The same as without

@@ -29,12 +29,6 @@ async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -
     return await start_server(nursery, endpoints, fast_lane=fast_lane)
 
 
-@pytest.fixture
-async def queue(broker: Broker) -> str:
-    await broker.create_queue("q")
-    return "q"
-
-
 def waiting(broker: Broker) -> int:
     """How many stand in line."""
     return sum(len(line.requests) for line in broker._waiters.queues.values())
