@@ -153,16 +153,6 @@ async def test_a_transgression_costs_its_connection_only(autojump_clock: MockClo
     await other.declare()
 
 
-async def test_an_unknown_tag_costs_the_channel(autojump_clock: MockClock, client: Client) -> None:
-    await client.say(Basic.Ack(7))
-    closed = await client.hear()
-    assert (closed.name, closed.reply_code, closed.reply_text) == (
-        "Channel.Close",
-        406,
-        "PRECONDITION_FAILED - unknown delivery tag 7",
-    )
-
-
 async def test_a_stop_is_told(autojump_clock: MockClock, house: House, client: Client) -> None:
     await client.declare()
     await client.publish("q", b"x")

@@ -188,14 +188,6 @@ def test_who_settles_as_it_is_sent_knows_no_prefetch() -> None:
     assert refusal(peer, Basic.Ack(1))[0] == Code.PRECONDITION_FAILED
 
 
-def test_a_flow_goes_on_and_is_never_stopped() -> None:
-    peer = ready()
-    assert peer.call(methods.Channel.Flow(active=True)).active is True
-    peer.say(methods.Channel.Flow(active=False))
-    [(_, close)] = peer.heard()
-    assert (close.name, close.reply_code) == ("Connection.Close", Code.NOT_IMPLEMENTED)
-
-
 def test_deliveries_beyond_the_credit_are_not_taken() -> None:
     peer = ready()
     peer.call(Basic.Qos(prefetch_count=2))

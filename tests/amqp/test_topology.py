@@ -198,26 +198,6 @@ def test_arguments_of_queues(name: str, fine: list[Any], wrong: list[Any]) -> No
 CLASSIC = {"x-queue-type": "classic"}
 
 
-@for_each("durable", [False, True])
-@for_each("more", [{}, {"x-max-priority": 5}])
-@for_each("first, second", [({}, CLASSIC), (CLASSIC, {}), (CLASSIC, CLASSIC)])
-def test_a_classic_queue_is_the_same_as_one_without_a_type(
-    first: dict[str, Any], second: dict[str, Any], more: dict[str, Any], durable: bool
-) -> None:
-    store = Store()
-    store.do(store.topology.declare_queue(queue("q", durable=durable, arguments=first | more)))
-    assert store.topology.declare_queue(queue("q", durable=durable, arguments=second | more)) is NOTHING
-
-
-def test_a_queue_of_another_protocol_is_a_classic_one() -> None:
-    topology = Topology(has_queue=lambda name: name == "http")
-    assert topology.declare_queue(queue("http", durable=True)) is NOTHING
-    assert topology.declare_queue(queue("http", durable=True, arguments=CLASSIC)) is NOTHING
-    for other in ({"x-queue-type": "quorum"}, CLASSIC | {"x-max-length": 5}):
-        again = queue("http", durable=True, arguments=other)
-        assert refusal(topology.declare_queue, again) is Code.PRECONDITION_FAILED
-
-
 @for_each("order", [1, -1])
 @for_each(
     "pair",

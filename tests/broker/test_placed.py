@@ -192,17 +192,6 @@ async def test_what_has_to_wait_or_to_expire_is_not_dispatched_directly(
     assert (Kind.LEASE, State.NEW) not in kinds(observer, id)
 
 
-async def test_a_paused_queue_hands_out_nothing(broker: Broker, nursery: trio.Nursery) -> None:
-    await broker.change_settings("q", {"paused": True})
-    waiters = Waiters(broker, nursery)
-    await waiters.add()
-    await broker.publish("q", b"x")
-    assert await waiters.bodies() == [[]]
-    assert (await broker.peek("q"))[0].state == "ready"
-    await broker.change_settings("q", {"paused": False})
-    assert await waiters.bodies() == [[b"x"]]
-
-
 async def test_one_that_is_held_at_once_is_put_back(broker: Broker, nursery: trio.Nursery) -> None:
     got = []
 

@@ -128,14 +128,6 @@ def test_an_error_is_one_line_and_its_status(
     assert (done.status, done.out, done.error) == (status, "", line)
 
 
-def test_control_c_is_130(mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: Any, **__: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(remote, "Client", interrupted)
-    assert mq("queues").status == 130
-
-
 @for_each("name", REMOTE)
 def test_no_verb_takes_a_secret_as_an_argument(name: str) -> None:
     command = load_verb(name)

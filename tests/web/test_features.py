@@ -133,15 +133,6 @@ async def test_a_full_queue_is_429(endpoints: Endpoints) -> None:
     assert detail(reply)
 
 
-async def test_a_paused_queue_hands_out_nothing(endpoints: Endpoints) -> None:
-    await publish(endpoints, "q", b"x")
-    await call(endpoints, "PATCH /q", {"paused": True})
-    assert (await call(endpoints, "GET /q/messages"))[0] == 204
-    assert (await call(endpoints, "POST /q/take"))[0] == 204
-    await call(endpoints, "PATCH /q", {"paused": False})
-    assert (await call(endpoints, "GET /q/messages"))[0] == 200
-
-
 # Publishing
 
 
