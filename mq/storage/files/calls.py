@@ -104,8 +104,6 @@ class Ownership(NamedTuple):
     """The owner of a folder, and the rights to write in it.
 
     Attributes:
-        user: the owner's number.
-        group: the group's.
         mode: what each of them may do: permissions and the sticky bit.
     """
 
@@ -176,7 +174,6 @@ class Calls(Protocol):
         """As sync_file_range(2) for all of a file: its bytes go to the disk, which may keep them in its cache.
 
         Args:
-            fd: the file.
             waits: until they are there, else that is only begun.
         """
 
@@ -380,11 +377,7 @@ def write_all(calls: Calls, fd: int, data: bytes) -> None:
 
 
 class UnsyncedCalls:
-    """Calls without syncs, for changes that a log has brought to the medium before.
-
-    Args:
-        inner: makes the others.
-    """
+    """Calls without syncs, for changes that a log has brought to the medium before."""
 
     def __init__(self, inner: Calls) -> None:
         self.native = inner.native
@@ -418,7 +411,6 @@ class RetryingCalls:
     rename may find its own work. A write or a sync is never repeated: its caller gives up instead.
 
     Args:
-        inner: makes the calls.
         clock: seconds, for how long servers are out of reach.
         pause: waits so many seconds.
     """

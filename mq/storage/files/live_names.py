@@ -35,10 +35,6 @@ class NameEvent(NamedTuple):
     """A name came into a folder, or left it.
 
     Attributes:
-        watch: the folder's number.
-        name: the name.
-        appeared: whether it came.
-        is_folder: whether it is a folder's.
         move: the number that both ends of a move have; 0 where it is none.
     """
 
@@ -119,14 +115,8 @@ class Inotify:
 class LiveNames:
     """The names of messages, queues and records below a root.
 
-    Args:
-        calls: the system.
-        layout: the root's folders.
-        notifier: tells what becomes of the names.
-
     Attributes:
         files: the names of files, by their folder's path below the root; a queue without messages has an empty set.
-        removed_queues: the names of folders in remove/.
         is_half: whether a group of operations may be half done.
     """
 

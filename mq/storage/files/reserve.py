@@ -36,8 +36,6 @@ class Reserve:
     """The reserve of one root.
 
     Args:
-        calls: the system.
-        layout: where it is.
         room: how many bytes the file system holds; 0 where that is unknown, and no reserve is kept.
         shared: other processes may release it.
     """
