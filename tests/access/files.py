@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mq.access import User
 from mq.access.hashes import Cost, PasswordHash, token_hash
+from mq.access.users_file import read_users
 
 CHEAP = Cost(2, 1, 1)
 PASSWORD = "correct horse"
@@ -18,3 +20,8 @@ def write_users(path: Path, text: str) -> str:
     path.write_text(text.replace("PASSWORD", str(PasswordHash.of(PASSWORD, CHEAP))))
     path.chmod(0o600)
     return str(path)
+
+
+def users_in(path: str | Path) -> dict[str, User]:
+    """The users in a file, by name."""
+    return {account.user.name: account.user for account in read_users(str(path))}

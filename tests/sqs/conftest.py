@@ -34,8 +34,13 @@ async def broker(store: MemoryStorage) -> AsyncIterator[Broker]:
 
 
 @pytest.fixture
-async def door(broker: Broker, nursery: trio.Nursery) -> SqsDoor:
-    return SqsDoor(Endpoints(broker, MAX_BODY), broker, Budget(), nursery)
+def budget() -> Budget:
+    return Budget()
+
+
+@pytest.fixture
+async def door(broker: Broker, budget: Budget, nursery: trio.Nursery) -> SqsDoor:
+    return SqsDoor(Endpoints(broker, MAX_BODY), broker, budget, nursery)
 
 
 @pytest.fixture

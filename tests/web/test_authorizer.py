@@ -21,7 +21,7 @@ from mq.web.endpoints import OPERATIONS, ROUTES, Endpoints
 from mq.web.exchange import BodyTooSlow, Handler, Reply, Request, document
 from mq.web.operations import ANY_RIGHT, KNOWN, NO_RIGHT
 from mq.web.request_body import LARGEST_JSON_BYTES, LimitedBody
-from tests.access.files import PASSWORD, TOKEN, write_users
+from tests.access.files import PASSWORD, TOKEN, users_in, write_users
 from tests.cases import for_each
 from tests.web.talking import BAD_NAMES, ask, detail
 
@@ -101,11 +101,11 @@ def basic(name: str, secret: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def as_user(gate: Authorizer, access: UserDirectory, monkeypatch: pytest.MonkeyPatch):
+def as_user(gate: Authorizer, access: UserDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Asks as a user of the file, whoever that is."""
 
     async def ask_as(name: str, line: str, *chunks: bytes) -> Reply:
-        user = access._book.accounts[name].user
+        user = users_in(tmp_path / "users.toml")[name]
         monkeypatch.setattr(access, "by_token", lambda token: user)
         method, _, path = line.partition(" ")
         return await ask(gate, method, path, *chunks, headers=bearer())
@@ -271,9 +271,10 @@ async def test_the_endpoints_see_the_path_that_was_judged(as_user, behind: Behin
 
 @pytest.mark.parametrize("name", [*BAD_NAMES, "q1", "a.b@c", "%71"])
 async def test_for_who_may_everything_nothing_looks_different(
-    endpoints: Endpoints, access: UserDirectory, name: str, monkeypatch: pytest.MonkeyPatch
+    endpoints: Endpoints, access: UserDirectory, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "by_token", lambda token: access._book.accounts["administer"].user)
+    boss = users_in(tmp_path / "users.toml")["administer"]
+    monkeypatch.setattr(access, "by_token", lambda token: boss)
     gate = Authorizer(endpoints, Logins(access))
     await ask(endpoints, "PUT", f"/{name}")
     for method, rest in (("GET", ""), ("PUT", ""), ("GET", "/messages"), ("POST", "/messages"), ("GET", "/nonesuch")):

@@ -17,7 +17,7 @@ from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Handler, Reply, Request
 from mq.web.login_sessions import LASTS_SECONDS, MOST_SESSIONS, SESSIONS_PER_USER, Sessions
-from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, users_in, write_users
 from tests.web.talking import ask, detail
 
 USERS = """
@@ -263,8 +263,8 @@ async def test_when_its_token_expires(endpoints: Endpoints, path: Path) -> None:
 
 def users_of(path: Path, *names: str) -> list[User]:
     """Users who may do nothing, as their sessions know them."""
-    directory = UserDirectory(write_users(path, "".join(f'[users.{name}]\npassword = "PASSWORD"\n' for name in names)))
-    return [directory._book.accounts[name].user for name in names]
+    found = users_in(write_users(path, "".join(f'[users.{name}]\npassword = "PASSWORD"\n' for name in names)))
+    return [found[name] for name in names]
 
 
 async def test_oldest_session_of_a_user_ends_when_the_user_has_too_many(access: UserDirectory) -> None:

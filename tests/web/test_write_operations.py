@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from mq.access import User, UserDirectory
+from mq.access import User
 from mq.broker import Broker, write_jobs
 from mq.doors.budget import Budget, Use
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
-from tests.access.files import write_users
+from tests.access.files import users_in, write_users
 from tests.web.talking import detail, stream
 
 
@@ -78,7 +78,7 @@ async def test_a_job_with_rows_for_a_queue_of_others_is_not_ones_own(
 ) -> None:
     """Who may publish to one of its queues neither commits nor aborts it."""
     users = write_users(tmp_path / "users.toml", '[users.some]\npassword = "PASSWORD"\npublish = ["q"]\n')
-    some = UserDirectory(users)._book.accounts["some"].user
+    some = users_in(users)["some"]
     await ask(endpoints, "PUT", "/r")
     for queue in "qr":
         await ask(endpoints, "POST", f"/{queue}/writes/job?part=0&number={'qr'.index(queue)}", lines(queue))
@@ -113,8 +113,7 @@ administer = ["*"]
 
 @pytest.fixture
 def users(tmp_path: Path) -> dict[str, User]:
-    directory = UserDirectory(write_users(tmp_path / "users.toml", USERS))
-    return {name: directory._book.accounts[name].user for name in ("owner", "other", "boss")}
+    return users_in(write_users(tmp_path / "users.toml", USERS))
 
 
 async def ask_as(user: User, endpoints: Endpoints, method: str, target: str, body: bytes = b"") -> Reply:
