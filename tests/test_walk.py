@@ -15,7 +15,7 @@ TREE: Final = Path(__file__).resolve().parent.parent
 BOUNDS: Final = {
     "HTTP publish": (31, 256),
     "HTTP fetch with wait, and the publish that ends it": (39, 292),
-    "AMQP publish, with its confirm": (39, 402),
+    "AMQP publish, with its confirm": (35, 312),
     "HTTP remove": (32, 160),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
@@ -23,7 +23,7 @@ BOUNDS: Final = {
 BOUNDS_WITH_A_LOG: Final = {
     "HTTP publish": (30, 124),
     "HTTP fetch with wait, and the publish that ends it": (38, 246),
-    "AMQP publish, with its confirm": (38, 242),
+    "AMQP publish, with its confirm": (34, 154),
     "HTTP remove": (31, 114),
 }
 """The same where the temporary folder is on a file system with a journal: no folder is synced there."""

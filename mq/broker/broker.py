@@ -320,24 +320,18 @@ class Broker:
 
     def publish_now(
         self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
-    ) -> None:
-        """As :meth:`publish_many`, in the caller's step.
+    ) -> bool:
+        """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun.
 
         Args:
-            queue: the queue's name, for which :meth:`publishes_now` is so.
             drafts: the messages, with bodies in memory and without keys.
             done: called with what :meth:`publish_many` returns.
         """
-        began = self._now()
-
-        def published(outcomes: list[Published | MQError]) -> None:
-            for took in self._publish_took:
-                took(self._now() - began)
-            self._in_flight.__exit__()
-            done(outcomes)
-
-        self._in_flight.__enter__()
-        self._publishing.submit(self._known[queue], drafts, published)
+        index = self._known.get(queue)
+        if index is None or index.settings.knows_bodies:
+            return False
+        self._publishing.submit(index, drafts, done)
+        return True
 
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body.
@@ -724,13 +718,13 @@ class Wiring:
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent)
+        self.in_flight = InFlight(self.committer)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent, self.in_flight)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases, recent)
         remover = Remover(core, second_names)
         self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0])
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.in_flight = InFlight(self.committer)
         self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover)

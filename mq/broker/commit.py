@@ -698,6 +698,9 @@ class BatchChannel(Generic[T]):
 class Future(Generic[T]):
     """The answer to one request: a worker sets it once, tasks wait for it.
 
+    Args:
+        done: as for :meth:`then`; None for none.
+
     Attributes:
         value: the answer, once it is set.
         error: with which it failed.
@@ -707,13 +710,13 @@ class Future(Generic[T]):
 
     __slots__ = ("_callbacks", "_waiters", "abandoned", "answered", "error", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, done: Done | None = None) -> None:
         self.value: T | None = None
         self.answered = False
         self.abandoned = False
         self.error: Exception | None = None
         self._waiters: list[trio.lowlevel.Task] = []
-        self._callbacks: list[Done] = []
+        self._callbacks: list[Done] = [] if done is None else [done]
 
     def set(self, value: T) -> None:
         """Answer with a value."""

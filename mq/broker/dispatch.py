@@ -623,6 +623,7 @@ class DirectDispatch:
 
     Attributes:
         assignments: what the batch that is being made dispatches.
+        waiting: queues that requests wait for, among others.
         under_way: messages that are dispatched in batches that have not ended.
         is_placed: whether a message is written where its lease leaves it, and not moved there.
     """
@@ -634,6 +635,7 @@ class DirectDispatch:
         self.is_placed = core.places
         self._waiters = waiters
         self._leases = leases
+        self.waiting = waiters.queues
         self._is_open = core.config.skips_steps
         self.assignments: list[Assignment] = []
         self._unsated: dict[QueueIndex, tuple[FetchRequest, int]] = {}
@@ -649,7 +651,7 @@ class DirectDispatch:
         is_transient: bool,
     ) -> bool:
         """Whether a message that is about to be written is dispatched. If so, :meth:`collect` includes it."""
-        if index not in self._waiters.queues and index not in self._unsated:  # nearly always, under load
+        if index not in self.waiting and index not in self._unsated:
             return False
         if not self._is_open or index.writing:
             return False

@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.bodies import BodyStats, RecentBodies, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, InFlight
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -41,7 +41,7 @@ from mq.errors import (
     StorageError,
     TooLargeForQueue,
 )
-from mq.lifecycle import PROTOCOL, State
+from mq.lifecycle import PROTOCOL, Span, State
 from mq.message import MessageId
 from mq.storage.groups import bytes_of_message
 from mq.storage.interface import (
@@ -136,9 +136,13 @@ class Publisher:
         keyed: KeyedJobs | None,
         direct: DirectDispatch,
         recent: RecentBodies,
+        in_flight: InFlight,
     ) -> None:
         self._storage = core.storage
         self.catalog = core.catalog
+        self.in_flight = in_flight
+        self.took = core.catalog.tellers_of(Span.PUBLISH)
+        self.now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._committer = core.committer
         self._loader = loader
         self._keys = keys
@@ -186,22 +190,25 @@ class Publisher:
     ) -> None:
         """As :meth:`publish`, in the caller's step, of drafts that have no keys, in a queue without body stats: `done`
         is called with the outcomes."""
-        prepared = [self._prepare(index, draft) for draft in drafts]
-        jobs = [each.job for each in prepared if each.job is not None]
-        left = len(jobs)
-
-        def ended(_: Exception | None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done([_outcome_of(each) for each in prepared])
-
-        if not jobs:
-            done([_outcome_of(each) for each in prepared])
-            return
-        for job in jobs:
-            job.future.then(ended)
-        self._jobs.put(jobs)
+        self.in_flight.__enter__()
+        submitted = _Submitted(self, done)
+        jobs: list[Job] = []
+        for draft in drafts:
+            try:
+                if index.deleted:
+                    raise _deleted(index)
+                self._check(index, draft)
+                job = self._new_job(index, draft, None, submitted)
+            except MQError as error:
+                submitted.outcomes.append(error)
+                continue
+            submitted.outcomes.append(job.future)
+            jobs.append(job)
+        submitted.left = len(jobs)
+        if jobs:
+            self._jobs.put(jobs)
+        else:
+            submitted.end()
 
     async def _publish_many(
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
@@ -287,7 +294,7 @@ class Publisher:
         # Nothing here awaits, so the next draft sees the job of this one.
         try:
             if index.deleted:
-                raise NoSuchQueue(f"queue {index.name} was deleted during the request")
+                raise _deleted(index)
             digest = self._digest(index, draft)
             earlier = self._earlier(index, draft, digest)
             if earlier is not None:
@@ -345,7 +352,10 @@ class Publisher:
                 f"the body has {size} bytes, but queue {index.name} can store at most {most} bytes in total (max_bytes)"
             )
 
-    def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None) -> PublishJob:
+    def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None, done: Done | None = None) -> PublishJob:
+        if digest is None and draft.key is None and draft.id is None:
+            return PublishJob(self, index, draft, None, self._meta(index, draft), _ignore, done)
+
         def landed(id: MessageId | None) -> None:
             if digest is not None:
                 self._by_digest.pop((index, digest), None)
@@ -358,7 +368,7 @@ class Publisher:
 
         meta = self._meta(index, draft)
         is_noted = digest is not None or draft.key is not None
-        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else _ignore)
+        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else _ignore, done)
         if draft.id is not None:
             job.join_as(draft.id)
         if digest is not None and index.settings.unique:
@@ -506,6 +516,46 @@ def _after_purges(draft: Draft, purges: int) -> Draft:
     return draft._replace(key=f"{purges}:{draft.key}") if is_other else draft
 
 
+class _Submitted:
+    """The drafts of one :meth:`Publisher.submit`, until all of them have outcomes.
+
+    Args:
+        publisher: counts the request, and tells how long it took.
+        done: called with the outcomes.
+
+    Attributes:
+        outcomes: for each draft the future of its job, or why there is none.
+        left: jobs without an outcome.
+    """
+
+    __slots__ = ("_began", "_done", "_publisher", "left", "outcomes")
+
+    def __init__(self, publisher: Publisher, done: Callable[[list[Published | MQError]], None]) -> None:
+        self.outcomes: list[Future[MessageId] | MQError] = []
+        self.left = 0
+        self._publisher = publisher
+        self._done = done
+        self._began = publisher.now()
+
+    def __call__(self, _: Exception | None) -> None:
+        self.left -= 1
+        if not self.left:
+            self.end()
+
+    def end(self) -> None:
+        """Answer."""
+        publisher = self._publisher
+        seconds = publisher.now() - self._began
+        for took in publisher.took:
+            took(seconds)
+        publisher.in_flight.__exit__()
+        self._done([_outcome_of(each) if isinstance(each, Future) else each for each in self.outcomes])
+
+
+def _deleted(index: QueueIndex) -> NoSuchQueue:
+    return NoSuchQueue(f"queue {index.name} was deleted during the request")
+
+
 class _LimitedBody:
     """The chunks of a body while it is staged, up to its limit."""
 
@@ -577,23 +627,21 @@ def _answered(entry: _Prepared) -> Published | None:
     return Published(entry.future.value, entry.is_new)
 
 
-def _outcome_of(entry: _Prepared) -> Published | MQError:
-    """The outcome of an entry that is answered."""
-    future = entry.future
-    if future is None:
-        assert entry.answer is not None
-        return entry.answer
+def _outcome_of(future: Future[MessageId], *, is_new: bool = True) -> Published | MQError:
+    """The outcome of a job that is done."""
     if future.value is not None:
-        return Published(future.value, entry.is_new)
+        return Published(future.value, is_new)
     assert isinstance(future.error, MQError)
     return future.error
 
 
 async def _outcome(entry: _Prepared) -> Published | MQError:
-    if entry.future is not None:
-        with suppress(MQError):
-            await entry.future.get()
-    return _outcome_of(entry)
+    if entry.future is None:
+        assert entry.answer is not None
+        return entry.answer
+    with suppress(MQError):
+        await entry.future.get()
+    return _outcome_of(entry.future, is_new=entry.is_new)
 
 
 class PublishJob:
@@ -636,8 +684,9 @@ class PublishJob:
         digest: bytes | None,
         meta: Meta,
         landed: Callable[[MessageId | None], None],
+        done: Done | None = None,
     ) -> None:
-        self.future: Future[MessageId] = Future()
+        self.future: Future[MessageId] = Future(done)
         self.id: MessageId | None = None
         self.index = index
         self._publisher = publisher
@@ -665,9 +714,13 @@ class PublishJob:
             self._meta = self._meta._replace(order=order_of(id.time, self._priority))
         # A message whose id was made earlier may have been overtaken by others, and one of a lower priority has to wait
         # for others: they are not dispatched directly.
+        direct = publisher.direct
         may_be_first = self.id is None and not self.index.settings.max_priority
-        self._is_dispatched = may_be_first and publisher.direct.takes(
-            self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient
+        # Under load there is no request, nearly always.
+        self._is_dispatched = (
+            may_be_first
+            and (self.index in direct.waiting or bool(direct.assignments))
+            and direct.takes(self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient)
         )
         self._is_writing = not self._is_dispatched
         self.index.writing += self._is_writing
@@ -727,7 +780,7 @@ class PublishJob:
         self._catalog.published(born, self._size, self._protocol, is_there=is_there)
         self._tell_landed(entry.id)
         if self.index.deleted:
-            self.future.fail(NoSuchQueue(f"queue {self.index.name} was deleted during the request"))
+            self.future.fail(_deleted(self.index))
         else:
             self.future.set(entry.id)
 

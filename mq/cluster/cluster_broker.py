@@ -249,9 +249,9 @@ class ClusterBroker(Forwarding):
 
     def publish_now(
         self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
-    ) -> None:
-        """As :meth:`publish_many`, in the caller's step."""
-        self._local.publish_now(queue, drafts, done)
+    ) -> bool:
+        """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun."""
+        return not self._sessions.owns(queue) and self._local.publish_now(queue, drafts, done)
 
     async def _local_body(self, body: bytes | Upload) -> bytes | Upload:
         """A body as the local store takes it, also one whose queue was the cluster's when it came."""

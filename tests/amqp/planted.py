@@ -14,14 +14,14 @@ BUGS: Final = {
         "PublishPump._go_on",
         "self._portions.append(portion)",
         """
-        self._told(portion.messages, ALL_STORED)
+        self._publisher.published(portion.messages)
         self._portions.append(portion)
         """,
     ),
     "what is refused is lost with what is stored": Bug(
         "PublishPump._go_on",
-        "self._copies.submit(portion.messages, partial(self._complete, self._submitted, portion))",
-        "not self._end(portion, ALL_STORED)",
+        "self._submit(portion)",
+        "not self._end(portion)",
     ),
     "a connection that ends gives nothing back": Bug(
         "Handlers._release", "await self._broker.put_back(held, most=most)", "pass"

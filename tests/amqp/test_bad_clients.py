@@ -240,5 +240,5 @@ async def test_what_waits_for_room_is_bounded(autojump_clock: MockClock) -> None
             assert served in house.door.connections  # it is not its fault that it is not heard
             most = house.door.memory.most // CLIENT_PART - house.door.memory.most // OWN_RESERVE
             assert sent > most
-            assert served._publish_pump._bytes.value < most + served_connection.READ_BYTES * 2
+            assert served._publish_pump.size < most + served_connection.READ_BYTES * 2
             nursery.cancel_scope.cancel()

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import trio
 from pamqp import commands
 from trio.testing import MockClock
-from trio_util import AsyncValue
 
 from mq.amqp.server import listener
+from mq.amqp.server.backpressure import Backlog
 from mq.amqp.server.handlers import GOODBYE_SECONDS
 from mq.amqp.server.served_connection import LINGER_SECONDS, READ_BYTES
+from mq.amqp.server.state import AmqpState
 from mq.doors.budget import Budget
 from mq.storage.interface import Operation, Outcome, Result, Write
 from mq.storage.layered import LayeredStorage
@@ -315,15 +318,16 @@ async def test_what_is_not_stored_when_the_daemon_is_cut_off_is_logged(
 
 
 async def test_a_stop_waits_as_long_as_the_store_takes_something(autojump_clock: MockClock) -> None:
-    door = type("Door", (), {"backlog": AsyncValue(100)})
-    assert issubclass(door, object)
+    backlog = Backlog()
+    door = cast("AmqpState", SimpleNamespace(backlog=backlog))
     ended = 0.0
     async with trio.open_nursery() as behind:
         with trio.CancelScope() as scope:
             behind.start_soon(listener._cut_off, scope, door, 10.0)
             for _ in range(4):
                 await trio.sleep(8)
-                door.backlog.value -= 10  # type: ignore[attr-defined]
+                assert backlog.is_awaited
+                backlog.wake()
             await trio.sleep_forever()
         ended = trio.current_time()
         behind.cancel_scope.cancel()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
-from trio_util import AsyncValue
 
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
-from mq.amqp.server.copies import Copies, Copy
-from mq.amqp.server.dead_letters import DeadLetterRouter
-from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, FullStoreAlarm, PublishPump, Unstored
+from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
+from mq.amqp.server.copies import Copy
+from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, PublisherLink, PublishPump
+from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.properties import NONE
 from mq.broker.commit import StoreProgress
 from mq.doors.budget import Budget, Use
@@ -39,7 +40,7 @@ class Stores:
         self.progress = StoreProgress()
         self._changed = trio.Condition()
 
-    def submit(self, messages: Sequence[PublishedMessage], done: object) -> bool:
+    def publish_now(self, *_: object) -> bool:
         """Have a task store them."""
         return False
 
@@ -62,26 +63,34 @@ class Stores:
 
 
 class Pump:
-    def __init__(self, memory: int = 1 << 24) -> None:
+    """A pump, its connection, and what this has confirmed."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
         self.stores = Stores()
         self.told: list[int] = []
+        self.raised: list[Exception] = []
         self.alarm = FullStoreAlarm(lambda: None)
-        self.backlog: AsyncValue[int] = AsyncValue(0)
-        self.memory = Budget(memory)
-        self.progress = self.stores.progress
-        self.pump = PublishPump(
-            cast("Copies", self.stores),
-            self.alarm,
-            cast("DeadLetterRouter", None),
-            self.backlog,
-            self.memory.client("client").reserve(Use.BACKLOG),
-            self._tell,
-            lambda completion, *args: completion(*args),
+        self.start = nursery.start_soon
+        self.lose_publishes = self.end_after_error = self.raised.append
+        topology = SimpleNamespace(consumers=SimpleNamespace(count=lambda queue: 0))
+        state = SimpleNamespace(
+            broker=self.stores, copies=self.stores, topology=topology, alarm=self.alarm, backlog=Backlog()
         )
+        room = Budget(1 << 24).client("client").reserve(Use.BACKLOG)
+        self.pump = PublishPump(cast("AmqpState", state), cast("PublisherLink", self), room)
 
-    def _tell(self, messages: Sequence[PublishedMessage], unstored: Unstored) -> None:
-        assert not unstored.full
+    @property
+    def connection(self) -> Any:
+        """Itself: it notes what is stored."""
+        return self
+
+    def published(self, messages: Sequence[PublishedMessage], *, is_stored: bool) -> None:
+        """Note that messages are stored."""
+        assert is_stored
         self.told += [int(message.body) for message in messages]
+
+    def send_answers(self) -> None:
+        """There is no client."""
 
     def message(self, number: int) -> PublishedMessage:
         return PublishedMessage(ChannelKey(1, 1), number, "", "q", (Q,), NONE, b"%d" % number, None)
@@ -102,9 +111,7 @@ class Pump:
 
 @pytest.fixture
 async def pump(nursery: trio.Nursery) -> AsyncIterator[Pump]:
-    pump = Pump()
-    nursery.start_soon(pump.pump.run)
-    yield pump
+    yield Pump(nursery)
     nursery.cancel_scope.cancel()
 
 
@@ -168,22 +175,13 @@ async def test_the_alarm_stays_while_any_waits_for_room(autojump_clock: MockCloc
     assert pump.told_portions() == [0, 1]
 
 
-async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(nursery: trio.Nursery) -> None:
-    pump = Pump()
-    raised: list[Any] = []
-
-    async def run() -> None:
-        try:
-            await pump.pump.run()
-        except MQError as error:
-            raised.append(error)
-
-    nursery.start_soon(run)
+async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(pump: Pump) -> None:
     await pump.put(MOST_PORTIONS + 1)
     await pump.stores.end(0)
     failure = StorageFailed("what a pity")
     await pump.stores.end(2, failure)
-    assert raised == [failure]
+    await pump.stores.end(1)
+    assert pump.raised == [failure]
     assert pump.told_portions() == [0]
     assert (pump.pump.lost, pump.pump.why) == (MOST_PORTIONS * MOST_TOGETHER, "what a pity")
     with pytest.raises(StorageFailed):

@@ -19,11 +19,9 @@ from mq.access import UserDirectory
 from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
 from mq.amqp.model.vhost import TopologyChange
-from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server import served_connection
 from mq.amqp.server.consumer_pump import ConsumerPump
-from mq.amqp.server.copies import Copies
 from mq.amqp.server.publish_pump import MOST_TOGETHER
 from mq.amqp.server.state import UnusedQueues
 from mq.amqp.wire.properties import NONE
@@ -957,7 +955,7 @@ async def test_a_mandatory_message_comes_back_from_a_queue_that_is_deleted_meanw
         await house.broker.delete_queue(queue)
         return await publish_many(queue, drafts, has_place)
 
-    monkeypatch.setattr(house.broker, "publishes_now", lambda queue: False)
+    monkeypatch.setattr(house.broker, "publish_now", lambda *_: False)
     monkeypatch.setattr(house.broker, "publish_many", deleted_first)
     await client.publish("q", b"x", mandatory=True)
     told = [getattr(await client.hear(), "name", "") for _ in range(4)]
@@ -1094,13 +1092,13 @@ async def test_what_one_client_has_sent_is_stored_in_parts(
     autojump_clock: MockClock, client: Client, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    submit = Copies.submit
+    publish_now = house.broker.publish_now
 
-    def count(copies: Copies, messages: Sequence[PublishedMessage], done: Any) -> bool:
-        sizes.append(len(messages))
-        return submit(copies, messages, done)
+    def count(queue: str, drafts: Sequence[Draft], done: Any) -> bool:
+        sizes.append(len(drafts))
+        return publish_now(queue, drafts, done)
 
-    monkeypatch.setattr(Copies, "submit", count)
+    monkeypatch.setattr(house.broker, "publish_now", count)
     await client.declare()
     bodies = [b"%d" % number for number in range(2 * MOST_TOGETHER + 100)]
     await confirmed(client, *bodies)

@@ -205,7 +205,7 @@ async def test_backlog_is_limited_in_seconds_while_others_wait_for_the_store(aut
             house.broker.progress.note_wait(1.0)
             await trio.sleep(0.5)
         [served] = house.door.connections
-        waiting = served._publish_pump._bytes.value / 2100  # type: ignore[attr-defined]
+        waiting = served._publish_pump.size / 2100  # type: ignore[attr-defined]
         assert 8 < waiting * store.seconds < 14
 
 

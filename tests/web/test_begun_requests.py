@@ -296,9 +296,9 @@ class Counting(Broker):
 
     begun = 0
 
-    def publish_now(self, *args: Any) -> None:
+    def publish_now(self, *args: Any) -> bool:
         self.begun += 1
-        super().publish_now(*args)
+        return super().publish_now(*args)
 
 
 class Guarded:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -33,7 +33,6 @@ from mq.amqp.protocol.commands import (
     ChannelKey,
     Command,
     Leave,
-    PublishedMessage,
     Result,
 )
 from mq.amqp.protocol.session import ConnectionLimits, Session
@@ -214,7 +213,10 @@ class Connection:
     Attributes:
         why: why it has been closed, for the log; empty where nothing was wrong.
         is_over: whether nothing more is read: send what is to be sent, and close the stream.
+        held: bytes of a frame that is not complete, once :meth:`next_command` has returned None.
         is_blocked: whether the client is to know that publishing has to wait.
+        published: called with messages that are stored, durably if they are to last, and `is_stored`; or with those
+            that a limit or a full store refused.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.
     """
@@ -238,6 +240,8 @@ class Connection:
         self._sending: list[bytes] = []
         self.session = Session(topology, owner, limits, self._sending.append)
         self._channels = Channels(self.session)
+        self.published = self._channels.published
+        self.held = 0
         self._mechanism = ""
         self.is_blocked = False
         self._is_deaf = False  # once frames cannot be told apart any more
@@ -252,7 +256,7 @@ class Connection:
 
     def receive(self, data: bytes) -> None:
         """Bytes that came. Take all commands before the next ones."""
-        self._heartbeats.received()
+        self._heartbeats.dead_at = self._clock() + self._heartbeats.dead_after
         if self.state is ConnectionState.OPEN and not self._is_deaf:  # nearly always
             self._reader.feed(data)
         elif self.state is ConnectionState.LEFT:
@@ -266,20 +270,19 @@ class Connection:
         elif not self.is_over:
             self._reader.feed(data)
 
-    @property
-    def held(self) -> int:
-        """Bytes of a frame that is not complete."""
-        return self._reader.held
-
     def next_command(self) -> Command | None:
         """The next thing to do; None until more has come, or :attr:`frames_left` is used up.
 
         Frames are handled one by one, so that each finds the answer to those before it. Only publishes and
         settlements are joined, as long as no other frame comes between.
         """
-        while self.frames_left > 0 and not self.session.outbox.whole and self._step():
+        outbox, reader = self.session.outbox, self._reader
+        while reader.held and self.frames_left > 0 and not outbox.whole and self._step():
             pass
-        return self.session.outbox.take()
+        if outbox.is_empty:
+            self.held = reader.held
+            return None
+        return outbox.take()
 
     def outgoing(self) -> bytes:
         """The bytes to send now."""
@@ -288,7 +291,7 @@ class Connection:
             return b""
         data = b"".join(self._sending)
         self._sending.clear()
-        self._heartbeats.sent()
+        self._heartbeats.send_at = self._clock() + self._heartbeats.send_after
         return data
 
     def _flush(self) -> None:
@@ -339,10 +342,6 @@ class Connection:
                 self._channels.answer(command, result)
         except Refusal as refusal:
             self._fail(refusal, None)
-
-    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
-        """Note that messages are stored, durably if they are to last; or that a limit or a full store refused them."""
-        self._channels.published(messages, is_stored=is_stored)
 
     def channel(self, key: ChannelKey) -> Channel | None:
         """The channel, unless it has ended."""

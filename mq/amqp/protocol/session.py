@@ -91,10 +91,12 @@ class Outbox:
 
     Attributes:
         whole: commands that no further one will be joined to, in order.
+        is_empty: whether there is no command at all.
     """
 
     def __init__(self) -> None:
         self.whole: deque[Command] = deque()
+        self.is_empty = True
         self._messages: list[PublishedMessage] = []
         self._bytes = 0
         self._deliveries: list[UnsettledDelivery] = []
@@ -104,6 +106,7 @@ class Outbox:
         """One more message to store."""
         if self._deliveries:
             self._close()
+        self.is_empty = False
         self._messages.append(message)
         self._bytes += len(message.body)
         if self._bytes >= MOST_BYTES_TOGETHER or len(self._messages) >= MOST_TOGETHER:
@@ -114,6 +117,7 @@ class Outbox:
         if self._messages or outcome is not self._outcome:
             self._close()
         self._outcome = outcome
+        self.is_empty = False
         self._deliveries += deliveries
         if len(self._deliveries) >= MOST_TOGETHER:
             self._close()
@@ -126,21 +130,23 @@ class Outbox:
         at = len(self.whole)
         while at and is_acknowledgement(self.whole[at - 1]):
             at -= 1
+        self.is_empty = False
         self.whole.insert(at, command)
 
     def put(self, command: Command) -> None:
         """Any other command."""
         if self._messages or self._deliveries:
             self._close()
+        self.is_empty = False
         self.whole.append(command)
 
     def take(self) -> Command | None:
         """The next command."""
         if not self.whole:
-            if not (self._messages or self._deliveries):
-                return None
             self._close()
-        return self.whole.popleft()
+        command = self.whole.popleft() if self.whole else None
+        self.is_empty = not (self.whole or self._messages or self._deliveries)
+        return command
 
     def _close(self) -> None:
         if self._messages:

@@ -6,7 +6,8 @@
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
 * ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
-* ``publish_pump``: what a connection publishes, stored in order; the alarm of a store that has no room.
+* ``publish_pump``: what a connection publishes, stored in order.
+* ``backpressure``: what makes publishers wait: a store without room, and what it has not taken yet.
 * ``consumer_pump``: one consumer: messages from its queue to its client.
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``handlers``: each command carried out and answered.

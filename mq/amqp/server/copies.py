@@ -4,29 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import trio
 
 from mq import turns
-from mq.amqp.model.arguments import MESSAGE_TTL
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
 from mq.amqp.protocol.commands import PublishedMessage
-from mq.amqp.server.message_codec import Publishable, attributes_of
+from mq.amqp.server.message_codec import Publishable, draft_of
 from mq.amqp.wire.errors import Refusal
 from mq.broker import Draft, Published
 from mq.broker.api import BrokerAPI
-from mq.broker.commit import StoreProgress
 from mq.errors import MQError, NoSuchQueue
 from mq.message import QueueName
-
-SHORTEST_SECONDS: Final = 0.001
-AT_ONCE_SECONDS: Final = 1.0
-"""How long the delivery of a message with a time to live of 0 may take, where its queue has a consumer."""
-MOST_SUBMITTED: Final = 128
-"""Copies that are submitted in one step of the event loop: one message may go to thousands of queues."""
 
 
 class Copy(NamedTuple):
@@ -56,11 +47,6 @@ class Copies:
         self._topology = topology
         self._consumers = topology.consumers
         self._queue_of = queue_of
-
-    @property
-    def progress(self) -> StoreProgress:
-        """Knows whether connections wait for the store, and calls what completions share."""
-        return self._broker.progress
 
     async def catch_up(self, vhost: str, exchange: str) -> None:
         """Wait until it is known here where an exchange leads.
@@ -117,48 +103,22 @@ class Copies:
                 nursery.start_soon(store_in, queue, its)
         return found
 
-    def submit(self, messages: Sequence[PublishedMessage], done: Callable[[list[tuple[Copy, MQError]]], None]) -> bool:
-        """As :meth:`store`, in the caller's step: `done` is called with the copies that were refused. False where
-        something has to be waited for first, or these are more copies than fit in a step; then nothing has begun."""
-        if sum([len(message.queues) for message in messages]) > MOST_SUBMITTED:
-            return False
-        by_queue: dict[QueueName, list[Copy]] = {}
-        for message in messages:
-            for queue in message.queues:
-                if queue.is_unsure:
-                    return False
-                by_queue.setdefault(queue.key, []).append(Copy(message, queue))
-        if not all(map(self._broker.publishes_now, by_queue)):
-            return False
-        refused: list[tuple[Copy, MQError]] = []
-        left = len(by_queue)
-
-        def stored(copies: Sequence[Copy], outcomes: Sequence[Published | MQError]) -> None:
-            nonlocal left
-            left -= 1
-            for copy, outcome in zip(copies, outcomes, strict=True):
-                if isinstance(outcome, MQError):
-                    refused.append((copy, outcome))
-            if not left:
-                done(refused)
-
-        for name, copies in by_queue.items():
-            is_consumed = self._consumers.count(name) > 0
-            try:
-                drafts = [_draft_of(copy, is_consumed=is_consumed) for copy in copies]
-                self._broker.publish_now(name, drafts, partial(stored, copies))
-            except MQError as error:
-                stored(copies, [error] * len(copies))
-        return True
-
     async def _store_in(
         self, queue: QueueName, copies: Sequence[Copy], has_place: Callable[[], object] | None
     ) -> Sequence[MQError | None]:
-        is_consumed = self._consumers.count(queue) > 0
         try:
             if any(copy.queue.is_unsure for copy in copies):
                 copies = await self._sure(queue, copies)
-            drafts = [_draft_of(copy, is_consumed=is_consumed) for copy in copies]
+            drafts = [
+                draft_of(
+                    copy.publication,
+                    copy.queue,
+                    self._consumers.count,
+                    asked=copy.asked,
+                    is_dead_letter=copy.is_dead_letter,
+                )
+                for copy in copies
+            ]
             outcomes = await self._broker.publish_many(queue, drafts, has_place)
         except MQError as error:
             return [error] * len(copies)
@@ -181,31 +141,3 @@ class Copies:
 
 def _errors(outcomes: Sequence[Published | MQError]) -> list[MQError | None]:
     return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]
-
-
-def _draft_of(copy: Copy, *, is_consumed: bool) -> Draft:
-    """What the broker stores: in memory alone where the message or its queue is not durable."""
-    publication, queue, is_dead_letter, asked, _ = copy
-    properties = publication.properties
-    attributes = attributes_of(properties, publication.exchange, publication.routing_key, publication.hidden_keys)
-    draft = Draft(
-        publication.body,
-        attributes,
-        ttl=_seconds(publication.expiration_ms, queue.arguments.get(MESSAGE_TTL), is_consumed=is_consumed),
-        transient=not (properties.is_persistent and queue.is_lasting),
-        priority=properties.priority,
-        is_dead_letter=is_dead_letter,
-        group=attributes.get("group"),
-        is_group_hint=True,
-    )
-    if asked is None:
-        return draft
-    attributes = {**draft.attributes, **asked.attributes}  # of texts another protocol takes more
-    return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key, at_ms=asked.at_ms)
-
-
-def _seconds(own_ms: int | None, queue_ms: int | None, *, is_consumed: bool) -> float | None:
-    """The time to live of a message, in seconds. One of 0 milliseconds becomes just enough for a waiting consumer."""
-    if own_ms == 0 or queue_ms == 0:
-        return AT_ONCE_SECONDS if is_consumed else SHORTEST_SECONDS
-    return None if own_ms is None else own_ms / 1000

@@ -386,9 +386,10 @@ class Handlers:
                     await self._broker.put_back(unsent, redelivered=False)
 
     async def _commit(self, command: commands.Commit) -> Result:
-        stored = await self._publish_pump.store_now(command.messages)
-        give_back(self._connection, stored.unrouted)
-        refused = len(stored.full) + len(stored.unserved) + len(stored.unfit)
+        refused = 0
+        for unstored in await self._publish_pump.store_now(command.messages):
+            give_back(self._connection, unstored.unrouted())
+            refused += len(unstored.refused())
         if refused:
             raise Refusal(
                 Code.PRECONDITION_FAILED,

@@ -104,8 +104,9 @@ async def open_doorway(address: str, port: int, *, shares_port: bool = False, ne
 
 async def _cut_off(scope: trio.CancelScope, state: AmqpState, seconds: float) -> None:
     last = trio.current_time() + LONGEST_STOP_SECONDS
-    async for _ in state.backlog.eventual_values():
+    while True:
         scope.deadline = min(last, trio.current_time() + seconds)
+        await state.backlog.wait_for_change()
 
 
 class _ServedConnections:

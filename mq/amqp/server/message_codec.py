@@ -7,21 +7,26 @@ properties: its content type, its attributes as headers, its id.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, Protocol
 
 from pamqp import commands as methods
 
+from mq.amqp.model.arguments import MESSAGE_TTL
+from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import Arrival
 from mq.amqp.wire.errors import Refusal
-from mq.amqp.wire.properties import PERSISTENT, BasicProperties, remembered
+from mq.amqp.wire.properties import LONGEST_REMEMBERED, PERSISTENT, BasicProperties, remembered
 from mq.broker import Draft
 from mq.errors import CorruptMessage
-from mq.message import SharedAttributes, content_codings
+from mq.message import QueueName, SharedAttributes, content_codings
 
 GROUP: Final = "x-message-group"
 """The header that names a message's group."""
+SHORTEST_SECONDS: Final = 0.001
+AT_ONCE_SECONDS: Final = 1.0
+"""How long the delivery of a message with a time to live of 0 may take, where its queue has a consumer."""
 DELIVERY_COUNT: Final = "x-delivery-count"
 _OWN_KEY: Final = "amqp"
 _MOST_TEXTS: Final = 64
@@ -62,7 +67,9 @@ def attributes_of(
     """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
     headers that are texts, as far as headers of HTTP can carry them. The arguments are as :class:`Publishable` has
     them."""
-    return remembered(_attributes_of, properties.raw)(properties, exchange, routing_key, hidden_keys)
+    if len(properties.raw) > LONGEST_REMEMBERED:
+        return _attributes_of.__wrapped__(properties, exchange, routing_key, hidden_keys)
+    return _attributes_of(properties, exchange, routing_key, hidden_keys)
 
 
 @lru_cache(maxsize=64)  # a publisher's next message mostly has the same properties
@@ -83,6 +90,44 @@ def _attributes_of(
         if texts:
             attributes["attributes"] = texts
     return SharedAttributes(attributes | {_OWN_KEY: kept})
+
+
+def draft_of(
+    publication: Publishable,
+    queue: Queue,
+    count_consumers: Callable[[QueueName], int],
+    *,
+    asked: Draft | None = None,
+    is_dead_letter: bool = False,
+) -> Draft:
+    """What the broker stores of a message in one of its queues: in memory alone where either is not durable.
+
+    Args:
+        publication: the message.
+        queue: where it goes.
+        count_consumers: of a queue. A time to live of 0 leaves just enough for a waiting consumer.
+        asked: the draft of its publisher over another protocol, with a delay, for example; None for a message of AMQP.
+        is_dead_letter: whether it died in another queue.
+    """
+    properties, own_ms = publication.properties, publication.expiration_ms
+    attributes = attributes_of(properties, publication.exchange, publication.routing_key, publication.hidden_keys)
+    ttl = None if own_ms is None else own_ms / 1000
+    if own_ms == 0 or (queue.arguments and queue.arguments.get(MESSAGE_TTL) == 0):
+        ttl = AT_ONCE_SECONDS if count_consumers(queue.key) else SHORTEST_SECONDS
+    draft = Draft(
+        publication.body,
+        attributes,
+        ttl=ttl,
+        transient=not (properties.is_persistent and queue.is_lasting),
+        priority=properties.priority,
+        is_dead_letter=is_dead_letter,
+        group=attributes.get("group"),
+        is_group_hint=True,
+    )
+    if asked is None:
+        return draft
+    attributes = {**attributes, **asked.attributes}  # of texts another protocol takes more
+    return draft._replace(attributes=attributes, delay=asked.delay, key=asked.key, at_ms=asked.at_ms)
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, Connection, Conn
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.handlers import Handlers, give_back, refusal_of
-from mq.amqp.server.publish_pump import ALL_STORED, PublishPump, Unstored
+from mq.amqp.server.publish_pump import PublishPump, Unstored
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
@@ -103,22 +103,17 @@ class ServedConnection:
         if isinstance(stream, trio.SSLStream):
             self.connection.session.certificate = common_name(stream.getpeercert())
         self.send_answers = partial(self.complete, self._flush)
-        self._publish_pump = PublishPump(
-            state.copies,
-            state.alarm,
-            state.dead_letters,
-            state.backlog,
-            self._memory.reserve(Use.BACKLOG),
-            self._stored,
-            self.complete,
-        )
+        self._source = object()
+        self._context = copy_context()
+        self._context.run(SOURCE.set, self._source)
+        backlog = self._memory.reserve(Use.BACKLOG)
+        self._publish_pump = self._context.run(PublishPump, state, self, backlog)
         self._handlers = Handlers(state, self, self._publish_pump)
         self._acknowledging = 0  # messages
         self._acknowledged_some = trio.lowlevel.ParkingLot()  # tasks that wait until there are fewer
         self._is_acknowledgement_awaited = False
         self._most_acknowledging = LEAST_ACKNOWLEDGING
         self._publishes = False  # has published something
-        self._is_putting = False  # what is answered now is sent at the end of this step
         self._is_paused = False
         self._is_working = False  # a task carries out commands
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait to do so
@@ -129,6 +124,7 @@ class ServedConnection:
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
         self._sleeps_until = math.inf
+        self._was_open = False  # at the last flush
         self._nursery: trio.Nursery | None = None
         self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
@@ -136,8 +132,7 @@ class ServedConnection:
 
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
-        SOURCE.set(object())
-        self._context = copy_context()
+        SOURCE.set(self._source)
         with self._state.seen.entry(self) as id:
             self._memory.name = f"{id} ({self._peer})"
             try:
@@ -152,7 +147,6 @@ class ServedConnection:
                 self._nursery = nursery
                 nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_time)
-                nursery.start_soon(self._store)
                 try:
                     with self._reading:
                         await self._read()
@@ -161,6 +155,7 @@ class ServedConnection:
                     self._nursery = None  # it takes no task any more once its last one has ended
                 nursery.cancel_scope.cancel()
         finally:
+            self._publish_pump.end()
             self._arrivals.close()
             await self._give_back()
             await self._release(self._handlers.disconnect)
@@ -272,7 +267,7 @@ class ServedConnection:
         """Wait while the client reads too little, or publishes too much."""
         if not self.has_room_to_send:
             await self.room_to_send()
-        if not self._publish_pump.has_room:
+        if self._publish_pump.size > UNCOUNTED_BYTES and not self._publish_pump.has_room:
             await self._publish_pump.wait_for_room()
         if self._publishes:  # one that only consumes is read on: its acknowledgements go through
             await self._time_to_publish()
@@ -327,7 +322,7 @@ class ServedConnection:
             carrier.socket.close()
 
     def _give_up(self) -> None:
-        self._start(self._end_slowness)  # not at once: this connection itself, at work, may want the memory
+        self.start(self._end_slowness)  # not at once: this connection itself, at work, may want the memory
 
     async def _end_slowness(self) -> None:
         slowest = f"{ENOUGH_BYTES_PER_SECOND >> 10} KiB per second"
@@ -358,7 +353,7 @@ class ServedConnection:
         """Carry out all commands that are there."""
         try:
             while (command := self.connection.next_command()) is not None:
-                if not is_acknowledgement(command) and not isinstance(command, Credit):
+                if self._acknowledging and not is_acknowledgement(command) and not isinstance(command, Credit):
                     await self._acknowledged(0)  # it may count what they remove; and a command that was taken is done
                 if isinstance(command, PublishMessages):
                     try:
@@ -366,10 +361,9 @@ class ServedConnection:
                             self._publishes = True
                             await self._time_to_publish()
                     finally:
-                        self._is_putting = True
                         self._publish_pump.put(command.messages)
-                        self._is_putting = False
-                    self._state.quotas.count_publishes(self.connection.session.user, len(command.messages))
+                    if self.connection.session.user is not None:
+                        self._state.quotas.count_publishes(self.connection.session.user, len(command.messages))
                 else:
                     self.connection.frames_left -= COMMAND_FRAMES
                     await self._handlers.carry_out(command)
@@ -380,7 +374,7 @@ class ServedConnection:
 
     async def _time_to_publish(self) -> None:
         """Wait while the user of the client has published more than the user may, in all connections."""
-        while self.connection.state is ConnectionState.OPEN:
+        while self.connection.session.user is not None and self.connection.state is ConnectionState.OPEN:
             seconds = self._state.quotas.pause_seconds(self.connection.session.user)
             if seconds <= 0:
                 return
@@ -396,9 +390,9 @@ class ServedConnection:
         """Close the connection after a command without an answer failed, so that the client knows."""
         code = refusal.code if refusal.closes_connection else Code.INTERNAL_ERROR
         self.connection.close(code, str(refusal))
-        self._start(self._work_again)
+        self.start(self._work_again)
 
-    def _start(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
+    def start(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
         """Start a task of this connection, unless it has ended. The caller may be a completion, in another task."""
         if self._nursery is not None:
             self._context.copy().run(self._nursery.start_soon, work, *args)
@@ -440,9 +434,11 @@ class ServedConnection:
             self._writer.unpark()
             if unsent > MOST_BYTES_UNCOUNTED:
                 self._count_unsent()
-        wake_at = self.connection.wake_at()
-        if wake_at < self._sleeps_until:
-            self._sleeps_until = self._sleep.deadline = wake_at
+        was_open, self._was_open = self._was_open, self.connection.state is ConnectionState.OPEN
+        if not (was_open and self._was_open):  # else it wakes later and later
+            wake_at = self.connection.wake_at()
+            if wake_at < self._sleeps_until:
+                self._sleeps_until = self._sleep.deadline = wake_at
 
     def _send_now(self, plain: socket.socket, data: bytes) -> bytes:
         """Send as much as the kernel has room for. Returns the rest, for the writing task."""
@@ -527,30 +523,21 @@ class ServedConnection:
 
     # Publishing
 
-    async def _store(self) -> None:
-        try:
-            await self._publish_pump.run()
-        except MQError as error:
-            self._fail(refusal_of(error))
+    def lose_publishes(self, error: MQError) -> None:
+        """End the connection: the store has failed, or the broker ends, and what waited is not stored."""
+        self._fail(refusal_of(error))
 
-    def _stored(self, messages: Sequence[PublishedMessage], but: Unstored) -> None:
-        """Write the answers to messages that are stored or refused. They are sent with those of other completions."""
+    def refused(self, unstored: Unstored) -> None:
+        """Write the answers to messages of which some are not stored."""
         connection = self.connection
-        if not self._is_putting:
-            self._state.broker.progress.after(self.send_answers)
-        if but is ALL_STORED:
-            connection.published(messages, is_stored=True)
-            return
-        if but.unrouted:
-            give_back(connection, but.unrouted)
-        refused = {id(message) for message in (*but.full, *but.unserved, *but.unfit)}
-        if refused:
-            connection.published([message for message in messages if id(message) in refused], is_stored=False)
-        connection.published([message for message in messages if id(message) not in refused], is_stored=True)
-        unheard = [message for message in but.unserved if message.number is None] + but.unfit
+        give_back(connection, unstored.unrouted())
+        connection.published(unstored.refused(), is_stored=False)
+        connection.published(unstored.stored(), is_stored=True)
+        unheard = unstored.unheard()
         if unheard:
-            logger.warning("%d messages from AMQP client %s were not stored: %s", len(unheard), self._peer, but.why)
-            self._close_channels(unheard, but.why)
+            why = unstored.why
+            logger.warning("%d messages from AMQP client %s were not stored: %s", len(unheard), self._peer, why)
+            self._close_channels(unheard, why)
 
     def _close_channels(self, messages: list[PublishedMessage], why: str) -> None:
         """Close the channels of messages that are not stored where a nack would not help: the channel has no confirms,
@@ -563,7 +550,7 @@ class ServedConnection:
             channel = self.connection.channel(key)
             if channel is not None:
                 channel.lose(refusal, methods.Basic.Publish())
-        self._start(self._work_again)
+        self.start(self._work_again)
 
     # Acknowledging
 
@@ -581,7 +568,7 @@ class ServedConnection:
             if self._nursery is None:
                 await self._remove(some, removed)
             else:
-                self._start(self._remove, some, removed)
+                self.start(self._remove, some, removed)
         if self._acknowledging > self._most_acknowledging and self._nursery is not None:
             await self._acknowledged(self._most_acknowledging)
 
@@ -599,11 +586,13 @@ class ServedConnection:
         """Call a completion. One that raises ends this connection, and not the save worker that calls it."""
         try:
             completion(*args)
-        except Exception:
-            logger.exception("disconnecting AMQP client %s after an internal error", self._peer)
-            self._fail(
-                Refusal(Code.INTERNAL_ERROR, "mq could not respond because of an internal error; see the mq log")
-            )
+        except Exception as error:  # noqa: BLE001 - it is logged, and ends the connection alone
+            self.end_after_error(error)
+
+    def end_after_error(self, error: Exception) -> None:
+        """Log an internal error, and end the connection."""
+        logger.error("disconnecting AMQP client %s after an internal error", self._peer, exc_info=error)
+        self._fail(Refusal(Code.INTERNAL_ERROR, "mq could not respond because of an internal error; see the mq log"))
 
     def _removed(self, count: int, began: float, error: Exception | None) -> None:
         """Note that acknowledged messages are removed, or READY again."""

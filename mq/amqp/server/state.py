@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 import trio
-from trio_util import AsyncValue
 
 from mq import turns
 from mq.access import SecretRefused, User
@@ -17,10 +16,10 @@ from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.protocol.commands import Authenticate, Authenticated
 from mq.amqp.protocol.session import ConnectionLimits
+from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
 from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.copies import Copies
 from mq.amqp.server.dead_letters import DeadLetterRouter
-from mq.amqp.server.publish_pump import FullStoreAlarm
 from mq.amqp.server.topology_store import TopologyStore
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
@@ -80,7 +79,7 @@ class AmqpState:
         self.alarm = FullStoreAlarm(self._alarm_changed)
         self.unused = UnusedQueues(lambda name: self.topology.consumers.count(name) > 0, self._expire)
         self.connections: set[AlarmListener] = set()
-        self.backlog: AsyncValue[int] = AsyncValue(0)
+        self.backlog = Backlog()
         self._logins = logins
         self._failed_over: list[Hashable] = []
         self._has_failed_over = trio.Event()

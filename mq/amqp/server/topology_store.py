@@ -16,8 +16,8 @@ from mq.amqp.model.declared import DurableRecord, Queue
 from mq.amqp.model.names import decode
 from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
-from mq.amqp.server.copies import AT_ONCE_SECONDS
 from mq.amqp.server.declared_memory import DeclaredMemory
+from mq.amqp.server.message_codec import AT_ONCE_SECONDS
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI
 from mq.broker.settings import DROP_HEAD

@@ -468,10 +468,12 @@ class Heartbeats:
     Attributes:
         send_at: when a heartbeat is due, by that clock: half the interval after the last bytes were sent.
         dead_at: when the peer counts as dead: two intervals after the last bytes came from it.
+        send_after, dead_after: seconds from the last bytes until then; infinite for none.
     """
 
     def __init__(self, interval_seconds: float, clock: Callable[[], float]) -> None:
-        self._interval = interval_seconds or math.inf
+        self.dead_after = 2 * interval_seconds or math.inf
+        self.send_after = interval_seconds / 2 or math.inf
         self._clock = clock
         self.send_at = self.dead_at = math.inf
         self.sent()
@@ -479,8 +481,8 @@ class Heartbeats:
 
     def sent(self) -> None:
         """Note that bytes of any kind were sent."""
-        self.send_at = self._clock() + self._interval / 2
+        self.send_at = self._clock() + self.send_after
 
     def received(self) -> None:
         """Note that bytes of any kind came."""
-        self.dead_at = self._clock() + self._interval * 2
+        self.dead_at = self._clock() + self.dead_after
