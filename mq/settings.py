@@ -289,7 +289,9 @@ class Settings:
     amqp_vhosts: tuple[str, ...] = _line(
         (), _NAMES, "comma-separated list of AMQP virtual hosts in addition to /", "none"
     )
-    workers: int = _line(8, _whole(1, 1024), "number of worker pairs; each pair has a fetch worker and a save worker")
+    workers: int = _line(
+        8, _whole(1, 1024), "number of worker pairs: one worker of a pair stores messages, the other delivers them"
+    )
     standby: bool = _line(
         False,
         _SWITCHED,
@@ -332,7 +334,7 @@ class Settings:
         "", _ADDRESS, "storage backend and its address, as NAME:ADDRESS, instead of --root", "posix:ROOT"
     )
     no_mover: bool = _line(False, _SWITCHED, "do not deliver or requeue messages; run mq-mover to do so", "")
-    no_reaper: bool = _line(False, _SWITCHED, "do not unlink removed messages; run mq-reaper to do so", "")
+    no_reaper: bool = _line(False, _SWITCHED, "do not delete the files of removed messages; run mq-reaper to do so", "")
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),

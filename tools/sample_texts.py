@@ -76,6 +76,10 @@ def _help_of(context: click.Context) -> Iterator[Text]:
             yield from _help_of(click.Context(child, info_name=name, parent=context))
 
 
+_SHOWING: Final = {"_reason", "_shown", "ascii", "explain", "format_filename", "shorten", "sorted", "str", "time_text"}
+"""Functions that show their first argument to users."""
+
+
 # Error texts and log lines: string arguments of exceptions, of loggers and of functions that print
 
 
@@ -183,11 +187,29 @@ def _piece(node: ast.expr) -> str:
 
 
 def _field(node: ast.expr) -> str:
-    expression = node.value if isinstance(node, ast.FormattedValue) else node
-    return "{" + ast.unparse(expression) + "}"
+    return "{" + _shown(node.value if isinstance(node, ast.FormattedValue) else node) + "}"
+
+
+def _shown(node: ast.expr) -> str:
+    """An expression without what does not matter to a reader: functions that escape or join, and the private mark."""
+    match node:
+        case ast.Call(func=ast.Attribute(attr="join"), args=[joined]):
+            return _shown(joined)
+        case ast.Call(func=ast.Name(id="map"), args=[_, mapped]):
+            return _shown(mapped)
+        case ast.Call(args=[shown, *_]) if _name(node.func) in _SHOWING:
+            return _shown(shown)
+        case ast.Attribute(value=ast.Name(id="self"), attr=name) | ast.Name(id=name):
+            return name.lstrip("_")
+    return ast.unparse(node)
+
+
+_FIELD: Final = re.compile(r"\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}")
 
 
 def _is_sentence(words: str) -> bool:
+    """True for text with several words of its own: one of fields alone, such as "{path}: {error}", says nothing."""
+    words = _FIELD.sub("X", words)
     is_sql = re.match(r"[A-Z]{6} ", words) is not None
     return re.search(r"[a-z]{2}.* .*[a-z]{2}", words, re.DOTALL) is not None and not is_sql
 
@@ -223,8 +245,8 @@ def _console_texts() -> Iterator[Text]:
 
 
 def _is_label(words: str) -> bool:
-    """True for a capitalized word or several words, and false for the names that code uses."""
-    if re.search(r"https?:|[<>#]|=\"|^\.|/-/|^-/", words):
+    """True for a capitalized word or several words, and false for the names that code uses, such as Content-Type."""
+    if re.search(r"https?:|[<>#]|=\"|^\.|/-/|^-/|^[A-Z][a-z]+-[A-Z]", words):
         return False
     plain = re.sub(r"\$\{[^}]*\}", "x", words)
     return (

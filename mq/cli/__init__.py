@@ -148,7 +148,7 @@ def main(context: click.Context, /, **flags: str | None) -> None:
     An option overrides its environment variable, which overrides the settings file.
 
     Exit status: 0 success, 1 refused, 2 usage error or failed start, 3 no message, 4 temporary failure (retry later),
-    5 a check found problems, 6 standard output could not be written.
+    5 a check found problems, 6 could not write to standard output.
     """
     for name, near in near_misses(os.environ).items():
         say(f"mq: unknown environment variable {name}: did you mean {near}?", err=True)

@@ -259,7 +259,7 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not send idempotency keys. Required for daemons with --peers. The import cannot be resumed.",
+    help="Do not send idempotency keys. Required for daemons with --peers. Without keys, an import cannot be resumed.",
 )
 @click.option(
     "--no-groups",

@@ -28,7 +28,11 @@ from mq.storage.options import StorageOptions
 @click.option("--no-bodies", is_flag=True, help="Check file names only; do not read messages or verify checksums.")
 @click.option("--repair", "repairs", is_flag=True, help="Perform the repairs that the daemon performs at startup.")
 @click.option(
-    "--quarantine", "folder", type=click.Path(), metavar="FOLDER", help="Move foreign and damaged files to this folder."
+    "--quarantine",
+    "folder",
+    type=click.Path(),
+    metavar="FOLDER",
+    help="Move damaged files, and files that do not belong to mq, to this folder.",
 )
 @click.option(
     "--accept-loss",
@@ -41,7 +45,7 @@ from mq.storage.options import StorageOptions
     default="2s",
     show_default=True,
     metavar="DURATION",
-    help="Pause between the two passes that are needed while a daemon is running.",
+    help="Pause between the two passes of a check while a daemon is running.",
 )
 @json_option
 @trust_options

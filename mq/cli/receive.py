@@ -134,9 +134,11 @@ def receive_command(
     is delivered again: consumers must expect duplicates. If mq receive is stopped or the lease is lost, CMD and all
     its child processes are terminated before the message is requeued.
     """
-    ways = [flag for flag, given in (("--exec", command), ("--to", target)) if given is not None]
-    if len(ways) > 1 or (ways and (keep or as_json)):
-        raise click.UsageError(f"{ways[0]} cannot be combined with {', '.join([*ways[1:], '--keep or --json'])}")
+    if command is not None and target is not None:
+        raise click.UsageError("--exec cannot be combined with --to")
+    handler = "--exec" if command is not None else "--to" if target is not None else None
+    if handler is not None and (keep or as_json):
+        raise click.UsageError(f"{handler} cannot be combined with --keep or --json")
     with ExitStack() as stack:
         client = stack.enter_context(remote.client())
         stops = stack.enter_context(Stops())
@@ -144,7 +146,7 @@ def receive_command(
         if command is not None or is_init():
             stack.enter_context(orphans)
         receiver: Receiver
-        if ways and retry_delay is None and not client.queue(queue).settings.get("retry_delay"):
+        if handler is not None and retry_delay is None and not client.queue(queue).settings.get("retry_delay"):
             retry_delay = RETRY_SECONDS
         if command is not None:
             guard = stack.enter_context(GroupGuard(grace, orphans))

@@ -303,7 +303,7 @@ class Names:
             try:
                 await self._compare()
             except CoordinatorError as error:
-                logger.debug("cannot compare reserved queue names: %s", error)
+                logger.debug("cannot check the reserved queue names against the queues of this node: %s", error)
 
     async def _compare(self) -> None:
         """Make the names reserved for this node those of its queues.

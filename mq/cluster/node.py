@@ -60,9 +60,6 @@ ALONE_SECONDS: Final = 10.0
 APART_SECONDS: Final = 10.0
 """Between two looks of a master at which machine leads the coordinator. Doubled with each change."""
 
-_NOBODY_ELSE: Final = "no other node can serve the cluster queues if this node is lost. Start the other two nodes"
-
-
 CheckUser = Callable[[str, Mapping[str, Any]], None]
 """Raises InvalidSetting or Conflict for the name and the table of what could not be a user."""
 
@@ -458,7 +455,10 @@ class ClusterNode:
             if len(self._members) > 1:
                 alone_since = self._clock()
             elif self._clock() - alone_since >= ALONE_SECONDS:
-                self._warn(f"node {self._config.node} is the only member of its cluster: {_NOBODY_ELSE}")
+                self._warn(
+                    f"node {self._config.node} is the only member of its cluster: no other node can serve the cluster "
+                    "queues if this node fails. Start the other two nodes"
+                )
             self._give_way_if_silent(stop)
             is_oldest = bool(self._members) and self._members[0].number == tenure.candidacy.number
             if is_oldest and self.is_draining and any(self._others_to_lead()):

@@ -117,7 +117,7 @@ def check_throughput(attributes: Mapping[str, str]) -> None:
     if attributes.get(_THROUGHPUT) == _PER_GROUP_ID and attributes.get(SCOPE) != PER_GROUP:
         raise SqsError(
             "InvalidAttributeValue",
-            f"{_THROUGHPUT} can be {_PER_GROUP_ID} only if {SCOPE} is {PER_GROUP}",
+            "FifoThroughputLimit can be perMessageGroupId only if DeduplicationScope is messageGroup",
         )
 
 
@@ -140,9 +140,8 @@ def _refuse(name: str, text: str) -> None:
 
 
 def _wrong(name: str, reason: str = "") -> SqsError:
-    return SqsError(
-        "InvalidAttributeValue", f"Invalid value for the parameter {name}.{reason and f' Reason: {reason}'}"
-    )
+    text = f"Invalid value for the parameter {name}."
+    return SqsError("InvalidAttributeValue", f"{text} Reason: {reason}" if reason else text)
 
 
 def _number(low: int, high: int) -> Callable[[str, str], int]:

@@ -102,9 +102,10 @@ def _deduplication_id(given: str | None, body: bytes, rules: QueueRules) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
-def _of_other_type(beginning: str) -> SqsError:
+def _of_other_type(problem: str) -> SqsError:
     return SqsError(
-        "InvalidParameterValue", f"{beginning}The request includes a parameter that is not valid for this queue type"
+        "InvalidParameterValue",
+        f"{problem} Reason: The request includes a parameter that is not valid for this queue type",
     )
 
 
@@ -134,10 +135,10 @@ class OutgoingMessage:
             group = needed(wanted, "MessageGroupId")
             deduplication = _deduplication_id(deduplication, body, rules)
             if delay:
-                raise _of_other_type(f"Value {delay} for parameter DelaySeconds is invalid. Reason: ")
+                raise _of_other_type(f"Value {delay} for parameter DelaySeconds is invalid.")
             delay = None
         elif deduplication is not None:
-            raise _of_other_type("MessageDeduplicationId: ")
+            raise _of_other_type("The parameter MessageDeduplicationId is invalid.")
         kept = kept_attributes(self._attributes, self._system.get(TRACE), group, sender, deduplication)
         self._md5 = md5(body)
         self.draft = Draft(

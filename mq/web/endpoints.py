@@ -368,7 +368,7 @@ class _Refused(Handler):
         return await without_body(self._reply) if request.method == "HEAD" else self._reply
 
 
-_WHY: Final = "this daemon only serves the six endpoints of the MQ specification. Start mq without --strict"
+_STRICT: Final = "this daemon only serves the six endpoints of the MQ specification. Start mq without --strict"
 
 
 def _check_plain(head: RequestHead | Request, operation: Operation) -> None:
@@ -378,8 +378,8 @@ def _check_plain(head: RequestHead | Request, operation: Operation) -> None:
         InvalidRequest: the request has a query, or a header that mq has added to the endpoint.
     """
     if head.query:
-        raise InvalidRequest(f"query parameters are not supported, because {_WHY}")
+        raise InvalidRequest(f"query parameters are not supported, because {_STRICT}")
     added = {header.name.lower() for header in operation.headers if header not in TRACE_HEADERS}
     for name in head.headers:
         if name in added or name.startswith(ATTRIBUTE):
-            raise InvalidRequest(f"the header {name} is not supported, because {_WHY}")
+            raise InvalidRequest(f"the header {name} is not supported, because {_STRICT}")

@@ -295,8 +295,11 @@ class Channel:
                 f"the client has {self._session.unsettled} unacknowledged deliveries. Acknowledge some of them first",
             )
         if not method.no_ack and not self._session.may_hold(1):
-            text = f"the client has {self._session.unsettled} unacknowledged deliveries, and no memory is left for more"
-            raise Refusal(Code.RESOURCE_ERROR, f"{text}. Acknowledge some of them first")
+            raise Refusal(
+                Code.RESOURCE_ERROR,
+                f"the client has {self._session.unsettled} unacknowledged deliveries, and no memory is left for more. "
+                "Acknowledge some of them first",
+            )
         self._ask(commands.Get(self.key, queue, method.no_ack), method)
 
     def _qos(self, method: methods.Basic.Qos) -> None:

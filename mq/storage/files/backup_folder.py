@@ -215,8 +215,10 @@ class BackupFolder:
                     (backup.queues if kind == "q" else backup.removed_queues).append(values[0])
         except (ValueError, TypeError, IndexError, StopIteration) as error:
             raise BackupDamaged(f"the file is not valid: {error}") from error
-        if (header.format, header.number) != (FORMAT, number):
-            raise BackupDamaged(f"the file contains backup {header.number} in format {header.format}")
+        if header.format != FORMAT:
+            raise BackupDamaged(f"this version of mq does not support the backup format {header.format}")
+        if header.number != number:
+            raise BackupDamaged(f"the file contains backup {header.number}")
         _check_places(backup)
         return backup
 

@@ -419,9 +419,9 @@ def decode_record(content: bytes) -> Mapping[str, Any]:
     try:
         record = json.loads(without_checksum(content))
     except RecursionError as error:
-        raise ValueError("the checksum matches, but the record is nested too deeply") from error
+        raise ValueError("the record is nested too deeply, although its checksum matches") from error
     if not _is_record(record):
-        raise ValueError("the checksum matches, but the key or the value is missing")
+        raise ValueError("the record has no key or no value, although its checksum matches")
     return record
 
 

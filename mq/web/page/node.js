@@ -139,5 +139,5 @@ function warned({ voters, nodes }) {
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "This node is not a member of the cluster at the moment." : `The lease of ${whole} s expires in ${left.toFixed(1)} s.`;
+  return left === null ? "This node is not a member of the cluster at the moment." : `This node's lease of ${whole} s expires in ${left.toFixed(1)} s.`;
 }

@@ -5,7 +5,7 @@ import { amount, field, h, say } from "./dom.js";
 import { notation } from "./format.js";
 
 const FIELDS = [
-  ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message"],
+  ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message, such as 30s, 10m or 1.5h"],
   ["delay", "duration", "Delay", "time from publishing until a message can be fetched"],
   ["ttl", "duration", "Time to live", "time after which a message expires"],
   ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
@@ -28,7 +28,6 @@ export function settingsForm(queue, settings) {
   const inputs = FIELDS.map(([name, kind, label, hint]) => ({ name, kind, label, hint, input: control(kind) }));
   const form = h(
     "form", { class: "settings", on: { submit: save } },
-    h("p", {}, "A duration is a number of seconds, or has a unit: 30s, 10m, 1.5h, 7d."),
     inputs.map(({ kind, label, hint, input }) => (
       kind === "checkbox" ? h("label", { class: "check" }, input, ` ${label}: ${hint}`) : field(label, input, hint)
     )),
