@@ -67,10 +67,24 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """So that all processes end together. What ``make proof`` alone runs ``make quick`` leaves out; and what servers
     have to be started for."""
+    leave_out_of_turn(items)
     for item in items:
         if item.get_closest_marker("proof") or item.nodeid.startswith(SERVERS):
             item.add_marker("slow")
     items.sort(key=_turn)
+
+
+def leave_out_of_turn(items: list[pytest.Item]) -> None:
+    """Leave to ``make proof`` those of the marked tests of a file that are not in turn with this commit."""
+    places = Counter[str]()
+    for item in items:
+        if (mark := item.get_closest_marker("in_turn")) is not None:
+            from tests.commit import commit_number  # the tests of this file have no such module
+
+            (parts,), file = mark.args, file_of(item.nodeid)
+            if (places[file] + commit_number()) % parts:
+                item.add_marker("proof")
+            places[file] += 1
 
 
 def _turn(item: pytest.Item) -> int:

@@ -17,6 +17,7 @@ SETTINGS = """
 markers =
     slow: as here
     proof: as here
+    in_turn: as here
 addopts = -p no:cacheprovider -m "not proof"
 """
 
@@ -29,6 +30,16 @@ def test_it(request, number):
     with open("ran", "a") as file:
         print(os.environ["PYTEST_XDIST_WORKER"], request.node.path.name, file=file)
     time.sleep(0.02)  # until the other process has some, too
+"""
+
+IN_TURN = """
+import pytest
+
+@pytest.mark.in_turn(3)
+@pytest.mark.parametrize("number", range(12))
+def test_it(number):
+    with open("ran", "a") as file:
+        print(number, file=file)
 """
 
 pytestmark = pytest.mark.slow
@@ -95,3 +106,19 @@ def test_the_slowest_groups_are_named(folder: Path) -> None:
     assert slowest[0].endswith(" on a processor: spark")
     assert slowest[1].endswith(" on a processor: tests/e2e/test_kill.py")
     assert all(" on a processor: tests/test_more" in line for line in slowest[2:])
+
+
+def test_each_commit_runs_another_part_of_tests_in_turn_and_proof_all(folder: Path) -> None:
+    shutil.rmtree(folder / "tests")
+    (folder / "tests").mkdir()
+    (folder / "tests" / "test_d.py").write_text(IN_TURN)
+    seen: list[set[str]] = []
+    for commit in range(100, 103):
+        (folder / "tests" / "commit.py").write_text(f"def commit_number(): return {commit}")
+        run(folder)
+        seen.append(set((folder / "ran").read_text().splitlines()))
+        (folder / "ran").unlink()
+    assert [len(each) for each in seen] == [4, 4, 4]
+    assert set.union(*seen) == {str(number) for number in range(12)}
+    run(folder, "-m", "")
+    assert len((folder / "ran").read_text().splitlines()) == 12

@@ -39,6 +39,7 @@ def test_a_planted_bug_fits_the_code(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", BUGS)
 def test_a_planted_bug_is_found(name: str) -> None:
     seed = found_by("amqp")[name]

@@ -44,6 +44,7 @@ def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, r
     assert cell.points >= points
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("mutant", ["forget to sync removes", "leave queues unsynced", "tell before the flush"])
 def test_a_planted_bug_is_found(mutant: str, report: Report) -> None:
     need_disks("ext4")

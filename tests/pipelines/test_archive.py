@@ -6,6 +6,7 @@ import http.client
 import itertools
 import json
 import shutil
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,16 +30,11 @@ from mq.message import MessageId
 from mq.spark.pipelines import archive as module
 from mq.spark.pipelines.archive import read_archive
 from mq.spark.pipelines.replay import Choice, replay
-from tests.cases import proof
-from tests.commit import commit_number
 from tests.e2e.daemon import Daemon
 from tests.pipelines.test_insight import NotStopped
 from tests.spark.conftest import BUSY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-_POINTS = ("_sync", "_sync_folders") if commit_number() % 2 else ("_sync_folders", "_sync")
-"""Where an archive is cut off, the one of this commit first."""
 
 BODIES = [b"", b"text", bytes(range(256)), "löss".encode(), *(b"%d" % number for number in range(196))]
 
@@ -140,9 +136,14 @@ def whole(folder: Path, pattern: str = "**/*.parquet") -> list[tuple[str, bytes]
     return sorted((row["id"], row["value"]) for row in rows)
 
 
-@pytest.mark.parametrize("point", [_POINTS[0], proof(_POINTS[1])])
+in_turn = pytest.mark.in_turn(3)
+
+
+@pytest.mark.in_turn(6)
+@pytest.mark.parametrize("cuts", [(1, 5), (2, 8), (3, 11)])
+@pytest.mark.parametrize("point", ["_sync", "_sync_folders"])
 def test_an_archive_has_each_message_once_for_any_reader_wherever_it_is_cut_off(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, cuts: tuple[int, ...]
 ) -> None:
     """Between any two changes of the folder: a run that goes on writes the micro-batch again in place of what is
     there, and --finish completes a compaction."""
@@ -161,17 +162,16 @@ def test_an_archive_has_each_message_once_for_any_reader_wherever_it_is_cut_off(
     with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
         sent = sorted(publish(daemon, "orders").items())
         options = {**address(daemon), "maxMessagesPerTrigger": "40"}
-        cuts = 0
-        for cut in (1, 2, 3, 5, 8, 11, 100):
-            calls, limit = 0, cut
-            try:
+        for cut in (*cuts, None):
+            calls, limit = 0, cut or sys.maxsize
+            if cut is None:
                 archive(spark, ["orders"], str(out), options)
-            except (Interrupted, StreamingQueryException):
-                cuts += 1
+            else:
+                with pytest.raises((Interrupted, StreamingQueryException)):
+                    archive(spark, ["orders"], str(out), options)
             found = whole(out, "queue=*/day=*/*.parquet")
             assert len(set(found)) == len(found)
             assert set(found) <= set(sent)
-        assert cuts >= 3
         assert drain(daemon, "orders") == []
         daemon.stop()
     assert whole(out) == sent  # nothing else is left under the folder
@@ -179,6 +179,7 @@ def test_an_archive_has_each_message_once_for_any_reader_wherever_it_is_cut_off(
     assert len(list(out.glob("queue=*/day=*/*.parquet"))) == len(list(out.glob("queue=*/day=*")))  # one file a day
 
 
+@in_turn
 def test_finish_ends_a_compaction_that_was_cut_off(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,6 +236,7 @@ def test_pandas_and_pyarrow_read_an_archive(spark: SparkSession, tmp_path: Path)
     assert sorted(set(table["queue"])) == ["a", "b"]
 
 
+@in_turn
 @pytest.mark.parametrize("browse", [True, False])
 def test_each_message_is_read_once(spark: SparkSession, tmp_path: Path, browse: bool) -> None:
     """In one pass, of however many queues, micro-batches and partitions."""
@@ -296,6 +298,7 @@ def test_a_drain_goes_on_where_it_was_cut_off_and_a_replay_brings_each_message_o
         daemon.stop()
 
 
+@in_turn
 def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_path: Path) -> None:
     out = tmp_path / "archive"
     with Daemon(tmp_path / "root", tmp_path / "log") as daemon:
@@ -323,6 +326,7 @@ def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_pat
         daemon.stop()
 
 
+@in_turn
 def test_a_browse_takes_nothing_and_kinds_do_not_mix(spark: SparkSession, tmp_path: Path) -> None:
     browsed, drained = str(tmp_path / "browsed"), str(tmp_path / "drained")
     with Daemon(tmp_path / "root", tmp_path / "log") as daemon:

@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("pyspark")
 
-from tests.commit import commit_number
 from tests.simulation.planting import planted
 from tests.spark.planted import FAULTS
 from tests.spark.test_columns import client, shared_daemon
@@ -17,14 +16,8 @@ from tests.spark.test_columns import client, shared_daemon
 __all__ = ["client", "shared_daemon"]
 
 
-PARTS = 3
-IN_TURN = [
-    pytest.param(name, marks=() if number % PARTS == commit_number() % PARTS else pytest.mark.proof)
-    for number, name in enumerate(FAULTS)
-]
-
-
-@pytest.mark.parametrize("name", IN_TURN)
+@pytest.mark.in_turn(3)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_bug_is_found(name: str, request: pytest.FixtureRequest) -> None:
     fault = FAULTS[name]
     parameters = inspect.signature(fault.found_by).parameters.values()

@@ -203,7 +203,9 @@ def test_a_job_that_is_done_is_forgotten(client: Client, staged: Options) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("trials", [2, pytest.param(6, marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    "trials", [pytest.param(2, marks=pytest.mark.in_turn(2)), pytest.param(6, marks=pytest.mark.proof)]
+)
 def test_a_daemon_that_is_killed_at_any_time(tmp_path: Path, free_port: int, trials: int) -> None:
     """By turns it is killed during a commit, and while rows are held back; the write goes on by itself."""
     random = Random(26)
@@ -249,6 +251,7 @@ def write(frame: Any, daemon: Daemon, **options: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 def test_a_job_of_spark_that_fails_leaves_nothing(spark: Any, daemon: Daemon, served: Client) -> None:
     rows = spark.range(0, 4000, numPartitions=4)
     text = "cast(cast(id as string) as binary)"
