@@ -26,10 +26,11 @@ from tests.e2e.daemon import Daemon, DaemonFailed
 pytestmark = pytest.mark.slow
 
 MESSAGES: Final = 20_000
-FEW: Final = 8_000
-"""Where there is one round only. Of a kibibyte each: more than the kernel takes at once; a busy machine stores them
-before a daemon that stops gives up."""
 SIZE: Final = 1024
+"""Bytes of a message."""
+FEW: Final = 2_000
+"""Where there is one round only, each four times as long: 8 MB are more than the kernel takes at once, and a busy
+machine stores so few before a daemon that stops gives up."""
 WAIT_SECONDS: Final = 100
 PERSISTENT: Final = pika.BasicProperties(delivery_mode=2)
 GOODBYE: Final = commands.Connection.Close(200, "bye", 0, 0)
@@ -61,11 +62,11 @@ def look_at_all(server: Server, queue: str) -> list[int]:
         return [int(body) for _, _, body in itertools.islice(channel.consume(queue), number)]
 
 
-def publishes(queue: str, numbers: range) -> bytes:
+def publishes(queue: str, numbers: range, size: int = SIZE) -> bytes:
     """What a fast client sends: all of it is in the kernel's hands before the first message is stored."""
     method = words(commands.Basic.Publish(routing_key=queue))
     given = commands.Basic.Properties(delivery_mode=2)
-    return b"".join(method + content(1, b"%0*d" % (SIZE, number), given) for number in numbers)
+    return b"".join(method + content(1, b"%0*d" % (size, number), given) for number in numbers)
 
 
 async def dial(server: Server) -> Client:
@@ -75,7 +76,7 @@ async def dial(server: Server) -> Client:
 async def test_a_goodbye_loses_nothing(server: Server, queue: str, closes: int) -> None:
     """Each message is looked at in the first round of ten; in the others they are counted."""
     count = FEW if closes == 1 else MESSAGES
-    data = publishes(queue, range(count))
+    data = publishes(queue, range(count), SIZE * 4 if count == FEW else SIZE)
     for number in range(closes):
         client = await dial(server)
         await client.declare(queue, durable=True)
@@ -136,7 +137,7 @@ async def test_a_daemon_that_stops_stores_what_it_has_read(tmp_path: Path) -> No
 
         async def publish() -> None:
             with suppress(trio.BrokenResourceError):
-                await client.stream.send_all(publishes("q", range(FEW)))
+                await client.stream.send_all(publishes("q", range(FEW), SIZE * 4))
             sent.set()
 
         async with trio.open_nursery() as nursery:
