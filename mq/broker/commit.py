@@ -95,8 +95,8 @@ class Committer:
     Attributes:
         failure: why the medium failed; empty while it works.
         together: messages in one submission, if it can be split: those of one are answered in one step.
-        disk_pace: how many operations a batch that waits for the disk may have.
-        memory_pace: the same for one that does not.
+        disk_pace: how many operations a batch may have most of which are for the disk.
+        memory_pace: the same where most are done in memory.
         pace: that of the last batch, which counts for the next one.
         portion: messages that a long job submits before it waits: few where a batch ends soon, so that the operations
             of others are not behind many; more where it takes long whatever it has.
@@ -256,12 +256,12 @@ class Committer:
 
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
         """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
-        if outcomes.waited if isinstance(outcomes, Outcomes) else self._is_durable:
-            self.pace = self.disk_pace
-            self.pace.note(syncs, seconds)
+        in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
+        if self._is_durable and in_memory < size:
+            self.disk_pace.note(syncs, seconds)
         else:
-            self.pace = self.memory_pace
-            self.pace.note(size, seconds)
+            self.memory_pace.note(size, seconds)
+        self.pace = self.disk_pace if self._is_durable and 2 * in_memory <= size else self.memory_pace
 
     def append(self, submission: Submission) -> None:
         """Let the next batch take a submission, in its turn."""

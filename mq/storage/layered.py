@@ -172,14 +172,15 @@ class LayeredStorage:
                 outcomes[place] = await self._bring_up(operation)
         outcomes |= await self._commit_above(together)
         rest = [place for place in range(len(operations)) if place not in outcomes]
+        done = Outcomes()
         if rest:
-            done = await self._commit_below([operations[place] for place in rest])
-            outcomes.update(zip(rest, done, strict=True))
-            done[:] = [outcomes[place] for place in range(len(operations))]  # which keeps what it tells besides
-            return done
-        in_memory = Outcomes(outcomes[place] for place in range(len(operations)))
-        in_memory.waited = False
-        return in_memory
+            below = await self._commit_below([operations[place] for place in rest])
+            outcomes.update(zip(rest, below, strict=True))
+            if isinstance(below, Outcomes):
+                done.heard_late = below.heard_late
+        done += [outcomes[place] for place in range(len(operations))]
+        done.in_memory = len(operations) - len(rest)
+        return done
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""

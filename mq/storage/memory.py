@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterable, Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -95,13 +96,16 @@ class MemoryStorage:
 
     Args:
         max_bytes: of bodies; a write that would be more is FULL, as is one with which messages take
-            :data:`MOST_BESIDE` more than these in all. None for no limit.
+            :data:`MOST_BESIDE` more than these in all, or those of its queue more than is left for all others: one
+            queue has at most half of it, and however many queues are long, a short one still has room. None for no
+            limit.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
         self._beside = 0
+        self._of_queue: Counter[str] = Counter()  # bytes of each queue's messages, in all states, if there is a limit
         self._places: dict[tuple[State, str], dict[MessageId, _KeptMessage]] = {}
         self._records: dict[str, dict[str, str]] = {}
 
@@ -127,6 +131,7 @@ class MemoryStorage:
         """Forget everything."""
         self._places.clear()
         self._bytes = self._beside = 0
+        self._of_queue.clear()
         self._records.clear()
         await trio.lowlevel.checkpoint()
 
@@ -234,14 +239,14 @@ class MemoryStorage:
         if self._set_record(operation.kind, operation.key, None) is None:
             return Outcome(Result.GONE)
         if operation.kind == QUEUE:
-            await self._free(list(self._places.pop((State.READY, operation.key), {}).values()))
+            await self._free(operation.key, list(self._places.pop((State.READY, operation.key), {}).values()))
         return Outcome(Result.DONE)
 
-    async def _free(self, left: list[_KeptMessage]) -> None:
+    async def _free(self, queue: str, left: list[_KeptMessage]) -> None:
         """Free the messages of a dropped queue, some in each turn."""
         while left:
-            self._bytes -= sum(len(kept.data) for kept in left[-_FREED_TOGETHER:])
-            self._beside -= sum(map(_bytes_beside, left[-_FREED_TOGETHER:]))
+            for kept in left[-_FREED_TOGETHER:]:
+                self._count(queue, kept, -1)
             del left[-_FREED_TOGETHER:]
             await turns.spend(frames=_FREED_TOGETHER // 16)
 
@@ -282,17 +287,17 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        if self._max_bytes is not None and not self._has_room(kept, self._max_bytes):
-            return Outcome(
-                Result.FULL, reason=f"{self._bytes + self._beside} bytes of transient messages are in memory"
-            )
+        if self._max_bytes is not None and not self._has_room(entry.queue, kept, self._max_bytes):
+            own, used = self._of_queue[entry.queue], self._bytes + self._beside
+            reason = f"{used} bytes of transient messages are in memory, {own} of them in queue {entry.queue}"
+            return Outcome(Result.FULL, reason=reason)
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
-    def _has_room(self, kept: _KeptMessage, most: int) -> bool:
-        bodies = self._bytes + len(kept.data)
-        return bodies <= most and bodies + self._beside + _bytes_beside(kept) <= most + MOST_BESIDE
+    def _has_room(self, queue: str, kept: _KeptMessage, most: int) -> bool:
+        bodies, beside = self._bytes + len(kept.data), self._beside + _bytes_beside(kept)
+        return bodies <= most and self._of_queue[queue] <= most + MOST_BESIDE - bodies - beside
 
     def _move(self, move: Move) -> Outcome:
         target = move.target
@@ -317,8 +322,7 @@ class MemoryStorage:
         place = self._places.setdefault((entry.state, entry.queue), {})
         if place.setdefault(entry.id, kept) is not kept:
             return False
-        self._bytes += len(kept.data)
-        self._beside += _bytes_beside(kept)
+        self._count(entry.queue, kept, 1)
         return True
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
@@ -326,11 +330,21 @@ class MemoryStorage:
         if kept is not None:
             place = self._places[entry.state, entry.queue]
             del place[entry.id]
-            self._bytes -= len(kept.data)
-            self._beside -= _bytes_beside(kept)
+            self._count(entry.queue, kept, -1)
             if not place:  # queues come and go: an empty place is not kept
                 del self._places[entry.state, entry.queue]
         return kept
+
+
+    def _count(self, queue: str, kept: _KeptMessage, sign: int) -> None:
+        """Count a message that has come or gone."""
+        data, beside = sign * len(kept.data), sign * _bytes_beside(kept)
+        self._bytes += data
+        self._beside += beside
+        if self._max_bytes is not None:
+            self._of_queue[queue] += data + beside
+            if not self._of_queue[queue]:
+                del self._of_queue[queue]
 
 
 def _bytes_beside(kept: _KeptMessage) -> int:

@@ -13,9 +13,9 @@ class Outcomes(list[Outcome]):
 
     Attributes:
         heard_late: seconds from the end of the batch until the event loop came to them, if a thread did it.
-        waited: whether the batch waited for the disk. One that was done in memory shares no flush, so that a smaller
-            batch costs nothing.
+        in_memory: how many of the operations were done in memory. They share no flush, so that a smaller batch of them
+            costs nothing.
     """
 
     heard_late: float = 0.0
-    waited: bool = True
+    in_memory: int = 0

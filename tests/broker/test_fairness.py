@@ -44,11 +44,11 @@ class SlowDisk(MemoryStorage):
 
 
 class TwoLayers(SlowDisk):
-    """Takes a time for each operation. A batch that is only for the queue ``memory`` shares no flush."""
+    """Takes a time for each operation. Those for the queue ``memory`` share no flush."""
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         outcomes = Outcomes(await super().commit(operations))
-        outcomes.waited = any(owner != "memory" for owner in self.batches[-1])
+        outcomes.in_memory = self.batches[-1].count("memory")
         return outcomes
 
 

@@ -166,7 +166,8 @@ async def test_memory_counts_attributes_and_messages_without_a_body(
     store: LayeredStorage, monkeypatch: pytest.MonkeyPatch, attributes: dict[str, str]
 ) -> None:
     monkeypatch.setattr("mq.storage.memory.MOST_BESIDE", 100_000)
-    fitting = (LIMIT + 100_000) // (len(encode_attributes(attributes)) + MESSAGE_BYTES)
+    together = (LIMIT + 100_000) // (len(encode_attributes(attributes)) + MESSAGE_BYTES)
+    fitting = (together + 1) // 2  # one queue has no more than is left for others
     writes = [Write("passing", new_id(), b"", attributes) for _ in range(fitting + 1)]
     outcomes = await store.commit(writes)
     assert [outcome.result for outcome in outcomes] == [Result.DONE] * fitting + [Result.FULL]
@@ -175,6 +176,19 @@ async def test_memory_counts_attributes_and_messages_without_a_body(
         assert outcome.entry is not None
         await one(store, Unlink(outcome.entry))
     assert (await one(store, Write("lasting", new_id(), b"", attributes, transient=True))).result is Result.DONE
+
+
+async def test_a_short_queue_has_room_in_memory_however_many_are_long(
+    store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.storage.memory.MOST_BESIDE", 100_000)
+    for number in range(5):
+        await put_record(store, QUEUE, f"long{number}", {"created": 1, "transient": True})
+        outcomes = await store.commit([Write(f"long{number}", new_id(), b"") for _ in range(200)])
+        assert outcomes[0].result is Result.DONE
+        assert outcomes[-1].result is Result.FULL
+        assert f"in queue long{number}" in outcomes[-1].reason
+    await bring(store, "passing", b"short")
 
 
 async def test_a_queue_that_goes_gives_its_memory_back(store: LayeredStorage) -> None:
