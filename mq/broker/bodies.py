@@ -126,6 +126,11 @@ class RecentBodies:
         while self._bytes > self._most_bytes:
             self._bytes -= self._kept.popitem(last=False)[1][2]
 
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        self._bytes = 0
+
     def __contains__(self, id: MessageId) -> bool:
         return id in self._kept
 

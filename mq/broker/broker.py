@@ -217,6 +217,10 @@ class Broker:
         """How many messages all queues have together."""
         return self._queues.messages()
 
+    def forget_recent(self) -> None:
+        """Let go of the bodies that are kept in memory for requests that come soon: they are read from the store."""
+        self._publishing.recent.clear()
+
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue that are not leased or held; how many were removed."""
         with self._in_flight:

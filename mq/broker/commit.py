@@ -638,7 +638,7 @@ class Together(Generic[T]):
         def make() -> Sequence[AnyOperation]:
             nonlocal begun
             if self._items is taken:  # what comes from now on goes into the next batch
-                self._submission = None
+                self._submission, self._items = None, []
             begun = self.begin(taken)
             return begun.operations
 

@@ -53,16 +53,24 @@ def limit_heaps() -> None:
 
 
 @asynccontextmanager
-async def returning_memory(budget: Budget, messages: Callable[[], int]) -> AsyncIterator[None]:
+async def returning_memory(
+    budget: Budget, messages: Callable[[], int], forget: Callable[[], object]
+) -> AsyncIterator[None]:
     """A block in which :func:`return_memory` runs."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(return_memory, budget, messages)
+        nursery.start_soon(return_memory, budget, messages, forget)
         yield
         nursery.cancel_scope.cancel()
 
 
-async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
-    """Return freed memory, for ever: each time that clients have given much of it back, and now and then."""
+async def return_memory(budget: Budget, messages: Callable[[], int], forget: Callable[[], object]) -> None:
+    """Return freed memory, for ever: each time that clients have given much of it back, and now and then.
+
+    Args:
+        budget: tells when clients have given much back.
+        messages: how many there are.
+        forget: lets go of what is kept only to be faster, and of queues that may be gone.
+    """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     least, put_off = resident_bytes(), 0
     while True:
@@ -74,6 +82,7 @@ async def return_memory(budget: Budget, messages: Callable[[], int]) -> None:
         if resident_bytes() - budget.used <= GROWTH * least:
             continue  # clients have it; when they give it back, there will be more to return
         before = resident_bytes()
+        forget()
         is_put_off = messages() > MOST_MESSAGES and put_off < MOST_PUT_OFF
         if is_put_off:
             put_off += 1

@@ -181,7 +181,7 @@ async def _serve_root(
         open_broker(store, config, observers=[metrics, *journal.observers], clock=clock) as local,
         clustered(cluster, local, config, [metrics], stop, shared_schedules, users) as broker,
         _leaving_in_time(),
-        returning_memory(budget, local.messages),
+        returning_memory(budget, local.messages, local.forget_recent),
         trio.open_nursery() as nursery,
     ):
         local.writes.count_in(budget.write_job)

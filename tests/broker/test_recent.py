@@ -103,6 +103,17 @@ def test_what_is_stored_again_takes_up_no_more() -> None:
     assert again in recent
 
 
+def test_all_are_forgotten_and_there_is_room_again() -> None:
+    recent, ids = RecentBodies(2 * OVERHEAD), MessageIds()
+    before, after = [ids.new(), ids.new()], [ids.new(), ids.new()]
+    for id in before:
+        recent.keep(id, b"", {})
+    recent.clear()
+    for id in after:
+        recent.keep(id, b"", {})
+    assert _kept(recent, [*before, *after]) == [False, False, True, True]
+
+
 @pytest.mark.parametrize("kind", [dict, SharedAttributes])
 def test_long_attributes_count_as_what_they_take(kind: type[dict[str, object]]) -> None:
     ids = MessageIds()

@@ -37,7 +37,7 @@ async def test_memory_is_returned_once_much_was_freed(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int)
+    nursery.start_soon(memory.return_memory, budget, int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     await trio.sleep(20)
@@ -56,7 +56,7 @@ async def test_ended_connections_count_as_freed_memory(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int)
+    nursery.start_soon(memory.return_memory, budget, int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     for number in range(MUCH_BYTES // (32 * 1024)):
@@ -69,7 +69,7 @@ async def test_memory_that_clients_have_reserved_is_not_looked_for(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int)
+    nursery.start_soon(memory.return_memory, budget, int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     with budget.client("a reader").reserve(Use.ANSWER, START):
@@ -90,7 +90,7 @@ async def test_memory_is_returned_only_while_the_event_loop_is_calm(
     share = 0.9  # of a core
     monkeypatch.setattr("mq.cli.memory.time.thread_time", lambda: share * trio.current_time())
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int)
+    nursery.start_soon(memory.return_memory, budget, int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     budget.reserve(MUCH_BYTES).give_back()
@@ -106,7 +106,7 @@ async def test_a_whole_collection_is_put_off_while_there_are_many_messages(
 ) -> None:
     """Looking at all objects would be a long step of the event loop. Still, garbage does not pile up for ever."""
     messages, budget = memory.MOST_MESSAGES + 1, Budget()
-    nursery.start_soon(memory.return_memory, budget, lambda: messages)
+    nursery.start_soon(memory.return_memory, budget, lambda: messages, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
 
@@ -127,7 +127,7 @@ async def test_a_whole_collection_is_put_off_while_there_are_many_messages(
 async def test_garbage_is_collected_though_clients_give_nothing_back(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
-    nursery.start_soon(memory.return_memory, Budget(), int)
+    nursery.start_soon(memory.return_memory, Budget(), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     await trio.sleep(memory.LONGEST_SECONDS + memory.QUIET_SECONDS + memory.CALM_SECONDS + 1)
