@@ -335,7 +335,6 @@ class MemoryStorage:
                 del self._places[entry.state, entry.queue]
         return kept
 
-
     def _count(self, queue: str, kept: _KeptMessage, sign: int) -> None:
         """Count a message that has come or gone."""
         data, beside = sign * len(kept.data), sign * _bytes_beside(kept)
