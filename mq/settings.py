@@ -298,7 +298,7 @@ class Settings:
         "share the root with other --standby daemons: one is active, and another takes over when it stops",
         "",
     )
-    peers: int = _line(0, _whole(0, 1024), "number of other brokers that use the same root")
+    peers: int = _line(0, _whole(0, 1024), "number of other daemons that serve the same root at the same time")
     root: str = _line("/tmp/mq", _FOLDER, "folder in which queues and messages are stored")
     group_writable: bool = _line(
         False, _SWITCHED, "accept a root folder or subfolders that are writable by their group", ""

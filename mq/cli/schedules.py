@@ -11,7 +11,7 @@ import click
 
 from mq.cli.commands import Commands, Duration, Number
 from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
-from mq.cli.send import attributes_of
+from mq.cli.send import attributes_of, warn_without_priorities
 from mq.cli.terminal import say_json, say_table
 from mq.client import Client, Outgoing
 
@@ -102,6 +102,8 @@ def put_command(
         raise click.UsageError("use either --message or a file")
     outgoing = Outgoing(_body(file) if message is None else message.encode(), **fields)
     with remote.client() as client:
+        if fields["priority"] is not None:
+            warn_without_priorities(client, queue)
         client.put_schedule(name, queue, outgoing, cron=cron, zone=zone, every=every, unless_waiting=unless_waiting)
 
 

@@ -155,7 +155,7 @@ def send_command(
     show = _Shown(quiet, as_json)
     with remote.client(keys=not no_keys) as client:
         if fields["priority"]:
-            _warn_without_priorities(client, queue)
+            warn_without_priorities(client, queue)
         sender = _Sender(client, queue, Fields(**fields), show)
         if message is not None:
             sender.whole("", message.encode(), key)
@@ -164,7 +164,8 @@ def send_command(
             sender.lines(file) if lines else sender.file(file, key)
 
 
-def _warn_without_priorities(client: Client, queue: str) -> None:
+def warn_without_priorities(client: Client, queue: str) -> None:
+    """Warn on standard error if a priority has no effect in this queue."""
     with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
         if client.queue(queue).settings.get("max_priority") == 0:
             warn(

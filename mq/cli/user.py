@@ -217,7 +217,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
 @_limit_flags
 @_editing
 def limit_command(editor: UsersFile | ClusterUsers, /, name: str, limits: dict[str, float | None]) -> None:
-    """Change and show a user's limits."""
+    """Show or change a user's limits."""
     if limits:
         now = editor.limit(name, limits)
         say(_takes_effect(editor), err=True)

@@ -363,7 +363,10 @@ def _body_of(value: Mapping[str, Any]) -> bytes:
             return base64.b64decode(encoded, validate=True)
         return str.encode(text or "", "utf-8", "surrogatepass")
     except (binascii.Error, ValueError, TypeError):
-        raise InvalidRequest('"body" must be text, and "base64" must be valid base64') from None
+        raise InvalidRequest(_NO_TEXT if encoded is None else '"base64" must be valid base64') from None
+
+
+_NO_TEXT: Final = '"body" must be text. Send an object or another value as JSON text, such as {"body": "[1, 2]"}'
 
 
 def _removal_of_line(value: Mapping[str, Any]) -> Removal:

@@ -42,7 +42,7 @@ TRACESTATE: Final = "tracestate"
 TRACE_NAMES: Final = (TRACEPARENT, TRACESTATE)
 """Attributes that are headers of their own names, too (W3C Trace Context): libraries for tracing look for those."""
 
-_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", re.ASCII)
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?", re.ASCII)  # without an exponent: 1e3 is not a duration
 _LONGEST_NUMBER: Final = 30
 _LONGEST_FILTER: Final = 100
 _HEADER_VALUE: Final = re.compile(r"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
@@ -230,7 +230,7 @@ def read_header(headers: Mapping[str, str], parameter: Parameter) -> Any:
 
 
 def _read(parameter: Parameter, text: str) -> Any:
-    """A value from text. Numbers are written as in JSON."""
+    """A value from text."""
     name, kind = parameter.name, parameter.kind
     if kind.schema["type"] == "string" or _NUMBER.fullmatch(text) is None or len(text) > _LONGEST_NUMBER:
         return check_value(name, text, kind)

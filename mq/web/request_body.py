@@ -284,7 +284,7 @@ def _decode_oddly(text: bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise InvalidRequest("invalid JSON") from None
+        raise InvalidRequest("invalid JSON in the request body") from None
 
 
 def parse_object(text: bytes) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def parse_object(text: bytes) -> dict[str, Any]:
     except ValueError:
         value = _decode_oddly(text)
     except RecursionError:
-        raise InvalidRequest("invalid JSON") from None
+        raise InvalidRequest("invalid JSON in the request body") from None
     if not isinstance(value, dict):
         raise InvalidRequest('expected a JSON object: {"name": value}')
     return value

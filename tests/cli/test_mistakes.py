@@ -168,6 +168,12 @@ def test_a_wrong_duration_over_http_is_shown_as_it_came(daemon: Inside, client: 
             'X-Message-Delay must be a duration from 0 to 3652.5d, such as 30, 1.5h, 10m or 7d, not "x"'
         )
         assert plain.post("/q/messages", content=b"x", headers={"X-Message-Delay": "10m"}).status_code == 201
+        for wrong in ("1e3", "-5", "", "5 m", "inf", "10M"):
+            answer = plain.post("/q/messages", content=b"x", headers={"X-Message-Delay": wrong})
+            assert (answer.status_code, f'not "{wrong}"' in answer.json()["detail"]) == (400, True), wrong
+        lines = plain.post("/q/messages/batch", json=[{"body": {"a": 1}}, {"base64": "?"}]).text.splitlines()
+        assert '\\"body\\" must be text. Send an object or another value as JSON text' in lines[0]
+        assert '\\"base64\\" must be valid base64' in lines[1]
 
 
 def test_a_lease_is_extended_and_ended_by_durations_with_units_over_http(daemon: Inside, client: Client) -> None:
@@ -255,6 +261,7 @@ def test_a_priority_without_effect_is_warned_of(client: Client, mq: Mq) -> None:
     done = mq("send", "q", "-m", "x", "--priority", 3)
     assert done.status == 0
     assert "max_priority" in done.error
+    assert "max_priority" in mq("schedule", "put", "s", "q", "--every", "5m", "-m", "x", "--priority", 3).error
     client.configure("q", max_priority=9)
     assert not mq("send", "q", "-m", "x", "--priority", 3).error
 
