@@ -10,7 +10,8 @@ from typing import Final, NamedTuple, cast
 
 from mq.lifecycle import State
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.log import LARGEST
+from mq.storage.files.engine import LOGGED
+from mq.storage.files.logged.log import LARGEST
 from mq.storage.files.mount import mount_of_root
 from mq.storage.files.posix import FolderStorage, load_native
 from mq.storage.interface import AnyOperation, Entry, Hear, Move, Operation, Outcome, Stored, Unlink, Write
@@ -66,7 +67,7 @@ class RecordedStorage(FolderStorage):
     @property
     def logs(self) -> bool:
         """Whether it makes batches durable by a log. Once it is open."""
-        return self._root_open.folders.log is not None
+        return self._root_open.choice.engine == LOGGED
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """As the store does it."""

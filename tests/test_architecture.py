@@ -221,6 +221,19 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 
 
+ENGINES: Final = ("mq.storage.files.logged", "mq.storage.files.stepwise")
+"""The two file engines. Neither knows the other."""
+
+KNOW_ENGINES: Final[dict[str, str]] = {
+    "mq.storage.files.backup": "it reads the log of a root, to save what is only there",
+    "mq.storage.files.doctor": "it reads the log of a root, and knows a peer's file by its name",
+    "mq.storage.files.opening": "it makes the engine of a root",
+    "mq.storage.files.posix": "it notes this process's changes for the engine that watches others'",
+    "mq.storage.files.start": "it does again what the log of a root says, whichever engine goes on",
+}
+"""Module of ``mq/storage/files`` outside the engines -> why it may import one. All others are shared by both."""
+
+
 NAMED_TWICE: Final[dict[str, str]] = {
     "Conflict": "an error of the daemon, and what a client raises when it is told of it",
     "Declared": "the answer to a declaration over AMQP, in the client; all that is declared, among the doors",
@@ -237,7 +250,6 @@ NAMED_TWICE: Final[dict[str, str]] = {
 
 MANY_ARGUMENTS: Final[dict[str, str]] = {
     "Endpoints": "what a door has and what it may show, each of which a test may leave out",
-    "Folders": "the medium, its measures, and what others on it do",
     "FolderStorage": "a plugin's author replaces clock, calls, mount and randomness one by one",
     "Log": "the medium, its measures, and what is done when it fails",
     "QueueIndex": "what the queue's record has, each at its default in tests",
@@ -306,6 +318,32 @@ def test_imports_run_one_way() -> None:
         for module, name in pairs
         if not any(belongs(name, prefix) for prefix in allowed[module])
     ] == []
+
+
+def engine_of(module: str) -> str:
+    """The file engine that a module is a part of; empty for any other module."""
+    return next((engine for engine in ENGINES if belongs(module, engine)), "")
+
+
+def test_the_file_engines_do_not_know_each_other() -> None:
+    assert {engine_of(module) for module in modules()} == {"", *ENGINES}
+    assert [
+        f"{module} imports {name}"
+        for module in modules()
+        for name in imported(module)
+        if engine_of(module) and engine_of(name) not in ("", engine_of(module))
+    ] == []
+
+
+def test_what_the_file_engines_share_knows_neither() -> None:
+    assert set(KNOW_ENGINES) <= set(modules()), "no such module"
+    assert {
+        module
+        for module in modules()
+        if belongs(module, "mq.storage.files") and not engine_of(module)
+        for name in imported(module)
+        if engine_of(name)
+    } == set(KNOW_ENGINES)
 
 
 def test_no_modules_import_each_other() -> None:

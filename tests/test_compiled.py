@@ -26,7 +26,8 @@ PURE: Final = {"len", "min", "max", "int.from_bytes"}
 
 MUST_BE_COMPILED: Final = """
 import importlib, sys
-for name in ("mq.lifecycle", "mq.broker.catalog", "mq.broker.index", "mq.storage.interface", "mq.storage.files.batch"):
+storage = ("mq.storage.interface", "mq.storage.files.logged.steps")
+for name in ("mq.lifecycle", "mq.broker.catalog", "mq.broker.index", *storage):
     assert importlib.import_module(name).__file__.endswith(".so"), f"{name} is not compiled"
 """
 

@@ -24,9 +24,9 @@ from mq import threads
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.observers.journal import Journal
 from mq.observers.journal_segments import BrokerLife, SegmentWriter
-from mq.storage.files import peers
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.log import Log
+from mq.storage.files.logged.log import Log
+from mq.storage.files.stepwise import peers
 from mq.storage.registry import open_storage
 from tests.cases import for_each
 
@@ -72,8 +72,8 @@ def test_every_thread_is_listed() -> None:
     assert watched == {
         "mq/observers/journal.py": 1,
         "mq/storage/files/hop.py": 1,  # two threads of a store
-        "mq/storage/files/log.py": 1,
-        "mq/storage/files/peers.py": 1,
+        "mq/storage/files/logged/log.py": 1,
+        "mq/storage/files/stepwise/peers.py": 1,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -18,7 +19,15 @@ from mq.cli.record_schemas import flaw_of
 from mq.cli.remote import fail, json_option
 from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
-from mq.storage.files.doctor import InspectableRoot, Inspection, check_ownership, open_to_inspect, quarantine, repair
+from mq.storage.files.doctor import (
+    InspectableRoot,
+    Inspection,
+    check_ownership,
+    engine_of,
+    open_to_inspect,
+    quarantine,
+    repair,
+)
 from mq.storage.interface import Damage
 from mq.storage.options import StorageOptions
 
@@ -75,6 +84,8 @@ def doctor_command(
             if repairs:
                 repair(root, StorageOptions(**trust))
             seen = _look(root, no_bodies, pause, None, needs_alone=True, as_json=as_json)
+        if not as_json:
+            say(str(engine_of(root)), err=True)
     except (StorageUnusable, StorageFull) as error:
         fail(str(error), CANNOT_START)
     sys.exit(FINDINGS if seen.found else 0)
@@ -85,7 +96,7 @@ def _look(
 ) -> Inspection:
     """Inspect the root, print the findings, and move them away if the flags say so."""
     with open_to_inspect(root) as look:
-        if needs_alone and not look.alone:
+        if needs_alone and not look.unserved:
             raise StorageUnusable("the root is in use: stop mq, mq-mover and mq-reaper first")
         with tqdm(disable=None, unit=" messages", leave=False) as bar:
             seen = look.inspect(bodies=not no_bodies, pause=lambda: time.sleep(pause), told=bar.update, schema=flaw_of)
@@ -118,10 +129,11 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
             say(f"{finding.value:8} {_shown(path)}: {detail}")
     counts = Counter(found.kind.value for found in seen.found)
     if as_json:
-        served = not look.alone
+        say_json(engine_of(os.path.dirname(look.folders.layout.state))._asdict())
+        served = not look.unserved
         say_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
     else:
-        while_served = "" if look.alone else ", daemon running"
+        while_served = "" if look.unserved else ", daemon running"
         told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
         say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
     _tell_check(look, as_json=as_json)

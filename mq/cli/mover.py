@@ -20,7 +20,7 @@ from mq.cli.commands import Duration, PlainCommand, trust_options
 from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageFull, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import GIVEN_MS, Entry, Outcome, Result
 from mq.storage.options import StorageOptions
 

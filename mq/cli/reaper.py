@@ -16,7 +16,7 @@ from mq.cli.commands import PlainCommand, trust_options
 from mq.cli.programs import run_program
 from mq.errors import StorageFailed, StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import Entry, Outcome, Result
 from mq.storage.options import StorageOptions
 

@@ -15,7 +15,7 @@ from mq.doors.listeners import listen, url
 from mq.doors.standby import Doorway, Owner, Standby
 from mq.errors import InvalidSetting
 from mq.settings import AMQP_PORT, Settings
-from mq.storage.files.opening import open_turn
+from mq.storage.files.turn import open_turn
 from mq.storage.options import StorageOptions
 
 _ASKS_LIVE: Final = re.compile(rb"GET (?:/[^ ?]*)?/-/live(?:\?[^ ]*)? HTTP/1\.[01]\r?\n")

@@ -58,7 +58,7 @@ class _Call(EarlyResults):
             self._thread.join()
         return self._has_ended
 
-    def do(self, native: Native, steps: list[Step], expected: Sequence[Any]) -> list[int]:
+    def _do_telling(self, native: Native, steps: list[Step], expected: Sequence[Any]) -> list[int]:
         """Do the steps a few at a time."""
         results: list[int] = []
         for begin in range(0, len(steps), self.every):

@@ -131,7 +131,7 @@ async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
         assert len(tries) == (1 if number == errno.EIO else 11)
         disk.heal()
         await trio.sleep(10)
-        assert not disk.folders.failure or number == errno.EIO
+        assert not disk.folders.volume.failure or number == errno.EIO
         assert bool(disk.files("delay")) is (number == errno.EIO)
 
 

@@ -22,6 +22,7 @@ from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
 from mq.errors import NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
 from mq.message import MessageId, MessageIds
+from mq.storage.files.stepwise.peers import Alarm
 from mq.storage.interface import (
     QUEUE,
     AnyOperation,
@@ -170,7 +171,7 @@ async def test_a_queue_of_a_peer_is_there_only_when_it_is_durable(wall_clock: Wa
         disk.calls.log.clear()
         assert not await broker.create_queue("q")
         assert disk.calls.said("fsync"), "nobody has made sure"
-        disk.folders.alarm.set()
+        Alarm(disk.calls, disk.folders.layout.alarm).set()
         with pytest.raises(StorageFailed):
             await broker.create_queue("q")
 

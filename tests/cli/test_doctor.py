@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,13 @@ def test_it_tells_and_changes_nothing(root: Path, mq: Mq) -> None:
     assert sorted(root.rglob("*")) == before
     sum = mq("doctor", root, "--json").json[-1]
     assert sum == {"messages": 2, "unchecked": 0, "served": False, "findings": {"torn": 1, "foreign": 1}}
+
+
+def test_it_names_the_engine_of_the_root_and_the_reason(root: Path, mq: Mq) -> None:
+    done = mq("doctor", root)
+    assert re.fullmatch(r"engine (logged|stepwise): .+\n", done.error)
+    told = next(line for line in mq("doctor", root, "--json").json if "engine" in line)
+    assert done.error.startswith(f"engine {told['engine']}: {told['why']}")
 
 
 def test_it_repairs_when_asked(root: Path, mq: Mq) -> None:

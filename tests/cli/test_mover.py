@@ -12,7 +12,7 @@ import trio
 from mq.broker.config import LONGEST_LEASE_SECONDS, MARGIN_SECONDS
 from mq.cli.mover import _Program
 from mq.message import MessageIds
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import Entry, Meta, Operation, Outcome, State
 from tests.broker.conftest import run_on_virtual_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import mq.storage.files.opening
+import mq.storage.files.start
 from mq.cli import main
 from tests.crash.mutants import planted
 from tests.crash.workload import LOG_BYTES
@@ -28,6 +28,6 @@ class Launched(Daemon):
 
 
 if __name__ == "__main__":
-    mq.storage.files.opening.SMALLEST = mq.storage.files.opening.LARGEST = LOG_BYTES  # type: ignore[misc]
+    mq.storage.files.start.SMALLEST = mq.storage.files.start.LARGEST = LOG_BYTES  # type: ignore[misc]
     with planted(sys.argv.pop(1)):
         main(prog_name="mq")

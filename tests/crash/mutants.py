@@ -12,16 +12,17 @@ from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
 from mq.lifecycle import State
 from mq.message import MessageIds
-from mq.storage.files import barrier, logged, mount, record_changes, recovery
-from mq.storage.files.barrier import Barrier
-from mq.storage.files.batch import Batch
+from mq.storage.files import mount, record_changes, recovery, sync
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.log import Log
+from mq.storage.files.logged import commit as logged
+from mq.storage.files.logged.record import Plain
+from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.mount import Mount
-from mq.storage.files.payload import Plain
-from mq.storage.interface import Entry, Move, Outcome, Result, Unlink, Write
+from mq.storage.files.stepwise.barrier import Barrier
+from mq.storage.files.stepwise.batch import Batch, OrderedBatch
+from mq.storage.interface import Entry, Move, Outcome, Unlink, Write
 
 Patch = pytest.MonkeyPatch
 
@@ -47,7 +48,7 @@ def _flush_nothing(patch: Patch) -> None:
 def _leave_folders_out(patch: Patch) -> None:
     """Files are synced, folders never."""
     patch.setattr(Barrier, "_sync_folders", lambda self: frozenset(self._folders))
-    patch.setattr(barrier, "sync_folder", lambda calls, path: None)
+    patch.setattr(sync, "sync_folder", lambda calls, path: None)
 
 
 def _never_durable(patch: Patch, *states: State) -> None:
@@ -73,17 +74,22 @@ def _forget_to_sync_leases(patch: Patch) -> None:
 
 def _hand_over_without_sync(patch: Patch) -> None:
     """What is written and leased by one batch is thought to be durable as it is."""
-    moved = Batch._moved
+    for batch in (Batch, OrderedBatch):
+        _leave_out_handed_over(patch, batch)
 
-    def move(self: Batch, operation: Move, entry: Entry) -> Any:
+
+def _leave_out_handed_over(patch: Patch, batch: type[Batch]) -> None:
+    note_moved = batch._note_moved
+
+    def note(self: Batch, operation: Move, entry: Entry) -> None:
         barrier = self._barrier
-        if barrier is not None and operation.entry.id in self._written and barrier._files:
+        if operation.entry.id in self._written and barrier._files:
             self._calls.close(barrier._files.pop())
             barrier._folders.clear()
-            return Outcome(Result.DONE, entry)
-        return moved(self, operation, entry)
+        else:
+            note_moved(self, operation, entry)
 
-    patch.setattr(Batch, "_moved", move)
+    patch.setattr(batch, "_note_moved", note)
 
 
 def _forget_to_sync_writes(patch: Patch) -> None:
@@ -98,7 +104,7 @@ def _forget_to_sync_writes(patch: Patch) -> None:
 
 def _keep_torn(patch: Patch) -> None:
     """Recovery does not look for half written messages."""
-    patch.setattr(recovery, "_drop_torn", lambda folders, entries: 0)
+    patch.setattr(recovery, "_drop_torn", lambda folders, entries, but_empty: 0)
 
 
 def _trust_every_byte(patch: Patch) -> None:
@@ -110,8 +116,8 @@ def _trust_every_byte(patch: Patch) -> None:
         return found and found._replace(size=self.calls.file_size(fd) or 0, checksum=None)
 
     patch.setattr(Folders, "_properties", unchecked)
-    patch.setattr(Folders, "_native", lambda self: None)  # it looks, too
-    patch.setattr(recovery, "_drop_torn", lambda folders, entries: 0)
+    patch.setattr(Folders, "_read_file", lambda self, entry: 0)  # it looks, too
+    patch.setattr(recovery, "_drop_torn", lambda folders, entries, but_empty: 0)
 
 
 def _leave_queues_unsynced(patch: Patch) -> None:
@@ -174,13 +180,13 @@ def _tell_before_the_flush(patch: Patch) -> None:
     """The log is flushed behind the files of a batch, while the first of its clients hear that theirs are there."""
     commit = logged._commit_plain
 
-    def lazily(folders: Folders, log: Log, plain: Plain, early: EarlyResults | None) -> list[Outcome]:
-        if early is None or early.is_over:
-            return commit(folders, log, plain, early)
+    def lazily(root: LoggedRoot, plain: Plain, early: EarlyResults) -> list[Outcome]:
+        if early.is_over:
+            return commit(root, plain, early)
         plain.flushes = False
-        outcomes = commit(folders, log, plain, early)
-        with log.lock:
-            log.flush()
+        outcomes = commit(root, plain, early)
+        with root.log.lock:
+            root.log.flush()
         return outcomes
 
     patch.setattr(logged, "_commit_plain", lazily)

@@ -229,7 +229,7 @@ class Actor:
         """Ask for something that brings `things` to `fate`."""
 
         async def change() -> None:
-            failed = self.storage._root_open.folders.failure
+            failed = self.storage._root_open.folders.volume.failure
             with changing(things, fate, in_steps=in_steps):
                 await request()
             if failed:
@@ -280,7 +280,7 @@ class Actor:
 
     async def _check_failed(self) -> None:
         """A medium that failed says so, and can still be looked at."""
-        if not self.storage._root_open.folders.failure:
+        if not self.storage._root_open.folders.volume.failure:
             return
         if self.broker.ready:
             raise Broken("P8: the medium failed, and the broker says that it is ready")

@@ -11,9 +11,9 @@ from tests.simulation.planting import Bug
 
 BUGS: Final = {
     "a folder is not synced": Bug("Barrier._sync_folders", "self._syncs.folder(folder)", "pass"),
-    "a file is not synced": Bug("Barrier.flush", "sync(self._calls, fd)", "pass"),
+    "a file is not synced": Bug("Barrier._sync_files", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
-        "mq.storage.files.barrier:sync",
+        "mq.storage.files.sync:sync",
         "calls.fsync(fd)",
         """
         try:
@@ -22,39 +22,40 @@ BUGS: Final = {
             calls.fsync(fd)
         """,
     ),
-    "a batch that failed is answered as done": Bug("Batch.run", "self._folders.fail(error)", "return self._outcomes"),
-    "a message carries no checksum": Bug("Batch._write", "self._note(fd, attributes, size, crc)", "pass"),
-    "a link is not durable before its unlink": Bug(
-        "Batch._write_and_move", "durable or self._links or self._must_flush or has_failed", "durable"
+    "a batch that failed is answered as done": Bug("Batch.run", "volume.fail(error)", "return self._outcomes"),
+    "a message carries no checksum": Bug(
+        "Batch._write", "self._folders.attributes.note(fd, attributes, size, crc)", "pass"
     ),
-    "what is done at once is not synced": Bug(
-        "Batch._done_natively", "return self._is_durable(operation)", "return False"
+    "a link is not durable before its unlink": Bug("LinkBatch._move_name", "self._must_flush = True", "pass"),
+    "a durable batch is not synced": Bug(
+        "Batch._write_and_move", "durable |= self._is_durable(operation) and outcome.result is Result.DONE", "pass"
     ),
-    "what is written at once is not synced": Bug(
-        "Batch._done_natively",
-        "self._barrier.add_file(fd) if self._barrier.wants_files else self._barrier.add_closed_file()",
-        "self._calls.close(fd) if self._barrier.wants_files else None",
-    ),
+    "a written file is not synced": Bug("Batch._keep", "self._barrier.add_file(fd)", "self._calls.close(fd)"),
     "the folder that was left is not synced": Bug(
-        "Batch._moved", "self._barrier.add_folders(entered, *also)", "self._barrier.add_folders(entered)"
+        "mq.storage.files.stepwise.batch:Batch._note_moved", "[left] if is_durable else []", "[]"
     ),
     "the folder that was entered is not synced": Bug(
-        "Batch._moved", "self._barrier.add_folders(entered, *also)", "self._barrier.add_folders(*also)"
+        "LinkBatch._note_moved", "self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))", "pass"
     ),
     "one folder is synced of two where names have no order": Bug(
-        "Barrier.add_folders", "... if self._syncs.ordered else []", "..."
+        "mq.storage.files.stepwise.barrier:Barrier.add_folders",
+        "self._folders.update(paths)",
+        """
+        held = [path for path in paths if path in self._syncs.held]
+        self._folders = {held[0]} if held else self._folders | set(paths)
+        """,
     ),
     "a file is thought to bring its name where names have no order": Bug(
-        "Barrier.flush", "self._files and self._syncs.ordered", "self._files"
+        "mq.storage.files.stepwise.barrier:Barrier._sync_files", "return False", "return bool(self._files)"
     ),
     "a file is thought to bring what was changed after it": Bug("bring_in_order", "calls.touch(files[-1])", "pass"),
     "a file is thought to bring the bytes of others": Bug("bring_in_order", "if others or len(files) > 1: ...", "pass"),
-    "an old name is unlinked, and that not synced": Bug("Batch._finish_links", "durable = True", "pass"),
+    "an old name is unlinked, and that not synced": Bug("LinkBatch._finish_links", "durable = True", "pass"),
     "a message is unlinked while an older name can come back": Bug(
-        "Batch._unlink_removed", "if self._folders.dirty_folders: ...", "pass"
+        "Batch._unlink_removed", "if self._root.dirty_folders: ...", "pass"
     ),
     "a queue's folder is made, and that not synced": Bug(
-        "RecordChanges._make_queue", "with synced_after(folder_calls, folders.layout.queues): ...", "..."
+        "RecordChanges._make_queue", "synced_after(folder_calls, folders.layout.queues)", "nullcontext()"
     ),
     "a queue's deletion is not synced": Bug(
         "RecordChanges._delete_queue", "with synced_after(calls, layout.remove, layout.queues): ...", "..."
@@ -251,7 +252,7 @@ BUGS: Final = {
 
 OF_THE_LOG: Final = {
     "what a refused write left half-way comes back": Bug(
-        "redo", "_drop_refused(folders, told, _refused(told))", "pass"
+        "redo", "_drop_refused(folders, told, refused_by(told))", "pass"
     ),
     "a delayed message is written where it can be had": Bug(
         "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
@@ -262,7 +263,7 @@ OF_THE_LOG: Final = {
     "a key stands for a message that was refused": Bug(
         "_KeyedGroup._take_back_keys", "self._keys.give_up(each.job.index, each.key)", "pass"
     ),
-    "half of a group that was refused is done": Bug("_Doing.undo", "step.do()", "pass"),
+    "half of a group that was refused is done": Bug("Units.undo", "step.do()", "pass"),
     "the log is not flushed": Bug("Log.flush", "(flush or self._calls.fdatasync)(self._current.fd)", "pass"),
     "a segment is freed before what it speaks of is on the medium": Bug(
         "Log._checkpoint",
@@ -305,7 +306,7 @@ OF_THE_LOG: Final = {
         "sequence = log.record(payload, flushes=False)\ndone = do()\nlog.flush(flush)",
     ),
     "what comes after a refusal is told as if it were the refused one": Bug(
-        "_tell", "early.is_over or outcome.result is not Result.DONE", "False"
+        "EarlyResults.append", "self.is_over or not is_expected", "False"
     ),
     "what was told is told again at the end": Bug("commit_in_parts", "del outcomes[:heard]", "pass"),
     "an outcome that was heard is given to the next submission, too": Bug(

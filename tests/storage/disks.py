@@ -14,6 +14,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, MessageIds
 from mq.storage.checks.whole import check_whole
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind
+from mq.storage.files.engine import LOGGED
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.mount import Mount
@@ -105,6 +106,11 @@ class Disk:
         """The open store's folders."""
         return self.storage._root_open.folders
 
+    @property
+    def has_log(self) -> bool:
+        """Whether the open store makes batches durable by a log."""
+        return self.storage._root_open.choice.engine == LOGGED
+
     def another(self, **options: Any) -> FolderStorage:
         """A store on the same root, not open yet."""
         return FolderStorage(
@@ -121,8 +127,8 @@ class Disk:
     async def open(self) -> FolderStorage:
         """Open the store, as after a kill when it was open."""
         if self._storage is not None:
-            if self._storage._open is not None and self.folders.log is None:
-                self.folders.failure = self.folders.failure or "killed"
+            if self._storage._open is not None and not self.has_log:
+                self.folders.volume.failure = self.folders.volume.failure or "killed"
             await self._storage.aclose()
         self._storage = self.another()
         await self._storage.open()
@@ -133,7 +139,7 @@ class Disk:
         self.heal()
         if self._storage is None:
             return
-        if not self.folders.failure:
+        if not self.folders.volume.failure:
             await check_whole(self._storage)
         await check_whole(await self.open())
         await self.storage.aclose()

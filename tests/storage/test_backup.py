@@ -25,7 +25,7 @@ from mq.storage.files.fake import make_calls
 from mq.storage.files.format import RootUse, note_use, open_moves_lock, read_use
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent, Overflowed
-from mq.storage.files.log import Record
+from mq.storage.files.logged.segments import Record
 from mq.storage.files.mount import Mount
 from mq.storage.files.restore import RestoreReport, bring_back, restore
 from mq.storage.interface import WRITE_JOBS, Entry, Meta, Move, Write

@@ -8,8 +8,9 @@ from typing import Final
 
 import pytest
 
-from mq.storage.files.barrier import FEW_FOLDERS, Barrier, Syncs, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
+from mq.storage.files.stepwise.barrier import Barrier
+from mq.storage.files.sync import FEW_FOLDERS, make_syncs, sync_folder
 from mq.testing.calls import FaultyCalls
 from tests.cases import for_each
 from tests.storage.disks import make_calls
@@ -29,7 +30,7 @@ class Medium(FaultyCalls):
 
     def barrier(self, *, syncfs: bool, files: int = 0, folders: int = 0) -> Barrier:
         """A barrier with so many files and folders; nothing is written down before."""
-        syncs = Syncs(self, self.root_fd, syncfs=syncfs, ordered=False, held={})
+        syncs = make_syncs(self, self.root_fd, syncfs=syncfs)
         barrier = Barrier(syncs, files)
         opened = [self.open(f"/root/a/{number}", OPEN_NEW) for number in range(files)]
         self.log.clear()

@@ -13,11 +13,11 @@ from typing import Final
 import pytest
 
 from mq.lifecycle import State
-from mq.storage.files.barrier import MOST_OPEN
-from mq.storage.files.batch import FILES_PER_UNLINK
 from mq.storage.files.calls import TRANSIENT, LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.stepwise.barrier import MOST_OPEN
+from mq.storage.files.unlinks import FILES_PER_UNLINK
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Unlink, Write
 from mq.storage.records import drop_record
 from tests.cases import for_each
@@ -702,7 +702,7 @@ async def test_whoever_took_the_new_name_further_does_no_harm() -> None:
 
         disk.calls.just_before("unlink", "queues/q/*", lease_and_reap)
         assert await disk.one(Move(entry, State.REMOVED)) is Result.GONE
-        assert not disk.folders.failure
+        assert not disk.folders.volume.failure
         assert await disk.one(Write("q", new_id(), b"body")) is Result.DONE
 
 
@@ -727,7 +727,7 @@ async def test_two_reapers_of_a_deleted_queue_do_no_harm(verb: str, path: str) -
         came = disk.calls.just_before(verb, path, reap)
         assert await disk.one(Unlink(removed)) in (Result.GONE, Result.DONE)
         assert came
-        assert not disk.folders.failure
+        assert not disk.folders.volume.failure
         assert await disk.storage.scan(State.REMOVED) == []
 
 
@@ -786,7 +786,7 @@ async def test_what_lies_where_a_queue_should_be_is_no_queue(mount: str) -> None
         entry = await disk.bring(State.NEW, queue="other")
         assert await disk.one(Move(entry, State.READY)) is Result.NO_QUEUE
         assert disk.bytes_of("queues/other") == b"kept"
-        assert not disk.folders.failure
+        assert not disk.folders.volume.failure
         assert await disk.one(Move(entry, State.REMOVED)) is Result.DONE
 
 
@@ -872,3 +872,37 @@ async def test_attributes_of_any_size_fit_a_file_system_of_small_blocks(small_ex
         for size in range(0, 3000, 100):
             entry = await disk.bring(State.READY, b"body", a="x" * size)
             assert await disk.attributes(entry) == {"a": "x" * size}
+
+
+async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole() -> None:
+    """A peer may take a message up that has lain there for long: also one that is being written."""
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
+        stage = disk.storage._root_open.engine.stage.removeprefix(f"{disk.root}/")
+        await disk.make_queue()
+        disk.calls.log.clear()
+        id = new_id()
+        await disk.done(Write("q", id, b"body"))
+        assert [call for call in disk.calls.said("write", "rename") if str(id) in call] == [
+            f"write {stage}/{id} 4",
+            f"rename {stage}/{id} new/q:{id}",
+        ]
+        disk.put(f"new/q:{(taken := new_id())}", b"another's")
+        assert await disk.one(Write("q", taken, b"body")) is Result.EXISTS
+        assert disk.files(stage) == set()
+        await drop_record(disk.storage, QUEUE, "q")
+        assert await disk.one(Write("q", new_id(), b"body")) is Result.NO_QUEUE
+
+
+@pytest.mark.parametrize("is_mine", [True, False])
+async def test_what_another_process_wrote_is_synced_when_it_is_delivered(is_mine: bool) -> None:
+    """Its writer may have been killed before its barrier."""
+    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
+        peer = disk.another()
+        await peer.open()
+        [outcome] = await (disk.storage if is_mine else peer).commit([Write("q", new_id(), b"body")])
+        assert outcome.entry is not None
+        disk.calls.log.clear()
+        await disk.done(Move(outcome.entry, State.READY, durable=False))
+        synced = disk.calls.said("fdatasync", "fsync")
+        assert any(call.endswith(f" new/q:{outcome.entry.id}") for call in synced) != is_mine, synced
+        await peer.aclose()

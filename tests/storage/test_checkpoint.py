@@ -10,7 +10,7 @@ import pytest
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
-from mq.storage.files.log import PAGE
+from mq.storage.files.logged.segments import PAGE
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.storage.records import drop_record, put_record
 from mq.testing.faults import DiskFault, PowerCut

@@ -11,13 +11,15 @@ import pytest
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files import folders
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.fake import make_calls
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.records import Records
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.stepwise import others
+from mq.storage.files.stepwise.engine import StepwiseEngine
+from mq.storage.files.stepwise.others import Others
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import FRESH, QUEUE, Meta, Move, Result, Sharing
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
@@ -101,7 +103,7 @@ def test_records_that_vanish_whenever_they_are_read_end_in_an_error_not_in_a_loo
 
 def test_a_folder_that_this_user_may_not_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "mq.storage.files.source.os.access", lambda path, mode: mode != os.W_OK
+        "mq.storage.files.stepwise.source.os.access", lambda path, mode: mode != os.W_OK
     )  # root may write anywhere
     with pytest.raises(StorageUnusable, match="this user cannot write to the folder"):
         SourceFolder(State.NEW, str(tmp_path))
@@ -117,10 +119,13 @@ async def test_a_body_that_is_read_in_small_pieces_is_whole(monkeypatch: pytest.
 
 async def test_only_so_many_writes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a separate mover delivers, nobody here ever asks for them."""
-    monkeypatch.setattr(folders, "_REMEMBERED_WRITES", 2)
+    monkeypatch.setattr(others, "_REMEMBERED_WRITES", 2)
     async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         written = [await disk.bring(State.NEW) for _ in range(5)]
-        assert disk.folders.written == {written[4].id}
+        engine = disk.storage._root_open.engine
+        assert isinstance(engine, StepwiseEngine)
+        assert isinstance(engine.root.others, Others)
+        assert engine.root.others.written == {written[4].id}
         for entry in written:
             assert await disk.one(Move(entry, State.READY, durable=False)) is Result.DONE
 

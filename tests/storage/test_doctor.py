@@ -226,7 +226,7 @@ def test_nothing_is_repaired_or_moved_while_a_daemon_serves(root: Path, tmp_path
 
 def test_no_daemon_starts_while_it_is_looked_at(root: Path) -> None:
     with open_to_inspect(str(root)) as opened:
-        assert opened.alone
+        assert opened.unserved
         with pytest.raises(StorageUnusable, match="already served"):
             repair(str(root))
 

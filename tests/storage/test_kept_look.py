@@ -9,7 +9,7 @@ from pathlib import Path
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.records import encode_record
-from mq.storage.files.watch import GRANULARITY_NS, KeptLook
+from mq.storage.files.stepwise.watch import GRANULARITY_NS, KeptLook
 from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record, put_record

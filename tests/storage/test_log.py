@@ -16,7 +16,8 @@ from typing import Final
 import pytest
 
 from mq.storage.files.calls import Calls, LinuxCalls
-from mq.storage.files.log import PAGE, Log, LogDamaged, Record, read_log, salvage
+from mq.storage.files.logged.log import Log
+from mq.storage.files.logged.segments import PAGE, LogDamaged, Record, read_log, salvage
 from mq.testing.calls import RecordingCalls
 from tests.cases import for_each
 
@@ -265,7 +266,7 @@ def test_commits_go_on_beside_a_checkpoint_and_wait_for_the_next(machine: Machin
 
 def test_what_is_old_is_brought_to_the_medium(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real time, of a thread."""
-    monkeypatch.setattr("mq.storage.files.log.AGE_SECONDS", 0.01)
+    monkeypatch.setattr("mq.storage.files.logged.log.AGE_SECONDS", 0.01)
     done = threading.Event()
     log = machine.log(in_thread=True)
     log._bring = lambda *_: done.set()

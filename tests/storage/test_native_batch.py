@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,16 +14,15 @@ from mq.errors import CorruptMessage
 from mq.lifecycle import State
 from mq.message import MessageIds
 from mq.storage.conformance import check_storage
-from mq.storage.files.calls import LinuxCalls, Step
+from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.posix import FolderStorage, load_native
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Storage, Stored, Unlink, Write
+from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Storage, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
-from mq.storage.records import drop_record, put_record
+from mq.storage.records import put_record
 from mq.storage.registry import open_storage
-from mq.testing.calls import StepByStep
 from tests.cases import for_each
-from tests.storage.disks import MOUNTS, new_id, open_disk
+from tests.storage.disks import MOUNTS, new_id
 from tests.storage.places import Places
 
 pytestmark = pytest.mark.skipif(
@@ -35,12 +33,11 @@ STATES = (State.NEW, State.READY, State.DELAYED, State.REMOVED)
 
 
 @asynccontextmanager
-async def open_root(
-    root: Path, sharing: Sharing = Sharing.ALONE, *, native: bool = True
-) -> AsyncIterator[FolderStorage]:
-    """A store on a real root, of which it is told that names keep their order there: else nothing is done natively."""
-    calls, options = LinuxCalls(load_native() if native else None), StorageOptions(sharing=sharing, log=False)
-    storage = FolderStorage(f"test:{root}", str(root), calls, options, mount=lambda root: MOUNTS["rename"])
+async def open_root(root: Path, *, native: bool = True) -> AsyncIterator[FolderStorage]:
+    """A store with a log on a real root, whatever its file system: only such a store does something natively."""
+    calls = LinuxCalls(load_native() if native else None)
+    mount = MOUNTS["rename"]._replace(logged=True)
+    storage = FolderStorage(f"test:{root}", str(root), calls, StorageOptions(), mount=lambda root: mount, syncfs=True)
     await storage.open()
     try:
         assert (storage._root_open.folders.native is not None) == native
@@ -82,13 +79,12 @@ async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root
     assert {result for result, _ in both[0][0]} > {Result.DONE, Result.GONE}
 
 
-@for_each("sharing", [Sharing.ALONE, Sharing.PEERS])
 @for_each("seed", range(10))
-async def test_so_they_have_among_peers(temp_root: Path, seed: int, sharing: Sharing) -> None:
+async def test_batches_with_one_operation_a_message_have_the_same_outcomes(temp_root: Path, seed: int) -> None:
     both = []
     for native in (True, False):
         root = temp_root / str(native)
-        async with open_root(root, sharing, native=native) as storage:
+        async with open_root(root, native=native) as storage:
             both.append(await _after_ten_batches(storage, root, seed, each_once=True))
     assert both[0] == both[1]
     assert {result for result, _ in both[0][0]} >= {Result.DONE, Result.GONE, Result.EXISTS}
@@ -114,54 +110,8 @@ async def _after_ten_batches(storage: Storage, root: Path, seed: int, *, each_on
     return told, read, _tree(root)
 
 
-async def test_among_peers_a_name_appears_in_new_only_when_its_file_is_whole(
-    temp_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A peer may take a message up that has lain there for long: also one that is being written."""
-    async with open_root(temp_root, Sharing.PEERS) as storage:
-        folders = storage._root_open.folders
-        native = folders.native
-        assert native is not None
-        steps: list[Step] = []
-
-        def do_steps(asked: list[Step], keep: bool) -> list[int]:
-            steps.extend(asked)
-            return native.do_steps(asked, keep)
-
-        monkeypatch.setattr(folders, "native", SimpleNamespace(do_steps=do_steps))
-        await put_record(storage, QUEUE, "q", {})
-        [outcome] = await storage.commit([Write("q", id := new_id(), b"body")])
-        staged = f"{folders.stage}/{id}"
-        assert [step[0] for step in steps] == [staged, staged]
-        assert steps[1] == (staged, f"{temp_root}/new/q:{id}")
-        (temp_root / "new" / f"q:{(taken := new_id())}").write_bytes(b"another's")
-        [refused] = await storage.commit([Write("q", taken, b"body")])
-        assert (outcome.result, refused.result) == (Result.DONE, Result.EXISTS)
-        assert os.listdir(folders.stage) == []
-        await drop_record(storage, QUEUE, "q")
-        assert [each.result for each in await storage.commit([Write("q", new_id(), b"body")] * 2)] == [
-            Result.NO_QUEUE
-        ] * 2
-
-
-@pytest.mark.parametrize("is_mine", [True, False])
-async def test_what_another_process_wrote_is_synced_when_it_is_delivered(is_mine: bool) -> None:
-    """Its writer may have been killed before its barrier."""
-    async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
-        disk.folders.native = StepByStep(disk.calls)
-        peer = disk.another()
-        await peer.open()
-        [outcome] = await (disk.storage if is_mine else peer).commit([Write("q", new_id(), b"body")])
-        assert outcome.entry is not None
-        disk.calls.log.clear()
-        await disk.done(Move(outcome.entry, State.READY, durable=False))
-        synced = disk.calls.said("fdatasync", "fsync")
-        assert any(call.endswith(f" new/q:{outcome.entry.id}") for call in synced) != is_mine, synced
-        await peer.aclose()
-
-
 async def test_side_files_go_with_their_messages_and_no_others(temp_root: Path) -> None:
-    async with open_root(temp_root, Sharing.PEERS) as storage:
+    async with open_root(temp_root) as storage:
         await put_record(storage, QUEUE, "q", {})
         large = {"long": "x" * LARGEST_ATTRIBUTES}
         written = [each.entry for each in await storage.commit([Write("q", new_id(), b"", large) for _ in range(3)])]

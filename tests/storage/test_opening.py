@@ -126,10 +126,10 @@ async def test_attributes_are_tried_and_not_assumed(number: int) -> None:
     disk = Disk(MOUNTS["rename"])
     disk.calls.fail("set_attribute", number, times=None)
     await disk.open()
-    assert not disk.folders.xattrs
+    assert not disk.folders.attributes.fit(b"")
     disk.heal()
     await disk.open()
-    assert disk.folders.xattrs
+    assert disk.folders.attributes.fit(b"")
     await disk.check_whole()
 
 

@@ -21,9 +21,9 @@ from mq.storage.files.layout import Layout
 from mq.storage.files.mount import Mount
 from mq.storage.files.opening import open_root
 from mq.storage.files.ownership import check_root
-from mq.storage.files.peers import PeerLease
 from mq.storage.files.posix import make_posix
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.stepwise.peers import PeerLease
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
 from mq.testing.calls import FaultyCalls

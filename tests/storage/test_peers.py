@@ -10,13 +10,13 @@ import pytest
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files import opening, posix
+from mq.storage.files import posix, start
 from mq.storage.files.calls import OPEN_NEW, LinuxCalls
 from mq.storage.files.fake import FakeCalls, make_calls
 from mq.storage.files.layout import Layout
 from mq.storage.files.mount import Mount
-from mq.storage.files.peers import EXPIRY_SECONDS, PeerLease
 from mq.storage.files.posix import FolderStorage
+from mq.storage.files.stepwise.peers import EXPIRY_SECONDS, PeerLease
 from mq.storage.interface import QUEUE, Result, Sharing, Write
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
@@ -215,8 +215,8 @@ async def test_whoever_starts_alone_repairs_all_and_whoever_may_not_be_repairs_n
 ) -> None:
     """A peer that is cut off has lost its locks, and lives."""
     repaired = []
-    recover = opening.recover
-    monkeypatch.setattr(opening, "recover", lambda *args, **named: (repaired.append(1), recover(*args, **named)))
+    recover = start.recover
+    monkeypatch.setattr(start, "recover", lambda *args, **named: (repaired.append(1), recover(*args, **named)))
     first, second, third = store(temp_root, FAR), store(temp_root, FAR), store(temp_root)
     await first.open()
     assert len(repaired) == 1

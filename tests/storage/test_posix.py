@@ -143,7 +143,7 @@ SENSELESS: Final[dict[str, tuple[dict[str, bytes], dict[str, object]]]] = {
 async def test_a_message_of_which_nonsense_is_noted_is_damaged(
     disk: Disk, noted: dict[str, bytes], attributes: dict[str, Any], is_native: bool
 ) -> None:
-    disk.folders.native_reads = StepByStep(disk.calls) if is_native else None
+    disk.folders.native = StepByStep(disk.calls) if is_native else None
     entry = await disk.bring(State.READY, **attributes)
     disk.note(disk.path(entry), noted)
     found = await stored(disk, entry)

@@ -8,7 +8,7 @@ import pytest
 
 from mq.lifecycle import State
 from mq.message import DamagedBody
-from mq.storage.files.batch import LARGEST_READ_AHEAD, MOST_READ_AHEAD
+from mq.storage.files.logged.read_ahead import LARGEST_READ_AHEAD, MOST_READ_AHEAD
 from mq.storage.interface import Entry, Move
 from mq.testing.calls import StepByStep
 from tests.storage.disks import LEASE, MOUNTS, Disk, open_disk
@@ -21,10 +21,10 @@ async def leased(disk: Disk, body: bytes = b"body", *, reads: bool = True) -> En
     return outcome.entry
 
 
-@pytest.fixture(params=["rename", "link"])
-async def disk(request: pytest.FixtureRequest) -> AsyncIterator[Disk]:
-    async with open_disk(MOUNTS[request.param]) as disk:
-        disk.folders.native_reads = StepByStep(disk.calls)
+@pytest.fixture
+async def disk() -> AsyncIterator[Disk]:
+    async with open_disk(MOUNTS["rename"]._replace(logged=True), syncfs=True, log_bytes=1 << 20) as disk:
+        disk.folders.native = StepByStep(disk.calls)
         yield disk
 
 

@@ -532,7 +532,7 @@ async def test_where_nothing_is_wrong_nothing_is_changed() -> None:
 async def test_no_handles_while_repairing_is_one_clear_line(caplog: pytest.LogCaptureFixture) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         await disk.bring(State.NEW)
-        disk.folders.failure = "killed"
+        disk.folders.volume.failure = "killed"
         await disk.storage.aclose()
         disk.calls.fail("open", errno.EMFILE, path="new/*")
         with pytest.raises(StorageUnusable, match=r"cannot serve root .*Too many open files") as caught:

@@ -332,7 +332,7 @@ async def test_one_that_fails_while_it_is_taken_back_fails_the_store() -> None:
 async def test_it_is_not_released_while_something_takes_up_all_room() -> None:
     """Which would get its room, too, and not the one that it is for."""
     async with open_disk(SIZED["rename"]) as disk:
-        reserve, released = disk.folders.reserve, threading.Event()
+        reserve, released = disk.folders.volume.reserve, threading.Event()
 
         def release() -> None:
             reserve.release()
@@ -352,5 +352,5 @@ async def test_it_is_not_released_while_something_takes_up_all_room() -> None:
 
 async def test_without_a_reserve_there_is_nothing_to_spare_for() -> None:
     async with open_disk(MOUNTS["rename"]._replace(size=0)) as disk:
-        with disk.folders.reserve.held() as is_spare:
+        with disk.folders.volume.reserve.held() as is_spare:
             assert is_spare

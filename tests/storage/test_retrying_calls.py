@@ -9,9 +9,9 @@ import pytest
 
 from mq.errors import StorageFull, StorageUnsure
 from mq.lifecycle import State
-from mq.storage.files.barrier import MOST_MOVED
 from mq.storage.files.calls import OPEN_NEW, RETRY_SECONDS, RetryingCalls
 from mq.storage.files.mount import Mount
+from mq.storage.files.stepwise.barrier import MOST_MOVED
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
 from mq.storage.records import put_record
 from mq.testing.calls import FaultyCalls
@@ -193,7 +193,7 @@ async def test_one_that_was_moved_on_before_its_sync_is_no_failure() -> None:
         entry = await disk.bring(State.DELAYED)
         disk.calls.just_before("open", "queues/q/*", lambda: disk.inner.unlink(f"{disk.root}/queues/q/{entry.id},r1"))
         assert await disk.one(Move(entry, State.READY, entry.meta.at_rest())) is Result.DONE
-        assert not disk.folders.failure
+        assert not disk.folders.volume.failure
 
 
 async def test_a_far_medium_does_not_tell_what_others_do() -> None:

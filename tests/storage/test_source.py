@@ -16,8 +16,10 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.opening import RootBusy, open_root
-from mq.storage.files.source import SourceFolder
+from mq.storage.files.explain import RootBusy
+from mq.storage.files.opening import open_root
+from mq.storage.files.stepwise.engine import kit_for
+from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import Change, Entry, Move, Outcome, Result, Sharing, Unlink, Write
 from mq.testing.calls import FaultyCalls
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
@@ -75,7 +77,7 @@ async def test_on_a_full_disk_the_brokers_reserve_is_released(tmp_path: Path, mo
             if len(tried) == 1:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), target)
             os.link(source, target)
-            if not folder._folders.mount.atomic_rename:
+            if not folder._folders.volume.mount.atomic_rename:
                 return
             os.unlink(source)
 
@@ -239,7 +241,7 @@ async def test_a_repair_does_not_come_between_the_two_steps_of_a_mover(temp_root
         entry = await disk.bring(State.NEW)
         await disk.storage.aclose()
         with source(State.NEW, temp_root / "new", temp_root / "queues") as folder:
-            folder._folders.mount = mount
+            folder._kit = kit_for(mount)
             folder._folders.calls = calls = FaultyCalls(LinuxCalls(), str(temp_root))
             refusals: list[str] = []
 

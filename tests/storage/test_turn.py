@@ -13,7 +13,7 @@ import pytest
 from mq.errors import StorageUnusable
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount
-from mq.storage.files.opening import open_turn
+from mq.storage.files.turn import open_turn
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
 from mq.storage.registry import open_storage
@@ -22,7 +22,7 @@ OPTIONS = StorageOptions()
 
 _HOLD = """
 import sys
-from mq.storage.files.opening import open_turn
+from mq.storage.files.turn import open_turn
 from mq.storage.options import StorageOptions
 turn = open_turn(sys.argv[1], StorageOptions())
 print(turn.take(), flush=True)

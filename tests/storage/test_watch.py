@@ -19,11 +19,10 @@ from mq.lifecycle import State
 from mq.storage.files.calls import FileKind, LinuxCalls
 from mq.storage.files.fake import make_fake
 from mq.storage.files.posix import FolderStorage
-from mq.storage.files.watch import watch_folders
+from mq.storage.files.stepwise.watch import watch_folders
 from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Result, Sharing, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record
-from mq.testing.calls import StepByStep
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id, open_disk
 
 AGAIN: Final = Change(None)
@@ -127,15 +126,10 @@ async def test_what_is_here_already_and_leaves_is_told_though_it_was_changed_bef
         assert Change(left) in told
 
 
-@pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("mount", MOUNTS)
-async def test_what_it_does_itself_is_not_told_and_what_others_do_in_between_is(
-    temp_root: Path, mount: str, native: bool
-) -> None:
+async def test_what_it_does_itself_is_not_told_and_what_others_do_in_between_is(temp_root: Path, mount: str) -> None:
     async with watching(temp_root, mount) as watched:
         mine, disk = watched.eyes, watched.disk
-        if native and MOUNTS[mount].atomic_rename:
-            mine._root_open.folders.native = StepByStep(mine._root_open.folders.calls)
         [written] = await mine.commit([Write("q", new_id(), b"body")])
         theirs = await disk.bring(State.READY)
         place = written.entry
@@ -375,7 +369,7 @@ async def test_a_new_queue_is_watched_once_there_are_file_handles_again(
 
     async with watching(temp_root) as watched:
         monkeypatch.setattr(watched.eyes._root_open.folders.calls, "names", scarce)
-        monkeypatch.setattr("mq.storage.files.watch._PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("mq.storage.files.stepwise.watch._PAUSE_SECONDS", 0.01)
         (watched.root / "queues" / "by-hand").mkdir()
         assert await watched.told() == [AGAIN]
         ready = await watched.disk.bring(State.READY, queue="by-hand")

@@ -34,7 +34,6 @@ from mq.storage.files.backup_folder import (
     SavedMessage,
     open_backups,
 )
-from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.format import RootUse, open_moves_lock, read_use
 from mq.storage.files.layout import (
@@ -47,10 +46,12 @@ from mq.storage.files.layout import (
     parse_path,
 )
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
-from mq.storage.files.log import LogDamaged, is_of_this_boot, life_of, lives_of, read_log
-from mq.storage.files.mount import mount_of, syncfs_reports_errors
+from mq.storage.files.logged.boots import is_of_this_boot, life_of, lives_of
+from mq.storage.files.logged.segments import LogDamaged, read_log
+from mq.storage.files.mount import mount_of
 from mq.storage.files.records import decode_record
 from mq.storage.files.recovery import rank
+from mq.storage.files.sync import close_all
 from mq.storage.interface import Entry
 
 MOST_HELD: Final = 256
@@ -120,7 +121,7 @@ def back_up(
             notifier = Inotify()
             stack.callback(notifier.close)
             above = mount_of(os.path.dirname(folder) if calls.kind(folder) is None else folder)
-            syncfs = above.syncfs and syncfs_reports_errors()
+            syncfs = above.can_syncfs()
             backups = stack.enter_context(open_backups(calls, folder, make=True, syncfs=syncfs, threads=THREADS))
             return save(calls, root, backups, notifier, keep=keep, told=told)
     except OSError as error:
@@ -176,7 +177,7 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
     finally:
         calls.close(state)
     try:
-        lives = lives_of(calls, layout.log)
+        lives = lives_of(calls, layout.log_folder)
     except (FileNotFoundError, LogDamaged):
         lives = {""}  # its daemon has just begun with it, or will say what is wrong
     if life and lives == {life}:
@@ -199,7 +200,7 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
 def _has_records(calls: Calls, layout: Layout) -> bool:
     """Whether a log that is not in use has records."""
     try:
-        return bool(read_log(calls, layout.log))
+        return bool(read_log(calls, layout.log_folder))
     except LogDamaged:
         return True
 

@@ -20,7 +20,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -28,8 +28,8 @@ from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
-from mq.storage.files.barrier import close_all, make_folder, sync, sync_all, sync_folder
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.sync import Syncs, close_all, make_folder, make_syncs, sync, sync_folder
 
 logger = logging.getLogger("mq.storage")
 
@@ -114,40 +114,39 @@ class BackupDamaged(Exception):
 
 
 class FileSyncs:
-    """Brings written files to the medium, several at a time: a disk, or a server, takes as long for ten as for one.
+    """Bring written files to the medium, several at a time: a disk, or a server, takes as long for ten as for one.
 
     Args:
-        calls: the system.
-        syncfs: whether one call brings the whole file system there, later; then files are closed, and no more.
+        syncs: how that is done. Where it syncs everything at once, later, files are closed, and no more.
         threads: how many are synced at a time.
     """
 
-    def __init__(self, calls: Calls, *, syncfs: bool, threads: int) -> None:
-        self._calls = calls
-        self._syncfs = syncfs
-        self._pool = ThreadPoolExecutor(threads) if threads > 1 and not syncfs else None
+    def __init__(self, syncs: Syncs, *, threads: int) -> None:
+        self._calls = syncs.calls
+        self._syncs = syncs
+        self._pool = ThreadPoolExecutor(threads) if threads > 1 else None  # starts no thread before it is used
         self._waiting: list[int] = []
 
     def add(self, fd: int) -> None:
         """Take over a written, open file; it is closed here."""
-        if self._syncfs:
-            self._calls.close(fd)
-            return
         self._waiting.append(fd)
         if len(self._waiting) >= _MOST_WAITING:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until every added file is on the medium.
+        """Wait until every added file is on the medium, or will be with everything else.
 
         Raises:
             SyncFailed: some of it is not known to be.
         """
         fds, self._waiting = self._waiting, []
         try:
-            list((map if self._pool is None else self._pool.map)(partial(sync, self._calls), fds))
+            self._syncs.one_of(partial(self._sync, fds))
         finally:
             close_all(self._calls, fds)
+
+    def _sync(self, fds: Sequence[int]) -> None:
+        list((map if self._pool is None else self._pool.map)(partial(sync, self._calls), fds))
 
     def close(self) -> None:
         """Let go of what is open."""
@@ -169,14 +168,14 @@ class BackupFolder:
     def __init__(self, calls: Calls, path: str, *, syncfs: bool, threads: int) -> None:
         self.path = path
         self._calls = calls
-        self._syncfs = syncfs
-        self._syncs = FileSyncs(calls, syncfs=syncfs, threads=threads)
         self._fd = calls.open(path, OPEN_FOLDER)  # before anything is written: it hears of every error since
+        self._syncs = make_syncs(calls, self._fd, syncfs=syncfs)
+        self._files = FileSyncs(self._syncs, threads=threads)
         self._unsynced: set[str] = set()
 
     def close(self) -> None:
         """Let go of it."""
-        self._syncs.close()
+        self._files.close()
         close_all(self._calls, [self._fd])
 
     # What is there
@@ -299,7 +298,7 @@ class BackupFolder:
         except BaseException:
             close_all(self._calls, [fd])
             raise
-        self._syncs.add(fd)
+        self._files.add(fd)
         return size, crc
 
     def _compare(self, id: str, read: Callable[[int], bytes]) -> tuple[int, int] | None:
@@ -318,18 +317,14 @@ class BackupFolder:
             if self._calls.read(fd, 1):
                 return None
             unless_same.pop_all()
-        self._syncs.add(fd)
+        self._files.add(fd)
         self._unsynced.add(os.path.dirname(self._body(id)))
         return size, crc
 
     def commit(self, backup: Backup) -> None:
         """Write a backup down. Durable on return, with every body that it names."""
-        self._syncs.finish()
-        if self._syncfs:
-            sync_all(self._calls, self._fd)
-        else:
-            for folder in sorted(self._unsynced):
-                sync_folder(self._calls, folder)
+        self._files.finish()
+        self._syncs.whole(self._sync_folders)
         self._unsynced.clear()
         fd = self._new(self._backup(backup.header.number))
         try:
@@ -344,6 +339,10 @@ class BackupFolder:
         finally:
             self._calls.close(fd)
         sync_folder(self._calls, f"{self.path}/backups")
+
+    def _sync_folders(self) -> None:
+        for folder in sorted(self._unsynced):
+            sync_folder(self._calls, folder)
 
     def drop(self, number: int) -> None:
         """Take a backup away, and leave its bodies."""
@@ -373,7 +372,7 @@ class BackupFolder:
         """A new file, in the place of one that no backup names."""
         folder = os.path.dirname(path)
         if self._calls.kind(folder) is None:
-            self._calls.mkdir(folder) if self._syncfs else make_folder(self._calls, folder)
+            self._syncs.make_folder(folder)
             self._unsynced.add(os.path.dirname(folder))
         self._unsynced.add(folder)
         try:

@@ -376,6 +376,13 @@ def write_all(calls: Calls, fd: int, data: bytes) -> None:
         rest = rest[taken:]
 
 
+def write_all_at(calls: Calls, fd: int, data: bytes, offset: int) -> None:
+    """Write every byte of `data` from `offset` on."""
+    written = calls.write_at(fd, data, offset)
+    while written < len(data):
+        written += calls.write_at(fd, data[written:], offset + written)
+
+
 class UnsyncedCalls:
     """Calls without syncs, for changes that a log has brought to the medium before."""
 

@@ -20,18 +20,23 @@ from typing import Any, Final, NamedTuple
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, shorten
-from mq.storage.files.barrier import close_all
+from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
+from mq.storage.files.engine import EngineChoice, choose_engine
+from mq.storage.files.explain import explain
 from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.format import FormatDamaged, RootUse, open_moves_lock, read_use
 from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
-from mq.storage.files.log import LogDamaged, read_log
-from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
-from mq.storage.files.opening import LOST_STATE, explain, open_root, use_of_root
+from mq.storage.files.logged.segments import LogDamaged, read_log
+from mq.storage.files.lost import LOST_STATE, use_of_root
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.opening import open_root
 from mq.storage.files.ownership import check_root
-from mq.storage.files.peers import is_peer_name
 from mq.storage.files.records import Records, decode_record, file_of
+from mq.storage.files.stepwise.peers import is_peer_name
+from mq.storage.files.sync import close_all
+from mq.storage.files.volume import Volume
 from mq.storage.interface import QUEUE, WRITE_JOBS, Damage, Entry
 from mq.storage.options import StorageOptions
 
@@ -119,12 +124,12 @@ class InspectableRoot(NamedTuple):
     Attributes:
         folders: its folders.
         records: its records.
-        alone: whether no daemon serves it, nor can begin to while it is open.
+        unserved: whether no daemon serves it, nor can begin to while it is open.
     """
 
     folders: Folders
     records: Records
-    alone: bool
+    unserved: bool
 
     def inspect(
         self,
@@ -142,11 +147,11 @@ class InspectableRoot(NamedTuple):
             told: called after each message of the first.
             schema: judges the values of records.
         """
-        pending = list(_pending(self.folders)) if self.alone else []
+        pending = list(_pending(self.folders)) if self.unserved else []
         if pending:  # what the files lack is not lost, and not to be judged before it is there again
             return Inspection(tuple(pending), 0, 0)
         first = inspect(self.folders, self.records, bodies=bodies, told=told, schema=schema)
-        if self.alone or not first.found:
+        if self.unserved or not first.found:
             return first
         pause()
         second = inspect(self.folders, self.records, bodies=bodies, schema=schema)
@@ -167,13 +172,13 @@ def _pending(folders: Folders) -> Iterator[Finding]:
     if use is not RootUse.LOG:
         return
     try:
-        count = len(read_log(calls, layout.log))
+        count = len(read_log(calls, layout.log_folder))
     except LogDamaged as error:
-        yield Finding(FindingKind.LOG, layout.log, f"the log is damaged: {error}; {_ACCEPT}")
+        yield Finding(FindingKind.LOG, layout.log_folder, f"the log is damaged: {error}; {_ACCEPT}")
     else:
         if count:
             text = f"{count} log records will be replayed at the next start; run mq doctor again after that"
-            yield Finding(FindingKind.LOG, layout.log, text)
+            yield Finding(FindingKind.LOG, layout.log_folder, text)
 
 
 @contextmanager
@@ -195,7 +200,9 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
-        folders = Folders(calls, layout, Mount("unknown"), root_fd, syncfs=False, xattrs=True, published_whole=True)
+        folders = Folders(
+            calls, layout, Volume(calls, layout, Mount("unknown"), root_fd), attributes=NoFileAttributes()
+        )
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
     except OSError as error:
         raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
@@ -249,11 +256,29 @@ def repair(
         mount = mount_of(root)
     except OSError as error:
         raise StorageUnusable(f"cannot repair {shorten(root)}: {explain(error)}") from error
-    syncfs = mount.syncfs and syncfs_reports_errors()
+    syncfs = mount.can_syncfs()
     # No log of its own: the repairing user may be another one than the daemon's.
     opened = open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs, accept_loss=accept_loss)
     opened.close()
     return opened.folders.health.damages
+
+
+def engine_of(root: str, mount: Callable[[str], Mount] = mount_of) -> EngineChoice:
+    """Return the engine that a daemon without --peers, --no-mover and --no-reaper uses for a root, and why.
+
+    Args:
+        root: an existing root.
+        mount: reads the traits of its file system.
+
+    Raises:
+        StorageUnusable: none can be used; or the root cannot be looked at.
+    """
+    root = os.path.abspath(root)
+    try:
+        traits = mount(root)
+    except OSError as error:
+        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
+    return choose_engine(traits, StorageOptions(untested=True), root, syncfs=traits.can_syncfs())
 
 
 def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: str) -> Iterator[tuple[str, str]]:
@@ -262,7 +287,7 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
     Raises:
         StorageUnusable: a daemon serves the root, or a file cannot be moved.
     """
-    if not inspectable.alone:
+    if not inspectable.unserved:
         raise StorageUnusable("the root is in use, so nothing was moved. Stop the daemon first")
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:

@@ -1,7 +1,7 @@
 """The four folders of a root: what is in them, and how it is read. Synchronous; no threads, no waiting.
 
-Changing them is :mod:`mq.storage.files.batch`'s, repairing them :mod:`mq.storage.files.recovery`'s. The protocol, and
-every state that a crash can leave, is in docs/dev/storage-formats.md.
+The two engines change them (:mod:`mq.storage.files.engine`), :mod:`mq.storage.files.recovery` repairs them. The
+protocol, and every state that a crash can leave, is in docs/dev/storage-formats.md.
 """
 
 from __future__ import annotations
@@ -9,15 +9,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum, shorten
-from mq.storage.files.barrier import Spare, Syncs, close_all
+from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
 from mq.storage.files.layout import (
     ATTRIBUTES,
@@ -33,10 +31,8 @@ from mq.storage.files.layout import (
     parse_flat,
     parse_leaf,
 )
-from mq.storage.files.log import Log
-from mq.storage.files.mount import Mount
-from mq.storage.files.peers import Alarm
-from mq.storage.files.reserve import Reserve
+from mq.storage.files.sync import Spare, close_all
+from mq.storage.files.volume import Volume
 from mq.storage.interface import Damage, Entry, Health, MessageColumns
 
 logger = logging.getLogger("mq.storage")
@@ -47,7 +43,6 @@ EMPTY: Final = "without bytes and without a checksum"
 """The flaw of a file that nothing was ever written to."""
 _NO_SUM: Final = f"the message's attribute {SUM} is missing"
 _REMEMBERED_SKIPS: Final = 1000
-_REMEMBERED_WRITES: Final = 10_000
 
 
 class Opened(NamedTuple):
@@ -74,78 +69,37 @@ class Folders:
     Args:
         calls: the system.
         layout: where the folders are.
-        mount: the traits of the file system below.
-        root_fd: a folder of that file system, opened before anything is written, and kept.
-        held: folders among them that are kept open, by their paths.
-        syncfs: whether syncfs(2) exists, reports errors, and brings everything here.
-        xattrs: whether the file system has user extended attributes.
-        published_whole: let a name appear in new/ only when its file is complete, because other processes watch that
-            folder.
+        volume: the file system below.
+        attributes: sets the extended attributes of files.
+        has_side_files: whether a message may have a side file.
+        native: mq-native, to read messages; None where it is not used.
+
+    Attributes:
         read_spare: a handle for reading a message, when there is no other.
-        stage: where this process's bodies arrive; where not given, where all processes' do.
+        health: what is known of damage.
+        emptied: folders of removed queues that are kept for now, although nothing is left in them.
     """
 
     def __init__(
         self,
         calls: Calls,
         layout: Layout,
-        mount: Mount,
-        root_fd: int,
-        held: Mapping[str, int] = MappingProxyType({}),
+        volume: Volume,
         *,
-        syncfs: bool,
-        xattrs: bool,
-        published_whole: bool,
-        read_spare: Spare | None = None,
-        stage: str = "",
+        attributes: NoFileAttributes,
+        has_side_files: bool = True,
+        native: Native | None = None,
     ) -> None:
         self.calls = calls
         self.layout = layout
-        self.prefix = layout.above("")
-        """What the path of everything in the root begins with."""
-        self.mount = mount
-        self.syncs = Syncs(
-            calls,
-            root_fd,
-            syncfs=syncfs,
-            ordered=mount.ordered and mount.atomic_rename,
-            held=held,
-            folders=mount.folder_syncs,
-        )
-        self.xattrs = xattrs
-        self.published_whole = published_whole
-        self.native_reads = self._native_reads()
-        """mq-native, to read messages; None where it cannot."""
-        self.native = self.native_reads if mount.atomic_rename else None  # elsewhere a move takes more than one step
-        """mq-native, to change them; None where it cannot."""
-        self.read_spare = read_spare
-        self.stage = stage or layout.stage
-        self.reserve = Reserve(calls, layout, mount.size, shared=published_whole)
-        self.alarm = Alarm(calls, layout.alarm)
-        self.sync_every_move = published_whole and not mount.ordered
-        """Whether every move must be durable: other processes unlink, and cannot know which names could come back."""
-        self.has_side_files = published_whole or not xattrs
-        """Whether a message may have a side file."""
-        self.dirty_folders: set[str] = set()
-        """Folders that lost names since their last sync."""
-        self.written: set[MessageId] = set()
-        """Messages in NEW that this process wrote, where others may write, too."""
-        self.log: Log | None = None
-        """Makes batches durable before their file calls; None where those calls are synced."""
-        self.removed_queues = RemovedQueues(calls)
-        """Folders of removed queues of which the log still speaks."""
-        self.failure = ""
-        """Why nothing more is changed; empty while the medium is well."""
-        self.is_cut_off = False
-        """Whether a change was cut off half-way by something other than an error of the system."""
+        self.volume = volume
+        self.attributes = attributes
+        self.has_side_files = has_side_files
+        self.native = native
+        self.read_spare: Spare | None = None
         self.health = Health()
-        """What is known of damage."""
+        self.emptied: set[str] = set()
         self._skipped: set[str] = set()
-
-    def _native_reads(self) -> Native | None:
-        """mq-native, where files have attributes and it can be told their paths; None elsewhere."""
-        is_utf8 = os.fsencode(self.layout.new) == self.layout.new.encode(errors="replace")
-        return self.calls.native if self.xattrs and is_utf8 else None
 
     @property
     def skipped(self) -> int:
@@ -162,29 +116,6 @@ class Folders:
         if entry.id not in self.health.damaged:
             logger.error("damaged: %s: %s", shorten(self.layout.path(entry), 300), why)
         self.health.note(entry, why)
-
-    def note_written(self, id: MessageId) -> None:
-        """Remember that this process has written a message, and will have synced it before it moves it."""
-        if len(self.written) >= _REMEMBERED_WRITES:
-            self.written.clear()  # a mover in another process moves them: here they are forgotten, and synced again
-        self.written.add(id)
-
-    def fail(self, error: OSError) -> None:
-        """Change nothing more until the root is opened anew: the medium failed, and its contents are unknown."""
-        if not self.failure:
-            self.failure = f"{error.strerror or error} ({error.filename or 'sync'})"
-            logger.error("the disk failed: %s. The store is read-only until mq is restarted", self.failure)
-            if self.sync_every_move:
-                self.alarm.set()
-
-    def check_alarm(self) -> None:
-        """Check that the last sync can be relied on.
-
-        Raises:
-            PeerFailed: it cannot, for another process has seen the medium fail.
-        """
-        if self.sync_every_move:
-            self.alarm.check()
 
     def queues(self) -> list[str]:
         """The queues there are: the folders in queues/ whose name is a queue's."""
@@ -241,10 +172,7 @@ class Folders:
         """
         if self.read_spare is not None:
             self.read_spare.keep()
-        if self.native_reads is None:
-            at_once: Iterable[tuple[bytes, bytes, bytes] | int] = map(self._read_file, entries)
-        else:
-            at_once = self.native_reads.read_files([self.layout.path(entry) for entry in entries], READ_AT_ONCE)
+        at_once = self._read_files(entries, READ_AT_ONCE)
         opened: list[Opened | None] = []
         try:
             for entry, read in zip(entries, at_once, strict=True):
@@ -256,20 +184,24 @@ class Folders:
 
     def read_plain(self, entries: Sequence[Entry], largest: int) -> list[Opened | None]:
         """Read messages of at most `largest` bytes in one go; None for each that takes more than that."""
-        if self.native_reads is None:
-            return [None] * len(entries)
-        read = self.native_reads.read_files([self.layout.path(entry) for entry in entries], largest)
+        read = self._read_files(entries, largest)
         return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
+
+    def _read_files(self, entries: Sequence[Entry], largest: int) -> Iterable[tuple[bytes, bytes, bytes] | int]:
+        """As :meth:`Native.read_files` does it, with or without mq-native."""
+        if self.native is not None:
+            return self.native.read_files([self.layout.path(entry) for entry in entries], largest)
+        return (self._read_file(entry, largest) for entry in entries)
 
     def read_columns(
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
     ) -> MessageColumns | None:
         """As :meth:`mq.storage.interface.ColumnStorage.read_columns`."""
-        if self.native_reads is None:
+        if self.native is None:
             return None
         names = [each.to_bytes(16) if isinstance(each, int) else leaf_name(each.id, each.meta) for each in messages]
         folder = self.layout.folder(State.READY, queue)
-        return _decoded(self.native_reads.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
+        return _decoded(self.native.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
 
     def verify(self, entry: Entry) -> None:
         """Compare a message on the medium with its checksum, and note the result.
@@ -338,11 +270,9 @@ class Folders:
             return None if opened.properties.size or opened.damage else EMPTY
         return opened.damage
 
-    def _read_file(self, entry: Entry) -> tuple[bytes, bytes, bytes] | int:
-        """As :meth:`Native.read_files` does it; 0 where that does not tell what the file is."""
+    def _read_file(self, entry: Entry, largest: int) -> tuple[bytes, bytes, bytes] | int:
+        """The data, sum and attributes of a file; 0 if these do not tell what it is."""
         calls = self.calls
-        if not self.xattrs:
-            return 0
         try:
             fd = calls.open(self.layout.path(entry), OPEN_READ)
         except OSError:
@@ -350,7 +280,7 @@ class Folders:
         try:
             noted = calls.get_attribute(fd, SUM)
             size = announced_size(noted)
-            if noted is None or size is None or size > READ_AT_ONCE:
+            if noted is None or size is None or size > largest:
                 return 0
             attributes = calls.get_attribute(fd, ATTRIBUTES) if noted.endswith(b":a") else None
             return calls.read(fd, size + 1), noted, attributes or b""
@@ -393,9 +323,9 @@ class Folders:
         return Opened(expected, data)
 
     def _properties(self, entry: Entry, fd: int) -> Properties | None:
-        noted = Sum.decode(self.calls.get_attribute(fd, SUM)) if self.xattrs else None
+        noted = Sum.decode(self.calls.get_attribute(fd, SUM))
         if noted is None:
-            if self.xattrs and self.calls.get_attribute(fd, ATTRIBUTES) is not None:
+            if self.calls.get_attribute(fd, ATTRIBUTES) is not None:
                 raise Senseless(_NO_SUM)  # mq sets both: the other one was lost, or not set yet
             return self._side(entry) if self.has_side_files else None
         if not noted.attributes:
@@ -448,7 +378,7 @@ class Folders:
             entry = parse_leaf(name, queue or "", state) if state is State.READY else parse_flat(name, state)
             if entry is None or not (kind is FileKind.FILE or (kind is FileKind.FOLDER and state is State.REMOVED)):
                 self.skip(folder, name, "not a message")
-            elif (queue is None or entry.queue == queue) and f"{folder}/{name}" not in self.removed_queues.emptied:
+            elif (queue is None or entry.queue == queue) and f"{folder}/{name}" not in self.emptied:
                 yield entry
 
     def skip(self, folder: str, name: str, why: str) -> None:
@@ -461,43 +391,6 @@ class Folders:
         logger.warning("ignored, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
             logger.warning("ignored %d files; further ignored files are not logged", _REMEMBERED_SKIPS)
-
-
-class RemovedQueues:
-    """Folders of removed queues of which the log still speaks. Each stays in remove/, emptied, until it does not.
-
-    A start without it would take a queue's folder that was made since for the removed one's.
-
-    Args:
-        calls: the system.
-
-    Attributes:
-        emptied: those that nothing is left in, by their paths.
-    """
-
-    def __init__(self, calls: Calls) -> None:
-        self.emptied: set[str] = set()
-        self._calls = calls
-        self._epochs: dict[str, int] = {}
-
-    def add(self, path: str, epoch: int) -> None:
-        """Note a folder of which the records of this epoch speak."""
-        self._epochs[path] = epoch
-
-    def keep(self, path: str) -> bool:
-        """Whether a folder that was emptied must stay for now; it is taken away later."""
-        if path in self._epochs:
-            self.emptied.add(path)
-        return path in self._epochs
-
-    def forget(self, epoch: int) -> None:
-        """Take away what is empty, for the records of this epoch and those before count no more."""
-        for path in [path for path, its in self._epochs.items() if its <= epoch]:
-            del self._epochs[path]
-            if path in self.emptied:
-                self.emptied.remove(path)
-                with contextlib.suppress(OSError):  # what is left of it is found at the next start
-                    self._calls.rmdir(path)
 
 
 def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:

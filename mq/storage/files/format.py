@@ -14,9 +14,9 @@ from typing import Final
 
 from mq.errors import StorageUnusable
 from mq.message import shorten, with_checksum, without_checksum
-from mq.storage.files.barrier import sync, sync_folder
 from mq.storage.files.calls import OPEN_READ, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
+from mq.storage.files.sync import sync, sync_folder
 
 FORMAT: Final = 4
 """The number of the format. A version of mq serves roots of its own format alone."""

@@ -75,6 +75,7 @@ class EarlyResults:
     Args:
         fd: a pipe to the event loop, to which mq-native writes by itself; -1 for none.
         every: results after which it is worth telling.
+        is_over: nothing is told.
 
     Attributes:
         fd, every: as given.
@@ -82,17 +83,32 @@ class EarlyResults:
         is_over: nothing more is told, for what comes next is not as expected.
     """
 
-    def __init__(self, fd: int = -1, every: int = TOLD_TOGETHER) -> None:
+    def __init__(self, fd: int = -1, every: int = TOLD_TOGETHER, *, is_over: bool = False) -> None:
         self.fd = fd
         self.every = every
         self.expected: list[Any] = []
-        self.is_over = False
+        self.is_over = is_over
 
     def do(self, native: Native, steps: list[Step], expected: Sequence[Any]) -> list[int]:
         """Do steps of mq-native, one for each of these results, and tell of them on the way. Returns what they did."""
+        if self.is_over:
+            return native.do_steps(steps, False)
+        results = self._do_telling(native, steps, expected)
+        self.is_over = min(results) < 0
+        return results
+
+    def _do_telling(self, native: Native, steps: list[Step], expected: Sequence[Any]) -> list[int]:
         before = len(self.expected)
         self.expected += expected
         return native.do_steps_telling(steps, self.fd, self.every, before)
+
+    def append(self, result: Any, *, is_expected: bool) -> None:
+        """Add the next result, and tell of it in time; of nothing more once one is not as expected."""
+        self.is_over = self.is_over or not is_expected
+        if not self.is_over:
+            self.expected.append(result)
+            if len(self.expected) % self.every == 0:
+                self.tell(len(self.expected))
 
     def tell(self, count: int) -> None:
         """Tell that there are the first so many of what is expected."""

@@ -146,19 +146,19 @@ class Layout(NamedTuple):
         return f"{self.state}/ballast"
 
     @property
-    def log(self) -> str:
+    def log_folder(self) -> str:
         """The log's segments, where there is one."""
         return f"{self.state}/log"
 
     @property
     def whole(self) -> str:
         """The file that says of a root with a log that no group is half done. Otherwise it is called :attr:`half`."""
-        return f"{self.log}/whole"
+        return f"{self.log_folder}/whole"
 
     @property
     def half(self) -> str:
         """The file that says of a root with a log that a group may be half done."""
-        return f"{self.log}/half"
+        return f"{self.log_folder}/half"
 
     def below_root(self, path: str) -> str:
         """A path of this root's without the root."""

@@ -48,6 +48,10 @@ class Mount(NamedTuple):
     folder_syncs: bool = True
     flaw: str = ""
 
+    def can_syncfs(self) -> bool:
+        """Whether syncfs(2) may be used: it brings everything, and this kernel reports its errors."""
+        return self.syncfs and syncfs_reports_errors()
+
     @property
     def durable(self) -> bool:
         """Whether synced bytes survive the loss of power."""

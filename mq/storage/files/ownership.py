@@ -20,10 +20,10 @@ from typing import Final
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
-from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, Calls, FileKind, Ownership
 from mq.storage.files.layout import Layout, is_queue_name
 from mq.storage.files.mount import Mount
+from mq.storage.files.sync import close_all, sync, sync_folder
 from mq.storage.options import StorageOptions
 
 logger = logging.getLogger("mq.storage")
@@ -209,6 +209,42 @@ def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make:
         close_all(calls, opened.values())
         raise
     return opened
+
+
+def open_root_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> dict[str, int]:
+    """Make the root and its folders where they are missing, and check them. Open handles by path: the caller closes
+    them.
+
+    Raises:
+        StorageUnusable: a stranger may write in one of them, or it is none.
+        OSError: from the system.
+    """
+    if (kind := calls.kind(root)) is FileKind.OTHER:
+        raise StorageUnusable(
+            f"root {shorten(root)} is a link or another kind of file, not a folder: use the folder itself as --root"
+        )
+    if kind is FileKind.FILE:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
+    guard.check_above()
+    _make_root(calls, root)
+    opened = open_folders(calls, layout, root, guard, make=True)
+    try:
+        for folder in (root, layout.state):
+            sync(calls, opened[folder])
+    except OSError:
+        close_all(calls, opened.values())
+        raise
+    return opened
+
+
+def _make_root(calls: Calls, root: str) -> None:
+    """The root and what is missing above it, each durable in its parent."""
+    if calls.kind(root) is None:
+        parent = os.path.dirname(root.rstrip("/")) or "."
+        _make_root(calls, parent)
+        with contextlib.suppress(FileExistsError):
+            calls.mkdir(root)
+        sync_folder(calls, parent)
 
 
 def check_root(calls: Calls, root: str, options: StorageOptions, mount: Mount) -> None:

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import groupby
 from typing import Any, Final, ParamSpec, TypeVar
 
 import trio
@@ -20,7 +19,6 @@ import trio
 from mq.errors import MQError, StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
-from mq.storage.files.batch import ReadAhead, run_batch
 from mq.storage.files.calls import (
     Calls,
     LinuxCalls,
@@ -28,14 +26,14 @@ from mq.storage.files.calls import (
     RetryingCalls,
     is_transient,
 )
+from mq.storage.files.engine import EngineChoice, Traits
+from mq.storage.files.explain import RootBusy, explain
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults, FreeLock, Hop, HopInParts, OwnThread, inline_hop
-from mq.storage.files.logged import commit, most_together
-from mq.storage.files.mount import Mount, mount_of_root, syncfs_reports_errors
-from mq.storage.files.opening import OpenRoot, RootBusy, explain, open_root
-from mq.storage.files.record_changes import RecordChanges
+from mq.storage.files.mount import Mount, mount_of_root
+from mq.storage.files.opening import OpenRoot, open_root
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
-from mq.storage.files.watch import KeptLook, NotedCalls, OwnChanges, watch_folders
+from mq.storage.files.stepwise.watch import KeptLook, NotedCalls, OwnChanges
 from mq.storage.interface import (
     QUEUE,
     AnyOperation,
@@ -52,7 +50,6 @@ from mq.storage.interface import (
     Stored,
     Unlink,
     Write,
-    changes_queue,
 )
 from mq.storage.options import StorageOptions
 from mq.storage.outcomes import Outcomes
@@ -76,16 +73,16 @@ _LEAST_PORTIONS: Final = 3
 _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
-_WATCHED: Final = frozenset({State.READY, State.DELAYED})
-"""The states that a broker watches. It delivers its own messages, and unlinks those that it has removed, itself;
-messages that a dead one has left in NEW and REMOVED are looked for from time to time."""
 
 
 def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
     """A store in the folders below the root `rest`."""
-    return FolderStorage(
-        f"posix:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=mount_of_root
-    )
+    return FolderStorage(f"posix:{rest}", rest, linux_calls(options), options, mount=mount_of_root)
+
+
+def linux_calls(options: StorageOptions) -> LinuxCalls:
+    """Return the system, with mq-native where that is wanted and installed."""
+    return LinuxCalls(load_native() if options.native else None)
 
 
 def load_native() -> Native | None:
@@ -132,8 +129,7 @@ class FolderStorage:
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
-        self._can_watch = isinstance(calls, LinuxCalls)
-        self._own_changes = OwnChanges()
+        self._own_changes: OwnChanges | None = None
         self._options = options
         self._mount_of = mount
         self._hop = hop or trio.to_thread.run_sync
@@ -146,48 +142,44 @@ class FolderStorage:
         self._open: OpenRoot | None = None
         self._queues: KeptLook[Mapping[str, Mapping[str, Any]]] | None = None
         self._ids = ids or MessageIds()
-        self._read_ahead = ReadAhead()
         self._gate = trio.Lock()
         # A hop to the own thread is a checkpoint: another one before it would cost each batch a pass of the event loop.
         self._batch_gate = self._gate if hop is not None else FreeLock(self._gate)
+        self._traits = Traits()
         self._described: Description | None = None
         self._readers = trio.CapacityLimiter(_READERS)
 
     @property
     def description(self) -> Description:
         """What it is. Groups may be larger once a log has grown."""
-        log = None if self._open is None else self._open.folders.log
-        if self._described is None or (log is not None and most_together(log)[1] != self._described.group_bytes):
-            self._described = self._describe()
+        traits = Traits() if self._open is None else self._open.engine.traits
+        if self._described is None or traits != self._traits:
+            self._traits = traits
+            self._described = Description(
+                name=self._name,
+                durable=self._mount.durable,
+                shared=self._options.sharing is Sharing.PEERS,
+                max_body=None,
+                journaled=self._mount.atomic_rename,
+                **traits._asdict(),
+            )
         return self._described
 
-    def _describe(self) -> Description:
-        log = None if self._open is None else self._open.folders.log  # which makes a torn file whole again
-        most, most_bytes = (0, None) if log is None else most_together(log)
-        return Description(
-            name=self._name,
-            durable=self._mount.durable,
-            shared=self._options.sharing is Sharing.PEERS,
-            max_body=None,
-            journaled=self._mount.atomic_rename,
-            places=log is not None,
-            # Names that reach the medium in the order in which they are changed tell no removal from a move and an
-            # unlink. Of peers that race for the message one wins either way.
-            removes=(self._mount.ordered or log is not None) and self._mount.atomic_rename,
-            groups=most,
-            group_bytes=most_bytes,
-        )
+    @property
+    def engine(self) -> EngineChoice | None:
+        """The engine that serves the root, and why; None before it is open."""
+        return None if self._open is None else self._open.choice
 
     @property
     def tells(self) -> bool:
         """Whether a batch is durable before all of it is done."""
-        has_log = self._open is not None and self._open.folders.log is not None
-        return has_log and (self._committing is not None or self._hop_in_parts is not None)
+        can_hear = self._committing is not None or self._hop_in_parts is not None
+        return can_hear and self._open is not None and self._open.engine.tells_early
 
     @property
     def is_native(self) -> bool:
-        """Whether mq-native makes the system calls, or at least those that read."""
-        return self._open is not None and self._open.folders.native_reads is not None
+        """Whether mq-native makes the system calls."""
+        return self._open is not None and self._open.engine.is_native
 
     @property
     def health(self) -> Health | None:
@@ -216,12 +208,8 @@ class FolderStorage:
                 "--peers is used on a local file system, where --standby is faster and also preserves "
                 "message order and idempotency keys"
             )
-        if self._mount.remote and not isinstance(self._calls, RetryingCalls):
-            self._calls = RetryingCalls(self._calls)
-            self._can_watch = False
-        elif self._can_watch and self._options.sharing is not Sharing.ALONE and isinstance(self._calls, LinuxCalls):
-            self._calls = NotedCalls(self._calls, self._own_changes)
-        syncfs = self._mount.syncfs and syncfs_reports_errors() if self._syncfs is None else self._syncfs
+        syncfs = self._mount.can_syncfs() if self._syncfs is None else self._syncfs
+        self._own_changes = self._watch_calls()
         opening = functools.partial(
             open_root,
             self._calls,
@@ -231,6 +219,8 @@ class FolderStorage:
             syncfs=syncfs,
             peers=self._committing is not None,
             draw=self._draw,
+            ids=self._ids,
+            own=self._own_changes,
         )
         for _ in range(_BUSY_TRIES):
             with contextlib.suppress(RootBusy):
@@ -239,12 +229,27 @@ class FolderStorage:
             await trio.sleep(_BUSY_PAUSE_SECONDS)  # another daemon may be repairing the root just now
         self._opened(await self._hop(opening))
 
+    def _watch_calls(self) -> OwnChanges | None:
+        """Let the calls repeat what gets no answer, or note their own changes if the kernel reports those of others.
+        Returns the notes."""
+        if isinstance(self._calls, NotedCalls):  # the store is opened again
+            return self._own_changes
+        if self._mount.remote:
+            self._calls = self._calls if isinstance(self._calls, RetryingCalls) else RetryingCalls(self._calls)
+            return None
+        if self._options.sharing is Sharing.ALONE or not isinstance(self._calls, LinuxCalls):
+            return None
+        own = OwnChanges()
+        self._calls = NotedCalls(self._calls, own)
+        return own
+
     def _opened(self, opened: OpenRoot) -> None:
         self._open, self._described = opened, None
+        logger.info("%s: %s", shorten(self._root), opened.choice)
         for thread in (self._committing, self._reading):
             if thread is not None:
                 thread.start()
-        if self._can_watch and self._options.sharing is not Sharing.ALONE:
+        if self._own_changes is not None:
             layout = opened.folders.layout
             self._queues = KeptLook(self._calls, [layout.queues, f"{layout.records}/{QUEUE}"])
 
@@ -254,7 +259,7 @@ class FolderStorage:
         for thread in (self._committing, self._reading):
             if thread is not None:
                 thread.end()
-        if opened is not None and opened.folders.log is not None:
+        if opened is not None and opened.engine.waits_to_end:
             with trio.CancelScope(shield=True):
                 await self._hop(opened.close)
         elif opened is not None:
@@ -271,8 +276,10 @@ class FolderStorage:
     async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
         """Write a large body to state/stage/."""
         folders = self._root_open.folders
-        path = f"{folders.stage}/{self._ids.new()}"
-        make = functools.partial(StagedFile, self._calls, path, folders.reserve.ensure, xattrs=folders.xattrs)
+        path = f"{self._root_open.engine.stage}/{self._ids.new()}"
+        make = functools.partial(
+            StagedFile, self._calls, path, folders.volume.reserve.ensure, attributes=folders.attributes
+        )
         staged = StagedBody(await self._change(make), self._hop, self._gate)
         try:
             waiting = bytearray()
@@ -306,9 +313,9 @@ class FolderStorage:
             hop, thread = self._hop_in_parts, self._committing
             if thread is not None and thread.is_free:
                 hop = thread.hop_in_parts
-            if hop is None or self._root_open.folders.log is None:
+            if hop is None or not self._root_open.engine.tells_early:
                 return await self._commit(operations)
-            outcomes = Outcomes(await hop(self._run_in_parts, operations, hear=counting))
+            outcomes = Outcomes(await hop(self._run, operations, hear=counting))
             if thread is not None:
                 outcomes.heard_late = thread.heard_late
         del outcomes[:heard]
@@ -317,40 +324,21 @@ class FolderStorage:
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         inline = self._fits_inline(operations)
         hop = inline_hop if inline else self._hop_to(self._committing)
-        outcomes = Outcomes(await hop(self._run, operations))
+        outcomes = Outcomes(await hop(self._run, EarlyResults(is_over=True), operations))
         if not inline and self._committing is not None:
             outcomes.heard_late = self._committing.heard_late
         return outcomes
 
-    def _run_in_parts(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        early.is_over = len(operations) < _LEAST_PORTIONS * early.every
-        return self._run(operations, early)
-
-    def _run(self, operations: Sequence[AnyOperation], early: EarlyResults | None = None) -> list[Outcome]:
-        opened = self._root_open
-        folders, log = opened.folders, opened.folders.log
-        if folders.native_reads is not None:
-            self._read_ahead.fill(folders, operations)
-        if log is not None and not changes_queue(operations):
-            return commit(folders, opened.records, log, operations, early)
-        return self._noting_cut(self._run_in_order, RecordChanges(folders, opened.records, self._ids), operations)
-
-    def _run_in_order(self, changes: RecordChanges, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        """Do a batch without a log, or one that changes a queue: each record by itself."""
-        outcomes: list[Outcome] = []
-        for is_record, some in groupby(operations, key=_is_record):
-            if is_record:
-                outcomes += [changes.commit(each) for each in some]  # type: ignore[arg-type] # as the key says
-            else:
-                outcomes += run_batch(self._root_open.folders, list(some))  # type: ignore[arg-type] # no Group comes
-        return outcomes
+    def _run(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        early.is_over |= len(operations) < _LEAST_PORTIONS * early.every
+        return self._noting_cut(self._root_open.engine.commit, operations, early)
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
-        ahead = self._read_ahead.take(entries)
+        ahead = self._root_open.engine.read_ahead(entries)
         if ahead is not None:
             return [Stored(found.properties, BytesBody(found.data)) for found in ahead]
-        inline = not self._mount.persistent and len(entries) <= _MOST_INLINE
+        inline = self._is_inline(len(entries))
         opened: list[Opened | None] = await self._read_only(
             self._root_open.folders.read_many, entries, thread=self._reading, inline=inline
         )
@@ -373,8 +361,6 @@ class FolderStorage:
     ) -> MessageColumns | None:
         """Read messages in one hop, with mq-native."""
         folders = self._root_open.folders
-        if folders.native_reads is None:
-            return None
         found: MessageColumns | None = await self._read_only(
             folders.read_columns, queue, messages, base, most_bytes, thread=self._reading
         )
@@ -392,9 +378,7 @@ class FolderStorage:
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
         """By inotify, on a real file system of this machine."""
-        if not self._can_watch:
-            return None
-        return watch_folders(self._root_open.folders, _WATCHED, self._own_changes)
+        return None if self._open is None else self._open.engine.changes()
 
     @property
     def _root_open(self) -> OpenRoot:
@@ -402,10 +386,14 @@ class FolderStorage:
             raise StorageUnusable(f"the store {shorten(self._name)} is not open")
         return self._open
 
+    def _is_inline(self, count: int) -> bool:
+        """Whether so many operations or reads take no longer than a hop to a thread: in memory."""
+        return not self._mount.persistent and count <= _MOST_INLINE
+
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a hop would take longer than the batch does."""
         # not with an Unlink: a deleted queue may be long, and a file large; nor with a record, which may be large
-        if self._mount.persistent or len(operations) > _MOST_INLINE:
+        if not self._is_inline(len(operations)):
             return False
         sizes = (len(each.body) for each in operations if isinstance(each, Write) and isinstance(each.body, bytes))
         return sum(sizes) <= _MOST_INLINE_BYTES and not any(
@@ -415,9 +403,9 @@ class FolderStorage:
     async def _change(self, verb: Callable[..., _T], *args: object) -> _T:
         """A verb that changes the medium, with its errors translated."""
         folders = self._root_open.folders
-        if folders.failure:
+        if folders.volume.failure:
             raise StorageStopped(
-                f"the store has failed ({folders.failure}). Repair and remount the disk, then restart mq"
+                f"the store has failed ({folders.volume.failure}). Repair and remount the disk, then restart mq"
             )
         try:
             result: _T = await self._hop(self._noting_cut, verb, *args)
@@ -427,10 +415,10 @@ class FolderStorage:
                 raise StorageFull(
                     f"temporarily unable to write to the store: {error.strerror}. Try again later"
                 ) from error
-            folders.fail(error)
+            folders.volume.fail(error)
             raise StorageFailed(
                 "the store failed during the request, which may or may not have been executed "
-                f"({folders.failure}). Repair and remount the disk, then restart mq"
+                f"({folders.volume.failure}). Repair and remount the disk, then restart mq"
             ) from error
 
     def _noting_cut(self, verb: Callable[..., _T], *args: object) -> _T:
@@ -440,7 +428,7 @@ class FolderStorage:
         except (OSError, MQError):
             raise
         except BaseException:
-            self._root_open.folders.is_cut_off = True
+            self._root_open.folders.volume.is_cut_off = True
             raise
 
     def _hop_to(self, thread: OwnThread | None) -> Hop:
@@ -486,10 +474,6 @@ class FolderStorage:
         found = opened.records.all(QUEUE)
         queues = {name: found.get(name, {}) for name in opened.folders.queues()}
         return queues, opened.records.passed_over == before
-
-
-def _is_record(operation: AnyOperation) -> bool:
-    return isinstance(operation, Put | Drop)
 
 
 def _unreadable(error: OSError) -> StorageError:

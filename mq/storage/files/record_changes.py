@@ -1,24 +1,20 @@
-"""Puts and Drops that are not part of a log's batch: those of queues, and all of them if there is no log."""
+"""Puts and Drops of records one at a time: a queue's with its folder, and others where no log makes them durable."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Final
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from mq.message import MessageIds, shorten
-from mq.storage.files.barrier import make_folder, sync_folder, synced_after
-from mq.storage.files.calls import Calls, FileKind, UnsyncedCalls, is_transient, is_unsure
+from mq.storage.files.calls import Calls, FileKind, is_transient, is_unsure
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import flat_name
-from mq.storage.files.logged import said
-from mq.storage.files.payload import Kept, QueueRemoved, Saying
 from mq.storage.files.records import Records
+from mq.storage.files.sync import make_folder, sync_folder, synced_after
+from mq.storage.files.unlinks import DONE, GONE
 from mq.storage.interface import QUEUE, Drop, Outcome, Put, Result
-
-_DONE: Final = Outcome(Result.DONE)
-_GONE: Final = Outcome(Result.GONE)
 
 
 class RecordChanges:
@@ -26,7 +22,7 @@ class RecordChanges:
 
     Args:
         folders: of the root.
-        records: of the root; their calls do not sync if the root has a log.
+        records: of the root.
         ids: name the folders of deleted queues.
     """
 
@@ -39,29 +35,29 @@ class RecordChanges:
     def commit(self, operation: Put | Drop) -> Outcome:
         """Do it, durably."""
         folders = self._folders
-        if not folders.failure:
+        if not folders.volume.failure:
             try:
                 outcome = self._put(operation) if isinstance(operation, Put) else self._drop(operation)
-                folders.check_alarm()
+                self._check()
                 return outcome
             except OSError as error:
                 if is_unsure(error):
                     return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
                 if is_transient(error):
                     return Outcome(Result.FULL, reason=error.strerror or str(error))
-                folders.fail(error)
-        return Outcome(Result.FAILED, reason=folders.failure)
+                folders.volume.fail(error)
+        return Outcome(Result.FAILED, reason=folders.volume.failure)
 
     def _put(self, put: Put) -> Outcome:
-        self._folders.reserve.ensure()
+        self._folders.volume.reserve.ensure()
         if put.kind == QUEUE:
             return self._make_queue(put.key, put.value)
         self._records.put(*put)
-        return _DONE
+        return DONE
 
     def _drop(self, drop: Drop) -> Outcome:
         found = self._delete_queue(drop.key) if drop.kind == QUEUE else self._records.drop(*drop)
-        return _DONE if found else _GONE
+        return DONE if found else GONE
 
     def _make_queue(self, name: str, value: Mapping[str, Any]) -> Outcome:
         """Put the record, and make the folder unless it is there."""
@@ -73,24 +69,24 @@ class RecordChanges:
             return Outcome(Result.FULL, reason=reason)
         made = there is None
         value = value if made else self._made_before(name, value)
-        with self._said(Kept(QUEUE, name, value)) as folder_calls:
-            if not folders.mount.ordered:  # else a message that is moved there could be on the disk without its folder
-                folder_calls = calls
-            # The folder above is opened first: if no handle is left for that, nothing was changed.
-            with synced_after(folder_calls, folders.layout.queues):  # also when it is there: for an earlier try
-                self._records.put(QUEUE, name, value)
-                if made:
-                    self._forget_names()
-                    try:
-                        make_folder(folder_calls, folder)
-                    except FileExistsError:
-                        made = False  # another broker was faster
-                    except OSError as error:
-                        if is_transient(error):
-                            self._records.through(calls).drop(QUEUE, name)  # or else the next start makes the queue
-                        raise
-                if not made:
-                    sync_folder(folder_calls, folder)
+        # The folder above is opened first: if no handle is left for that, nothing was changed.
+        with (
+            self._making(name, value) as folder_calls,
+            synced_after(folder_calls, folders.layout.queues),  # also when it is there: for an earlier try
+        ):
+            self._records.put(QUEUE, name, value)
+            if made:
+                self._forget_names()
+                try:
+                    make_folder(folder_calls, folder)
+                except FileExistsError:
+                    made = False  # another broker was faster
+                except OSError as error:
+                    if is_transient(error):
+                        self._records.through(calls).drop(QUEUE, name)  # or else the next start makes the queue
+                    raise
+            if not made:
+                sync_folder(folder_calls, folder)
         return Outcome(Result.DONE, existed=not made)
 
     def _made_before(self, name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -101,24 +97,13 @@ class RecordChanges:
             return value  # its record is lost
         return {**value, **{what: (before or {}).get(what, 0) for what in {"created", "incarnation"} & value.keys()}}
 
-    def _forget_names(self) -> None:
-        """Make sure that no old name of a file can lead to a folder that is made next."""
-        # Without a journal such a name can outlive its file on the disk, and lead to the folder that gets its inode. Of
-        # two names of a folder a repair takes one away, perhaps the wrong one.
-        folders = self._folders
-        if folders.mount.persistent and not folders.mount.atomic_rename:
-            for folder in folders.layout.all():
-                sync_folder(self._calls, folder)
-
     def _delete_queue(self, name: str) -> bool:
         """Move the queue's folder to remove/, and drop the record. Returns False if there was no folder."""
         folders = self._folders
-        layout, reserve = folders.layout, folders.reserve
+        layout, reserve = folders.layout, folders.volume.reserve
         found = self._calls.kind(f"{layout.queues}/{name}") is FileKind.FOLDER
         removed = f"{layout.remove}/{flat_name(name, self._ids.new())}"
-        with self._said(QueueRemoved(name, layout.below_root(removed))) as calls:
-            if folders.log is not None:
-                folders.removed_queues.add(removed, folders.log.epoch)
+        with self._deleting(name, removed) as calls:
             with synced_after(calls, layout.remove, layout.queues):  # also when it is gone: for an earlier try
                 if found:
                     try:
@@ -132,12 +117,22 @@ class RecordChanges:
                     raise  # else the queue is deleted all the same: a start that finds its folder in remove/ knows that
         return found
 
-    @contextmanager
-    def _said(self, saying: Saying) -> Iterator[Calls]:
-        """The calls for a block that does `saying`: without syncs if a log has recorded it before."""
-        log = self._folders.log
-        if log is None:
-            yield self._calls
-            return
-        with said(log, saying):
-            yield UnsyncedCalls(self._calls)
+    # What the engines add
+
+    def _making(self, name: str, value: Mapping[str, Any]) -> AbstractContextManager[Calls]:
+        """Return a context for making a queue. It gives the calls that make the folder."""
+        return nullcontext(self._calls)
+
+    def _deleting(self, name: str, removed: str) -> AbstractContextManager[Calls]:
+        """Return a context for moving a queue's folder to `removed`. It gives the calls that do it."""
+        return nullcontext(self._calls)
+
+    def _forget_names(self) -> None:
+        """Make sure that no old name of a file can lead to a folder that is made next."""
+
+    def _check(self) -> None:
+        """Check that the last sync can be relied on.
+
+        Raises:
+            OSError: it cannot.
+        """

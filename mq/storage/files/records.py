@@ -23,8 +23,8 @@ from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
 from mq.message import with_checksum, without_checksum
-from mq.storage.files.barrier import sync, sync_folder, synced_after
 from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, UnsyncedCalls, write_all
+from mq.storage.files.sync import sync, sync_folder, synced_after
 from mq.storage.interface import Damage
 
 logger = logging.getLogger("mq.storage")

@@ -17,15 +17,16 @@ import contextlib
 import heapq
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.files.barrier import make_folder, sync_folder
 from mq.storage.files.calls import OPEN_READ, FileKind
 from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.layout import flat_name, parse_flat
 from mq.storage.files.records import Records
+from mq.storage.files.sync import make_folder, sync_folder
 from mq.storage.interface import MOST_MOVED_ON, QUEUE, Damage, Entry
 
 logger = logging.getLogger("mq.storage")
@@ -61,9 +62,9 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
         OSError: the medium failed.
     """
     # A killed process may have left names in memory only: no repair, and nothing later, relies on those.
-    _sync_everything(folders)
-    if not folders.syncs.syncfs:
-        records.sync()
+    syncs = folders.volume.syncs
+    syncs.whole(partial(_sync_folders, folders))
+    syncs.one_of(records.sync)
     queues = set(folders.queues())
     deleted = _deleted(folders)
     for name in sorted(records.all(QUEUE).keys() - queues):
@@ -88,7 +89,7 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
     leftovers += _drop_sides(folders, opened[folders.layout.properties], queues)
     repairs = Repairs(torn, doubled, orphaned, leftovers)
     if any(repairs):
-        _sync_everything(folders)
+        syncs.whole(partial(_sync_folders, folders))
         logger.warning(
             "repaired the root after a crash: %s", ", ".join(f"{n} {what}" for what, n in repairs._asdict().items())
         )
@@ -213,8 +214,8 @@ def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> in
             with contextlib.suppress(FileNotFoundError):
                 folders.calls.unlink(folders.layout.path(entry))
             dropped += 1
-        elif not folders.syncs.syncfs:
-            _sync_file(folders, entry)  # whole in memory, perhaps, since only the process died
+        else:  # whole in memory, perhaps, since only the process died
+            folders.volume.syncs.one_of(partial(_sync_file, folders, entry))
     return dropped
 
 
@@ -249,10 +250,7 @@ def _drop_sides(folders: Folders, sides: int, queues: set[str]) -> int:
     return len(listed)
 
 
-def _sync_everything(folders: Folders) -> None:
-    if folders.syncs.syncfs:
-        folders.syncs.everything()
-        return
+def _sync_folders(folders: Folders) -> None:
     for folder in folders.layout.all():
         sync_folder(folders.calls, folder)
     for queue in folders.queues():

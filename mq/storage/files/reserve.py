@@ -121,3 +121,29 @@ class Reserve:
                 missing -= _CHUNK
         finally:
             self._calls.close(fd)
+
+
+class BatchReserve:
+    """The room of one batch: the reserve is asked for once, and then refuses all its writes.
+
+    Args:
+        reserve: the root's.
+    """
+
+    def __init__(self, reserve: Reserve) -> None:
+        self._reserve = reserve
+        self._refusal: OSError | None = None
+
+    def need(self) -> None:
+        """Refuse a write unless the reserve is in place.
+
+        Raises:
+            OSError: it is not.
+        """
+        if self._refusal is not None:
+            raise self._refusal
+        try:
+            self._reserve.ensure()
+        except OSError as error:
+            self._refusal = error
+            raise

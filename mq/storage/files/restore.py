@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import Properties, shorten
+from mq.storage.files.attributes import NoFileAttributes, make_attributes
 from mq.storage.files.backup_folder import (
     THREADS,
     Backup,
@@ -24,15 +26,16 @@ from mq.storage.files.backup_folder import (
     is_vacant,
     open_backups,
 )
-from mq.storage.files.barrier import close_all, make_folder, sync_all, sync_folder
 from mq.storage.files.calls import NO_ROOM, OPEN_FOLDER, OPEN_NEW, Calls, FileKind, LinuxCalls, write_all
+from mq.storage.files.explain import explain
 from mq.storage.files.format import RootUse, is_half_restored, note_use
 from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_attributes, encode_side
-from mq.storage.files.mount import mount_of, syncfs_reports_errors
-from mq.storage.files.opening import explain, has_xattrs
+from mq.storage.files.mount import mount_of
 from mq.storage.files.ownership import check_root
+from mq.storage.files.probes import has_xattrs
 from mq.storage.files.records import Records, file_of
+from mq.storage.files.sync import Syncs, close_all, make_folder, make_syncs, sync_folder
 from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
 
@@ -112,7 +115,7 @@ def restore(
             check_root(calls, root, options, mount)
         with open_backups(calls, folder, make=False) as backups:
             backup = _find(backups, number)
-            syncfs = mount.syncfs and syncfs_reports_errors()
+            syncfs = mount.can_syncfs()
             return bring_back(calls, backups, backup, root, syncfs=syncfs, threads=THREADS, told=told)
     except OSError as error:
         if error.errno in NO_ROOM:
@@ -176,19 +179,21 @@ def bring_back(
         root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
         stack.callback(calls.close, root_fd)
         _empty(calls, layout, root)
-        syncs = FileSyncs(calls, syncfs=syncfs, threads=threads)
-        stack.callback(syncs.close)
-        writer = _Writer(calls, layout, backups, syncs, syncfs=syncfs, xattrs=has_xattrs(calls, lock))
+        syncs = make_syncs(calls, root_fd, syncfs=syncfs)
+        files = FileSyncs(syncs, threads=threads)
+        stack.callback(files.close)
+        writer = _Writer(syncs, layout, backups, files, make_attributes(calls, xattrs=has_xattrs(calls, lock)))
         writer.write_all(backup, told)
-        syncs.finish()
-        if syncfs:
-            sync_all(calls, root_fd)
-        else:
-            for folder in (root, layout.state, *writer.folders):
-                sync_folder(calls, folder)
+        files.finish()
+        syncs.whole(partial(_sync_folders, calls, (root, layout.state, *writer.folders)))
         _settle_records(calls, layout, backup)
         note_use(calls, layout, RootUse.CLEAN)
     return RestoreReport(backup.header, len(backup.messages) - len(writer.damaged), tuple(writer.damaged))
+
+
+def _sync_folders(calls: Calls, folders: Iterable[str]) -> None:
+    for folder in folders:
+        sync_folder(calls, folder)
 
 
 def _settle_records(calls: Calls, layout: Layout, backup: Backup) -> None:
@@ -262,16 +267,16 @@ class _Writer:
     """
 
     def __init__(
-        self, calls: Calls, layout: Layout, backups: BackupFolder, syncs: FileSyncs, *, syncfs: bool, xattrs: bool
+        self, syncs: Syncs, layout: Layout, backups: BackupFolder, files: FileSyncs, attributes: NoFileAttributes
     ) -> None:
         self.folders: list[str] = []
         self.damaged: list[str] = []
-        self._calls = calls
+        self._calls = syncs.calls
         self._layout = layout
         self._backups = backups
         self._syncs = syncs
-        self._syncfs = syncfs
-        self._xattrs = xattrs
+        self._files = files
+        self._attributes = attributes
 
     def write_all(self, backup: Backup, told: Callable[[int, int], object]) -> None:
         """Folders, records, messages."""
@@ -304,16 +309,15 @@ class _Writer:
     def _note(self, fd: int, saved: SavedMessage) -> None:
         """Set the properties of a message. The attributes come first, as at a publish: with the sum everything is
         there."""
-        if self._xattrs:
-            for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
-                if value is not None:
-                    self._calls.set_attribute(fd, name, value.encode("latin-1"))
+        for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
+            if value is not None:
+                self._attributes.set(fd, name, value.encode("latin-1"))
 
     def _side_of(self, saved: SavedMessage) -> bytes | None:
         """The content of a message's side file, where the file system has no room for the attributes; else None."""
         if saved.side is not None:
             return saved.side.encode("latin-1")
-        if self._xattrs or saved.sum is None:
+        if self._attributes.fit(b"") or saved.sum is None:
             return None
         try:
             noted = Sum.decode(saved.sum.encode("latin-1"))
@@ -324,7 +328,7 @@ class _Writer:
 
     def _make(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):  # a daemon was started, made its folders, and found the root locked
-            self._calls.mkdir(folder) if self._syncfs else make_folder(self._calls, folder)
+            self._syncs.make_folder(folder)
         self.folders.append(folder)
 
     def _write(self, path: str, content: Iterable[bytes], saved: SavedMessage | None = None) -> None:
@@ -337,4 +341,4 @@ class _Writer:
         except BaseException:
             close_all(self._calls, [fd])
             raise
-        self._syncs.add(fd)
+        self._files.add(fd)

@@ -12,11 +12,11 @@ from io import BytesIO
 
 from mq.errors import CorruptMessage
 from mq.message import checksum
-from mq.storage.files.barrier import close_all, sync
+from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import OPEN_NEW, Calls, write_all
 from mq.storage.files.folders import Folders, Opened
 from mq.storage.files.hop import Hop
-from mq.storage.files.layout import SUM, Sum
+from mq.storage.files.sync import close_all, sync
 
 
 class StagedFile:
@@ -26,8 +26,8 @@ class StagedFile:
         calls: the system.
         path: the temporary name; must not exist.
         need_room: is called before anything is written, and raises when nothing new may be written.
-        xattrs: whether the file system has extended attributes. One is set before the first byte, so that a part of a
-            body is never taken for a message, even if its name is durable first.
+        attributes: marks the file as incomplete before its first byte, so that a part of a body is never taken for a
+            message, even if its name is durable first.
 
     Attributes:
         fd: the open file; None once it is taken or discarded.
@@ -36,7 +36,7 @@ class StagedFile:
         OSError: from the system, here and in :meth:`add`.
     """
 
-    def __init__(self, calls: Calls, path: str, need_room: Callable[[], None], *, xattrs: bool) -> None:
+    def __init__(self, calls: Calls, path: str, need_room: Callable[[], None], *, attributes: NoFileAttributes) -> None:
         self.path = path
         self.size = 0
         self.checksum = 0
@@ -44,12 +44,8 @@ class StagedFile:
         self._need_room = need_room
         need_room()
         self.fd: int | None = calls.open(path, OPEN_NEW)
-        if xattrs:
-            self._note_unfinished(self.fd)
-
-    def _note_unfinished(self, fd: int) -> None:
         try:
-            self._calls.set_attribute(fd, SUM, Sum(0, 0).encode())
+            attributes.begin(self.fd)
         except OSError:
             self.discard()
             raise

@@ -5,17 +5,14 @@ Address: ``tmpfs:/dev/shm/mq``. Anything else below the root is refused: ``posix
 
 from __future__ import annotations
 
-from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount, mount_of_root
-from mq.storage.files.posix import FolderStorage, load_native
+from mq.storage.files.posix import FolderStorage, linux_calls
 from mq.storage.options import StorageOptions
 
 
 def make_tmpfs(rest: str, options: StorageOptions) -> FolderStorage:
     """A store in the folders below the root `rest`, on a tmpfs or ramfs."""
-    return FolderStorage(
-        f"tmpfs:{rest}", rest, LinuxCalls(load_native() if options.native else None), options, mount=_mount_in_memory
-    )
+    return FolderStorage(f"tmpfs:{rest}", rest, linux_calls(options), options, mount=_mount_in_memory)
 
 
 def _mount_in_memory(root: str) -> Mount:

@@ -29,9 +29,9 @@ from collections.abc import Callable
 from typing import Final
 
 from mq import threads
-from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
+from mq.storage.files.sync import close_all
 
 logger = logging.getLogger("mq.storage")
 
@@ -133,10 +133,12 @@ class PeerLease:
         """As :meth:`sweep`. Where a peer's time ends later than any clock that agrees with ours can say, first wait
         until its file changes, or has stayed the same for long enough."""
         end = self._seconds() + EXPIRY_SECONDS
-        while (living := self.sweep(alone=alone)) and self._seconds() < end:
+        living = self.sweep(alone=alone)
+        while living and self._seconds() < end:
             if not any(self._is_far(said) for said, _ in self._heard.values()):
                 break
             pause(HEARTBEAT_SECONDS / 4)
+            living = self.sweep(alone=alone)
         return living
 
     def leave(self) -> None:

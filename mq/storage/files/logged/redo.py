@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import Properties, checksum, shorten
-from mq.storage.files.barrier import close_all
 from mq.storage.files.calls import (
     NO_ROOM,
     OPEN_NEW,
@@ -26,44 +25,26 @@ from mq.storage.files.calls import (
     OPEN_WRITE,
     FileKind,
     write_all,
+    write_all_at,
 )
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import (
-    ATTRIBUTES,
-    LARGEST_ATTRIBUTES,
-    SUM,
     encode_side,
     is_queue_name,
-    noted_of,
     parse_flat,
     parse_leaf,
     parse_path,
 )
-from mq.storage.files.log import LogDamaged, Record, write_all_at
-from mq.storage.files.payload import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
-from mq.storage.files.records import Records, file_of
+from mq.storage.files.logged.fates import MessageFate, carried_out, fates_of, id_of, last_records, refused_by
+from mq.storage.files.logged.record import Kept, QueueRemoved, Saying, Wrote, decode
+from mq.storage.files.logged.segments import LogDamaged, Record
+from mq.storage.files.records import Records
+from mq.storage.files.sync import close_all
 from mq.storage.interface import QUEUE, Damage
 
 logger = logging.getLogger("mq.storage")
 
 _DAMAGED: Final = "the contents differ from the checksum in the log, so the message is kept but not delivered"
-
-
-class MessageFate:
-    """What the log says of one message.
-
-    Attributes:
-        place: the path below the root where it is in the end; None where it was taken away.
-        places: every path that the log gives it.
-        wrote: how it was written, where that is in the log.
-    """
-
-    __slots__ = ("place", "places", "wrote")
-
-    def __init__(self, place: str | None, *places: str, wrote: Wrote | None = None) -> None:
-        self.place = place
-        self.places = set(places)
-        self.wrote = wrote
 
 
 class Redone(NamedTuple):
@@ -103,7 +84,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
         raise LogDamaged(f"a log record is not valid: {error}") from error
-    _drop_refused(folders, told, _refused(told))
+    _drop_refused(folders, told, refused_by(told))
     done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]
     sayings = [saying for sayings in done[-1:] for saying in sayings] if survived else everything
@@ -111,7 +92,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     fates = fates_of(sayings)
     newest = max((record.flushed for record in live), default=0)
     unsure = {
-        _id_of(saying.path)
+        id_of(saying.path)
         for (sequence, _), sayings in zip(told, done, strict=True)
         for saying in sayings
         if isinstance(saying, Wrote) and sequence > newest
@@ -125,33 +106,6 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
             "replayed the log after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items())
         )
     return redone
-
-
-def forgotten_by(live: Sequence[Record]) -> set[tuple[str, str]]:
-    """The records that these records of the log forget in the end, by kind and first part of their files' names."""
-    done = carried_out([(record.sequence, decode(record.payload)) for record in live])
-    last = last_records(saying for sayings in done for saying in sayings)
-    return {(kind, file_of(key)) for (kind, key), kept in last.items() if kept is None}
-
-
-def carried_out(told: Sequence[tuple[int, Sequence[Saying]]]) -> list[list[Saying]]:
-    """What records say, each with its sequence, without what was refused then."""
-    refused = _refused(told)
-    return [
-        [saying for number, saying in enumerate(sayings) if (sequence, number) not in refused]
-        for sequence, sayings in told
-    ]
-
-
-def _refused(told: Iterable[tuple[int, Sequence[Saying]]]) -> set[tuple[int, int]]:
-    """What was refused: of each the sequence of its record, and its number there."""
-    return {
-        (saying.sequence, number)
-        for _, sayings in told
-        for saying in sayings
-        if isinstance(saying, Refused)
-        for number in saying.numbers
-    }
 
 
 def _write_again(folders: Folders, records: Records, sayings: Sequence[Saying], unsure: Container[str]) -> None:
@@ -209,34 +163,6 @@ def _drop_refused(
                 if entry is not None and folders.tear(entry) != "" and not _is_whole(folders, saying.path, saying):
                     with contextlib.suppress(FileNotFoundError):
                         folders.calls.unlink(folders.layout.above(saying.path))
-
-
-def fates_of(sayings: Iterable[Saying]) -> dict[str, MessageFate]:
-    """What the log says of each message, by its id."""
-    fates: dict[str, MessageFate] = {}
-    for saying in sayings:
-        match saying:
-            case Wrote(path):
-                fates[_id_of(path)] = MessageFate(path, path, wrote=saying)
-            case Moved(old, new):
-                fate = fates.setdefault(_id_of(old), MessageFate(old, old))
-                if fate.place == old:
-                    fate.place = new
-                    fate.places.add(new)
-            case Removed(path):
-                fate = fates.setdefault(_id_of(path), MessageFate(path, path))
-                if fate.place == path:
-                    fate.place = None
-            case QueueRemoved(queue):
-                for fate in fates.values():
-                    if fate.place is not None and fate.place.startswith(f"queues/{queue}/"):
-                        fate.place = None
-    return fates
-
-
-def _id_of(path: str) -> str:
-    name = path.rpartition("/")[2]
-    return (name.partition(":")[2] or name).partition(",")[0]
 
 
 def _redo_messages(folders: Folders, fates: dict[str, MessageFate], unsure: Container[str]) -> Redone:
@@ -383,15 +309,11 @@ def _overwrite_with_itself(folders: Folders, path: str) -> None:
 
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Set the properties of a message's file as they were when it was written."""
-    if folders.xattrs:
-        attributes, noted = noted_of(wrote.attributes, wrote.size, wrote.crc, LARGEST_ATTRIBUTES)
-        fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
-        try:
-            if attributes:
-                folders.calls.set_attribute(fd, ATTRIBUTES, attributes)
-            folders.calls.set_attribute(fd, SUM, noted)
-        finally:
-            folders.calls.close(fd)
+    fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
+    try:
+        folders.attributes.note(fd, wrote.attributes, wrote.size, wrote.crc)
+    finally:
+        folders.calls.close(fd)
     if has_side(folders, wrote):
         folders.has_side_files = True
         path = f"{folders.layout.properties}/{id}"
@@ -402,7 +324,7 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
 
 def has_side(folders: Folders, wrote: Wrote) -> bool:
     """Whether a message has a side file, for attributes that are long or cannot be the file's own."""
-    return len(wrote.attributes) > LARGEST_ATTRIBUTES or not folders.xattrs
+    return not folders.attributes.fit(wrote.attributes)
 
 
 def _side(wrote: Wrote) -> bytes:
@@ -460,17 +382,3 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         elif records.get(kind, key) != kept.value:
             logger.info("restored a missing record from the log: kind %s, key %s", kind, shorten(key))
             records.put(kind, key, kept.value)
-
-
-def last_records(sayings: Iterable[Saying]) -> dict[tuple[str, str], Kept | None]:
-    """The last value of each record in the log; None where it is forgotten."""
-    last: dict[tuple[str, str], Kept | None] = {}
-    for saying in sayings:
-        match saying:
-            case Kept(kind, key):
-                last[kind, key] = saying
-            case Forgotten(kind, key):
-                last[kind, key] = None
-            case QueueRemoved(queue):
-                last[QUEUE, queue] = None
-    return last

@@ -11,14 +11,15 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Final, NamedTuple
 
-from mq.storage.files.barrier import bring_in_order, close_all, write_out
 from mq.storage.files.calls import OPEN_READ, SyncFailed
 from mq.storage.files.folders import Folders
 from mq.storage.files.inventory import keep_inventory
-from mq.storage.files.log import Record
-from mq.storage.files.payload import Forgotten, Kept, QueueRemoved, Removed, Saying, decode
+from mq.storage.files.logged.fates import carried_out, fates_of, last_records
+from mq.storage.files.logged.record import Forgotten, Kept, QueueRemoved, Removed, Saying, decode
+from mq.storage.files.logged.redo import has_side
+from mq.storage.files.logged.segments import Record
 from mq.storage.files.records import Records
-from mq.storage.files.redo import carried_out, fates_of, has_side, last_records
+from mq.storage.files.sync import bring_in_order, close_all, write_out
 
 MOST_FILES: Final = 128
 """Files that are brought one by one. Each takes some five calls, beside a broker that is at work."""
@@ -46,7 +47,7 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
         OSError: the medium has failed.
     """
     keep_inventory(records)
-    most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.syncs.ordered else 0
+    most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.volume.mount.ordered else 0
     files: _Files | None = None
     try:
         files = _few_files(folders, records, live, most) if most else None
@@ -57,7 +58,7 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     except OSError:  # one cannot be opened: it is elsewhere, a hand has closed it, or there is no handle for it
         files = None
     if files is None:
-        folders.syncs.everything()
+        folders.volume.syncs.everything()
     else:
         bring_in_order(folders.calls, [segment])
 

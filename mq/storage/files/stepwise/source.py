@@ -17,15 +17,18 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import shorten
-from mq.storage.files.batch import run_batch
+from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import LinuxCalls
+from mq.storage.files.explain import explain
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import is_in_use
 from mq.storage.files.layout import Layout
-from mq.storage.files.mount import Mount, mount_of, syncfs_reports_errors
-from mq.storage.files.opening import explain, unrepaired
+from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.movers import unrepaired
 from mq.storage.files.ownership import Guard
-from mq.storage.files.watch import watch_folders
+from mq.storage.files.stepwise.engine import kit_for, stepped_root
+from mq.storage.files.stepwise.watch import watch_folders
+from mq.storage.files.volume import Volume
 from mq.storage.interface import Change, Entry, MessageOperation, Outcome, Result
 from mq.storage.options import StorageOptions
 
@@ -70,15 +73,10 @@ class SourceFolder:
         if destination:
             destination = os.path.abspath(destination)
             self._calls.close(self._open(destination, options, mount))
-        self._folders = Folders(
-            self._calls,
-            layout,
-            mount,
-            self._root_fd,
-            syncfs=mount.syncfs and syncfs_reports_errors(),
-            xattrs=True,
-            published_whole=True,
-        )
+        volume = Volume(self._calls, layout, mount, self._root_fd, syncfs=mount.can_syncfs(), shared=True)
+        self._folders = Folders(self._calls, layout, volume, attributes=NoFileAttributes())  # it writes no message
+        self._kit = kit_for(mount)
+        self._root = stepped_root(self._kit, self._folders, stage=layout.stage, shared=True)
 
     def _open(self, folder: str, options: StorageOptions, mount: Mount) -> int:
         """Open the folder, if no stranger can change it or those above it."""
@@ -93,7 +91,7 @@ class SourceFolder:
     @property
     def failure(self) -> str:
         """Why nothing more can be changed; empty while the medium is well."""
-        return self._folders.failure
+        return self._folders.volume.failure
 
     async def commit(self, operations: Sequence[MessageOperation]) -> list[Outcome]:
         """As :meth:`mq.storage.interface.Storage.commit`. FULL while a broker repairs the root, or serves it alone."""
@@ -123,7 +121,7 @@ class SourceFolder:
             return [Outcome(Result.FULL, reason=_LOG)] * len(operations)
         with unrepaired(self._calls, self._folders.layout) as free:
             if free:
-                return run_batch(self._folders, operations)
+                return self._kit.batch(self._root, operations).run()
         return [Outcome(Result.FULL, reason=_SERVED)] * len(operations)
 
 

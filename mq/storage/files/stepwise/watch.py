@@ -27,7 +27,7 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files.calls import Calls, FileKind, Native, Step
+from mq.storage.files.calls import Calls, FileKind, Native
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import parse_flat, parse_leaf
 from mq.storage.interface import Change, Entry
@@ -117,7 +117,7 @@ class _Watch:
         self._own = own
         self._places: dict[int, _Place] = {}
         self._queues: dict[str, int] = {}
-        self._appeared = _APPEARED if folders.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
+        self._appeared = _APPEARED if folders.volume.mount.atomic_rename else _APPEARED | _FLAGS.CREATE
         for state in states - {State.READY}:
             self._add(None, state)
         self._queues_watch: int | None = None
@@ -360,7 +360,7 @@ class NotedCalls:
     def __init__(self, inner: Calls, own: OwnChanges) -> None:
         self._inner = inner
         self._own = own
-        self.native: Native | None = None if inner.native is None else _NotedNative(inner.native, own)
+        self.native: Native | None = None  # its changes would not be noted
         self.open, self.close = inner.open, inner.close
         self.read, self.write = inner.read, inner.write
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
@@ -391,35 +391,6 @@ class NotedCalls:
         except OSError:
             self._own.withdraw(noted)
             raise
-
-
-class _NotedNative:
-    def __init__(self, inner: Native, own: OwnChanges) -> None:
-        self._inner = inner
-        self._own = own
-        self.read_files, self.read_columns = inner.read_files, inner.read_columns
-
-    def do_steps(self, steps: list[Step], keep: bool, /) -> list[int]:
-        return self._noting(steps, lambda: self._inner.do_steps(steps, keep))
-
-    def do_steps_telling(self, steps: list[Step], fd: int, every: int, before: int, /) -> list[int]:
-        return self._noting(steps, lambda: self._inner.do_steps_telling(steps, fd, every, before))
-
-    def _noting(self, steps: list[Step], call: Callable[[], list[int]]) -> list[int]:
-        changes = [_changes_of(step) for step in steps]
-        self._own.note([change for each in changes for change in each])
-        results = call()
-        for each, result in zip(changes, results, strict=True):
-            if result < 0:
-                self._own.withdraw(each)
-        return results
-
-
-def _changes_of(step: Step) -> list[tuple[str, bool]]:
-    """The names that a step changes. A written file is told when it is closed, as others' are."""
-    if len(step) == 2:  # a move
-        return [(step[0], False), (step[1], True)]
-    return [(step[0], False)] if len(step) == 1 else []
 
 
 def _folder(path: str) -> str:

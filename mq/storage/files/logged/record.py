@@ -30,8 +30,8 @@ from urllib.parse import quote, unquote
 
 from mq.message import checksum, encode_attributes
 from mq.storage.files.calls import Step
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, noted_of, place_of
-from mq.storage.interface import AnyOperation, Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
+from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of, place_of
+from mq.storage.interface import AnyOperation, Entry, Move, Outcome, Result, Unlink, Write
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
@@ -215,7 +215,7 @@ class Plain(Payload):
         room: bytes that the record can hold.
 
     Attributes:
-        operations: in order.
+        planned: the operations, worked out, in order.
         payload: what the log says of them, once all are there.
         steps: the file calls of each, as mq-native does them.
         expected: the outcome of each if nothing is in its way.
@@ -224,11 +224,11 @@ class Plain(Payload):
         flushes: whether the record has to be on the medium before they are answered.
     """
 
-    __slots__ = ("_prefix", "expected", "flushes", "operations", "payload", "room", "steps", "writes")
+    __slots__ = ("_prefix", "expected", "flushes", "payload", "planned", "room", "steps", "writes")
 
     def __init__(self, prefix: str, room: int) -> None:
         super().__init__()
-        self.operations: list[MessageOperation] = []
+        self.planned: list[Planned] = []
         self.steps: list[Step] = []
         self.expected: list[Outcome] = []
         self.payload = b""
@@ -241,11 +241,12 @@ class Plain(Payload):
         queue, id, _, _, meta, _, _, state = operation
         entry, size, crc = Entry(queue, id, state, meta), len(body), checksum(body)
         place = place_of(entry)
+        path = self._prefix + place
         self.wrote(place, size, crc, attributes, body)
+        self.planned.append(Planned(operation, entry, path, "", attributes, size, crc))
         attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-        self.steps.append((self._prefix + place, body, noted, attributes))
+        self.steps.append((path, body, noted, attributes))
         self.expected.append(Outcome(_DONE, entry))
-        self.operations.append(operation)
         self.writes = self.flushes = True
 
     def move(self, operation: Move) -> None:
@@ -253,20 +254,22 @@ class Plain(Payload):
         entry, state, meta, queue, durable, _ = operation
         target = Entry(queue or entry.queue, entry.id, state, meta)
         left, place = place_of(entry), place_of(target)
+        source, path = self._prefix + left, self._prefix + place
         self.moved(left, place)
-        self.steps.append((self._prefix + left, self._prefix + place))
+        self.planned.append(Planned(operation, target, path, source))
+        self.steps.append((source, path))
         self.expected.append(Outcome(_DONE, target))
-        self.operations.append(operation)
-        self.flushes = self.flushes or durable
+        self.flushes |= durable
 
     def remove(self, operation: Unlink) -> None:
         """Add one that takes a message away."""
         place = place_of(operation.entry)
+        path = self._prefix + place
         self.removed(place)
-        self.steps.append((self._prefix + place,))
+        self.planned.append(Planned(operation, operation.entry, path))
+        self.steps.append((path,))
         self.expected.append(_REMOVED)
-        self.operations.append(operation)
-        self.flushes = self.flushes or operation.durable
+        self.flushes |= operation.durable
 
 
 def plain_portions(prefix: str, operations: Sequence[AnyOperation], largest: int) -> list[Plain] | None:

@@ -1,0 +1,30 @@
+"""The text of an error from the system, for an operator; and the error of a root that is busy."""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from mq.errors import StorageUnusable
+from mq.message import shorten
+
+_IN_PLACE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
+"""Errors where something else is in the place of a file or a folder."""
+
+
+class RootBusy(StorageUnusable):
+    """Another daemon has the root to itself: for good, or just while it repairs it."""
+
+
+def explain(error: OSError) -> str:
+    """The text of an error from the system, for an operator."""
+    advice = {
+        errno.EACCES: "; grant this user write permission, or choose another --root",
+        errno.EROFS: "; choose a --root on a writable file system",
+        errno.ENOTDIR: "; choose a folder as --root",
+        errno.ENOSPC: "; free some space first",
+    }
+    where = f" ({shorten(str(error.filename), 200)}: move it away)" if error.errno in _IN_PLACE else ""
+    if error.filename and not where:
+        where = f" ({shorten(str(error.filename), 200)})"
+    return f"{error.strerror or error}{advice.get(error.errno or 0, '')}{where}"

@@ -1,0 +1,442 @@
+"""One commit: what a batch of operations does to the four folders, and which syncs make it durable.
+
+Each message is written, gets its name, and is synced with its folder; moves and unlinks that need not be durable ride
+on the next sync. How a name moves depends on what the file system keeps over a power cut
+(:mod:`mq.storage.files.mount`):
+
+* :class:`Batch`: by a rename, which is done or not. The names of two folders have no order.
+* :class:`OrderedBatch`: the same, where all names reach the disk in the order in which they were changed.
+* :class:`LinkBatch`: by link, sync, unlink, where a rename can be half done: at no
+  instant is a message without a durable name.
+
+An error that can pass refuses one operation. Any other, and any at all from a sync, leaves the state on the disk
+unknown: the store has failed, and every operation of the batch with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.files.attributes import write_side
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, is_unsure, write_all
+from mq.storage.files.layout import Planned, plan
+from mq.storage.files.reserve import BatchReserve
+from mq.storage.files.staging import StagedBody
+from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
+from mq.storage.files.stepwise.root import SteppedRoot
+from mq.storage.files.sync import close_all, sync, sync_folder
+from mq.storage.files.unlinks import DONE, GONE, NO_QUEUE, failed, is_removal, refusal, undo_side, undo_write, unlink
+from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
+
+_REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
+"""File systems with a client that repeats a rename when the answer to it was lost."""
+
+
+class Batch:
+    """One commit of `root`. Use it once.
+
+    Args:
+        root: the root.
+        operations: in order.
+    """
+
+    barrier: type[Barrier] = Barrier
+    """Syncs the batch."""
+
+    def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
+        self._root = root
+        self._folders = root.folders
+        self._calls = root.folders.calls
+        self._layout = root.folders.layout
+        self._mount = root.folders.volume.mount
+        self._reserve = root.folders.volume.reserve
+        self._operations = operations
+        self._planned = [plan(self._layout, operation) for operation in operations]
+        self._outcomes = [DONE] * len(operations)
+        self._written: set[MessageId] = set()
+        self._must_flush = False
+        self._side_files: dict[int, MessageId] = {}
+        self._barrier = self._new_barrier(sum(isinstance(operation, Write) for operation in operations))
+        self._room = BatchReserve(self._reserve)
+
+    def run(self) -> list[Outcome]:
+        """Do it all. One outcome for each operation, in order."""
+        volume = self._folders.volume
+        if not volume.failure:
+            if volume.syncs.spare is not None:
+                volume.syncs.spare.keep()
+            try:
+                self._write_sides()
+                self._write_and_move()
+                self._unlink_removed()
+                return self._outcomes
+            except OSError as error:
+                if not is_unsure(error):
+                    volume.fail(error)
+                self._take_back()
+                if is_unsure(error):
+                    return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._operations)
+            finally:
+                self._close()
+        return failed(self._folders, len(self._operations))
+
+    def _close(self) -> None:
+        self._barrier.close()
+
+    def _take_back(self) -> None:
+        """Take the messages of a failed batch away, wherever they are: they are answered with an error."""
+        # while the kernel still shows them: after a failed sync their bytes may be in memory only, and a restart that
+        # finds the names would believe them
+        for entry in [outcome.entry for outcome in self._outcomes if outcome.entry is not None]:
+            if entry.id in self._written:
+                with contextlib.suppress(OSError):
+                    self._calls.unlink(self._layout.path(entry))
+
+    def _write_and_move(self) -> None:
+        durable = False
+        for index, operation in enumerate(self._operations):
+            if self._outcomes[index] is not DONE:
+                continue  # refused with its side file
+            try:
+                if isinstance(operation, Write):
+                    outcome = self._write(operation, self._planned[index], index)
+                elif isinstance(operation, Move):
+                    outcome = self._move(operation, self._planned[index], index)
+                elif is_removal(operation):
+                    outcome = self._remove(operation)
+                else:
+                    continue
+            except OSError as error:
+                outcome = self._refusal(operation, error)
+            self._outcomes[index] = outcome
+            durable |= self._is_durable(operation) and outcome.result is Result.DONE
+            if index in self._side_files and outcome.result is not Result.DONE:
+                undo_side(self._folders, self._side_files[index])
+        self._before_flush()
+        if durable or self._must_flush or self._barrier.has_failed:
+            self._flush(self._barrier)
+
+    def _before_flush(self) -> None:
+        """Called before the batch is synced."""
+
+    def _refusal(self, operation: MessageOperation, error: OSError) -> Outcome:
+        lost = self._root.others.lost(error) if isinstance(operation, Write) else None
+        return lost or refusal(error)
+
+    def _note_written(self, entry: Entry) -> None:
+        self._written.add(entry.id)
+        self._root.others.wrote(entry.id)
+        self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
+
+    def _new_barrier(self, files: int = 0) -> Barrier:
+        return self.barrier(self._folders.volume.syncs, files)
+
+    def _is_durable(self, operation: MessageOperation) -> bool:
+        return self._root.others.is_durable(operation)
+
+    def _flush(self, barrier: Barrier) -> None:
+        synced = barrier.flush()
+        self._root.others.check()
+        self._root.dirty_folders = set() if synced is None else self._root.dirty_folders - synced
+
+    # Writing
+
+    def _write(self, operation: Write, planned: Planned, index: int) -> Outcome:
+        _, entry, target, _, attributes, size, crc = planned
+        refused = self._root.others.refusal(operation)
+        if refused is not None:
+            return refused
+        self._room.need()
+        fd: int | None
+        if isinstance(operation.body, bytes):
+            path = self._arrival(planned)
+            try:
+                fd = self._calls.open(path, OPEN_NEW)
+            except FileNotFoundError:
+                if self._is_queue_missing(entry):
+                    return NO_QUEUE
+                raise
+        else:
+            assert isinstance(operation.body, StagedBody), "staged in another store"
+            staged = operation.body.file
+            path, fd = staged.path, staged.take()
+        if fd is None:
+            return GONE  # discarded by its stager
+        try:
+            self._folders.attributes.note(fd, attributes, size, crc)
+            if isinstance(operation.body, bytes):
+                write_all(self._calls, fd, operation.body)
+            self._name(path, target)
+        except OSError:
+            undo_write(self._folders, operation, fd, path)
+            if self._is_queue_missing(entry):
+                return NO_QUEUE
+            raise
+        self._note_written(entry)
+        self._keep(fd, path, planned, index)
+        return Outcome(Result.DONE, entry)
+
+    def _arrival(self, planned: Planned) -> str:
+        """Return the path under which a small body is written."""
+        return self._root.others.arrival(planned)
+
+    def _name(self, path: str, target: str) -> None:
+        """Give a file that was written its name."""
+        if path != target:
+            self._rename(path, target)
+
+    def _keep(self, fd: int, path: str, planned: Planned, index: int) -> None:
+        """Keep a file that was written for its sync."""
+        self._barrier.add_file(fd)
+
+    def _write_sides(self) -> None:
+        """Side files, durable before the names of their messages appear."""
+        needed = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Write) and not self._folders.attributes.fit(self._planned[index].attributes)
+        ]
+        if not needed:
+            return
+        self._folders.has_side_files = True
+        barrier = self._new_barrier(len(needed))
+        barrier.add_folders(self._layout.properties)
+        try:
+            for index, operation in needed:
+                try:
+                    self._room.need()
+                    barrier.add_file(write_side(self._calls, self._layout, self._planned[index]))
+                    self._side_files[index] = operation.id
+                except OSError as error:
+                    self._outcomes[index] = refusal(error)
+            self._flush(barrier)
+        finally:
+            barrier.close()
+
+    # Moving
+
+    def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
+        moved, target, source = planned.entry, planned.path, planned.source
+        try:
+            if self._root.others.needs_sync(operation):
+                self._barrier.add_file(self._calls.open(source, OPEN_READ))
+                self._must_flush = True
+            self._move_name(source, target, index)
+        except OSError as error:
+            if self._is_queue_missing(moved):
+                return NO_QUEUE
+            if error.errno == errno.ENOENT:
+                return GONE
+            raise
+        self._note_moved(operation, moved)
+        return Outcome(Result.DONE, moved)
+
+    def _move_name(self, source: str, target: str, index: int) -> None:
+        self._reserve.give_way(self._rename, source, target)
+
+    def _note_moved(self, operation: Move, moved: Entry) -> None:
+        """Add a move to the barrier."""
+        is_durable = self._is_durable(operation)
+        if is_durable and not self._mount.folder_syncs:
+            self._barrier.add_moved(self._layout.path(moved))
+        left = self._layout.folder(operation.entry.state, operation.entry.queue)
+        entered = self._layout.folder(moved.state, moved.queue)
+        self._barrier.add_folders(entered, *([left] if is_durable else []))
+        self._root.dirty_folders.add(left)
+
+    def _rename(self, source: str, target: str) -> None:
+        """Move a name, also where the client repeats a rename of which the answer was lost."""
+        try:
+            self._calls.rename(source, target)
+        except FileNotFoundError:
+            # the source may be gone by the first of two renames of ours
+            if self._mount.kind not in _REPEATS_RENAMES or self._calls.kind(target) is not FileKind.FILE:
+                raise
+
+    def _is_queue_missing(self, target: Entry) -> bool:
+        folder = f"{self._layout.queues}/{target.queue}"
+        return target.state is State.READY and self._calls.kind(folder) is not FileKind.FOLDER
+
+    # Unlinking
+
+    def _remove(self, operation: Unlink) -> Outcome:
+        outcome = self._unlink(operation.entry)
+        if outcome.result is Result.DONE and self._is_durable(operation):
+            self._barrier.add_folders(self._layout.folder(operation.entry.state, operation.entry.queue))
+        return outcome
+
+    def _unlink_removed(self) -> None:
+        """Take removed messages away, when no older name of theirs can come back any more."""
+        unlinks = [
+            (index, operation)
+            for index, operation in enumerate(self._operations)
+            if isinstance(operation, Unlink) and not is_removal(operation) and self._outcomes[index] is DONE
+        ]
+        if not unlinks:
+            return
+        if self._root.dirty_folders:
+            self._flush_folders(*self._root.dirty_folders)
+        durable = False
+        for index, operation in unlinks:
+            try:
+                self._outcomes[index] = self._unlink(operation.entry)
+            except OSError as error:
+                self._outcomes[index] = refusal(error)
+            durable |= operation.durable
+        if durable:
+            self._flush_folders(self._layout.remove)
+
+    def _unlink(self, entry: Entry) -> Outcome:
+        return unlink(self._folders, entry, self._calls.rmdir, self._unlinked)
+
+    def _unlinked(self, folder: str) -> None:
+        """Called when files of a deleted queue were unlinked."""
+
+    def _flush_folders(self, *paths: str) -> None:
+        """Make names in these folders durable, by a barrier of their own."""
+        barrier = self._new_barrier()
+        barrier.add_folders(*paths)
+        self._flush(barrier)
+
+
+class OrderedBatch(Batch):
+    """A batch where names reach the disk in the order in which they were changed: a durable one brings all others."""
+
+    barrier = OrderedBarrier
+
+    def _note_moved(self, operation: Move, moved: Entry) -> None:
+        if self._is_durable(operation):
+            left = self._layout.folder(operation.entry.state, operation.entry.queue)
+            self._barrier.add_folders(self._layout.folder(moved.state, moved.queue), left)
+
+
+# Where a rename can be half done
+
+
+class _Link(NamedTuple):
+    position: int
+    source: str
+    target: str
+
+
+class _Hidden(NamedTuple):
+    """A file that is written and has no name in new/ yet."""
+
+    position: int
+    fd: int
+    source: str
+    target: str
+
+
+class LinkBatch(Batch):
+    """One commit where no rename is atomic. A name can reach the disk before its file: a cut would leave one that leads
+    to what its inode held before. So files are synced before they get their names.
+
+    Args:
+        root: the root.
+        operations: in order.
+    """
+
+    def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
+        super().__init__(root, operations)
+        self._links: list[_Link] = []
+        self._hidden: dict[MessageId, _Hidden] = {}
+
+    def _close(self) -> None:
+        super()._close()
+        close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
+
+    def _write_and_move(self) -> None:
+        super()._write_and_move()
+        if self._links:
+            self._finish_links()
+
+    def _before_flush(self) -> None:
+        self._reveal()
+
+    # Writing
+
+    def _arrival(self, planned: Planned) -> str:
+        return f"{self._root.stage}/{planned.entry.id}"
+
+    def _name(self, path: str, target: str) -> None:
+        """It gets its name once it is durable: :meth:`_reveal`."""
+
+    def _keep(self, fd: int, path: str, planned: Planned, index: int) -> None:
+        self._hidden[planned.entry.id] = _Hidden(index, fd, path, planned.path)
+
+    def _reveal(self) -> None:
+        """Sync the files that were written, and give them their names."""
+        for hidden in self._hidden.values():
+            sync(self._calls, hidden.fd)
+        for id in list(self._hidden):
+            position, fd, source, target = self._hidden.pop(id)
+            operation = self._operations[position]
+            assert isinstance(operation, Write)
+            try:
+                self._relink(source, target)
+            except OSError as error:
+                undo_write(self._folders, operation, fd, source)
+                if position in self._side_files:
+                    undo_side(self._folders, self._side_files[position])
+                self._outcomes[position] = refusal(error)
+            else:
+                close_all(self._calls, [fd])
+
+    def _relink(self, source: str, target: str) -> None:
+        """Let a complete file appear under its name. Its temporary name may stay after a crash."""
+        self._calls.link(source, target)
+        try:
+            self._calls.unlink(source)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._calls.unlink(target)
+            raise
+
+    # Moving
+
+    def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
+        if operation.entry.id in self._hidden:
+            self._reveal()
+        return super()._move(operation, planned, index)
+
+    def _move_name(self, source: str, target: str, index: int) -> None:
+        self._reserve.give_way(self._calls.link, source, target)
+        self._links.append(_Link(index, source, target))
+        self._must_flush = True  # the new name is durable before the old one goes
+
+    def _note_moved(self, operation: Move, moved: Entry) -> None:
+        self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
+
+    def _finish_links(self) -> None:
+        """Remove the old names, now that the new ones are durable. The racer that removes a name has moved the
+        message."""
+        barrier = self._new_barrier()
+        durable = False
+        for position, source, target in self._links:
+            operation = self._operations[position]
+            assert isinstance(operation, Move)
+            try:
+                self._reserve.give_way(self._calls.unlink, source)
+            except FileNotFoundError:
+                with contextlib.suppress(FileNotFoundError):  # it was moved on from there
+                    self._calls.unlink(target)
+                self._outcomes[position] = GONE
+                continue
+            left = self._layout.folder(operation.entry.state, operation.entry.queue)
+            self._root.dirty_folders.add(left)  # not before: the first barrier may have synced it
+            if self._is_durable(operation):
+                durable = True
+                barrier.add_folders(left)
+        if durable:
+            self._flush(barrier)
+
+    # Unlinking
+
+    def _unlinked(self, folder: str) -> None:
+        sync_folder(self._calls, folder)  # no name in it may outlive its file: inodes are used again

@@ -1,0 +1,137 @@
+"""The engine *stepwise*: each batch writes its files, names them and syncs them. Slow where syncs are, and simple."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from mq.lifecycle import State
+from mq.message import MessageIds
+from mq.storage.files.engine import Traits
+from mq.storage.files.folders import Folders, Opened
+from mq.storage.files.hop import EarlyResults
+from mq.storage.files.mount import Mount
+from mq.storage.files.records import Records
+from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch
+from mq.storage.files.stepwise.others import Alone, Others, OthersOutOfOrder
+from mq.storage.files.stepwise.queues import LinkedRecords, SyncedRecords
+from mq.storage.files.stepwise.root import SteppedRoot
+from mq.storage.files.stepwise.watch import OwnChanges, watch_folders
+from mq.storage.interface import AnyOperation, Change, Drop, Entry, Outcome, Put
+
+_WATCHED: Final = frozenset({State.READY, State.DELAYED})
+"""The states that a broker watches. It delivers its own messages, and unlinks those that it has removed, itself;
+messages that a dead one has left in NEW and REMOVED are looked for from time to time."""
+
+
+class Kit(NamedTuple):
+    """The parts of the engine for a kind of file system.
+
+    Attributes:
+        batch: does a batch on messages.
+        records: does the Puts and Drops.
+        others: what a batch owes to other processes.
+        removes: whether a message may be unlinked from any place.
+    """
+
+    batch: type[Batch]
+    records: type[SyncedRecords]
+    others: type[Others]
+    removes: bool = False
+
+
+# Names that reach the disk in the order in which they are changed tell no removal from a move and an unlink. Of peers
+# that race for the message one wins either way.
+_ORDERED: Final = Kit(OrderedBatch, SyncedRecords, Others, removes=True)
+_UNORDERED: Final = Kit(Batch, SyncedRecords, OthersOutOfOrder)
+_LINKED: Final = Kit(LinkBatch, LinkedRecords, OthersOutOfOrder)
+
+
+def kit_for(mount: Mount) -> Kit:
+    """Return the parts for a file system with these traits."""
+    if not mount.atomic_rename:
+        return _LINKED
+    return _ORDERED if mount.ordered else _UNORDERED
+
+
+def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> SteppedRoot:
+    """Return the root below `folders`.
+
+    Args:
+        kit: for its file system.
+        folders: its folders.
+        stage: the folder in which this process's bodies arrive.
+        shared: whether other processes change it, too.
+    """
+    others = kit.others(folders, stage) if shared else Alone()
+    folders.volume.failing = others.failed
+    return SteppedRoot(folders, others, stage)
+
+
+class StepwiseEngine:
+    """Changes a root without a log.
+
+    Args:
+        kit: for the root's file system.
+        root: the root.
+        records: its records.
+        ids: name the folders of deleted queues.
+        own: changes of this process, which are not reported; None if the kernel reports no changes here.
+
+    Attributes:
+        root: as given.
+        stage, tells_early, keeps_movers_away, waits_to_end, is_native: as of
+            :class:`mq.storage.files.engine.Engine`.
+    """
+
+    tells_early = False
+    waits_to_end = False
+    is_native = False
+
+    def __init__(
+        self, kit: Kit, root: SteppedRoot, records: Records, ids: MessageIds, own: OwnChanges | None = None
+    ) -> None:
+        self.root = root
+        self.stage = root.stage
+        # A mover would take messages to where a lone daemon's index does not look again.
+        self.keeps_movers_away = not isinstance(root.others, Others)
+        self._kit = kit
+        self._records = kit.records(root, records, ids)
+        self._own = own
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do."""
+        return Traits(removes=self._kit.removes)
+
+    def commit(self, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
+        """Do a batch: each record by itself."""
+        outcomes: list[Outcome] = []
+        for is_record, some in groupby(operations, key=_is_record):
+            if is_record:
+                outcomes += [self._records.commit(each) for each in some]  # type: ignore[arg-type] # as the key says
+            else:
+                outcomes += self._kit.batch(self.root, list(some)).run()  # type: ignore[arg-type] # no Group comes
+        return outcomes
+
+    def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:
+        """None: nothing is read ahead."""
+        return None
+
+    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
+        """Changes by other processes, by inotify."""
+        return None if self._own is None else watch_folders(self.root.folders, _WATCHED, self._own)
+
+    def end(self) -> bool:
+        """Sync what is not synced."""
+        volume = self.root.folders.volume
+        if volume.failure or volume.is_cut_off:
+            return False
+        volume.syncs.whole(lambda: None)  # each file was synced with its name
+        return True
+
+
+def _is_record(operation: AnyOperation) -> bool:
+    return isinstance(operation, Put | Drop)
