@@ -97,6 +97,7 @@ def test_every_seed_is_written_down() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("what", SEEN)
 def test_what_is_done_otherwise_is_seen(what: str) -> None:
     kind, bug, first = SEEN[what]

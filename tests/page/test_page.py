@@ -21,13 +21,15 @@ from tests.page.hand import SECONDS, Hand
 from tests.page.hostile import HOSTILE, MARKER, declare_hostile, fill_with_hostile
 from tests.web.test_tls import Authority
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(2)]
+each_commit = pytest.mark.in_turn(1)
 
 MOST_CLICKS = 12
 MOST_BYTES = 150 * 1024
 VIEWS = ("queues", "dead", "schedules", "consumers", "connections", "exchanges", "node")
 
 
+@each_commit
 def test_a_newcomers_path(hand: Hand) -> None:
     """Make a queue, publish, watch it arrive, let it die, find it among the dead, redrive it."""
     tab = hand.tab
@@ -380,6 +382,7 @@ def test_a_schedule_is_made_and_deleted(hand: Hand) -> None:
 # What is published here is not trusted
 
 
+@each_commit
 def test_hostile_content_is_text_in_every_view(hand: Hand, daemon: Any) -> None:
     fill_with_hostile(hand)
     connection = declare_hostile(daemon.amqp_port)
@@ -419,6 +422,7 @@ def assert_harmless(hand: Hand) -> None:
     assert hand.tab.title().endswith("mq")
 
 
+@each_commit
 def test_a_published_script_does_not_run(hand: Hand) -> None:
     """Not even by markup that stood in the page: its policy names the page's own files alone."""
     hand.ask("PUT", "/scripts")
@@ -458,6 +462,7 @@ def test_slow_consumers_are_marked(hand: Hand) -> None:
 # Users
 
 
+@each_commit
 def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any, guarded: Any) -> None:
     with Hand.at(browser, f"http://127.0.0.1:{guarded.port}") as hand:
         hand.open()
