@@ -199,8 +199,12 @@ def _shown(node: ast.expr) -> str:
             return _shown(mapped)
         case ast.Call(args=[shown, *_]) if _name(node.func) in _SHOWING:
             return _shown(shown)
+        case ast.Attribute(value=ast.Attribute(attr=owner), attr=name):
+            return f"{owner.lstrip('_')}.{name}"
         case ast.Attribute(value=ast.Name(id="self"), attr=name) | ast.Name(id=name):
             return name.lstrip("_")
+        case ast.Subscript(slice=ast.Constant(value=str(key))):
+            return key
     return ast.unparse(node)
 
 

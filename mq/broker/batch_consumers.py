@@ -533,7 +533,7 @@ class BatchConsumers:
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
-            raise StorageFull(f"{error}, or claim fewer than {len(ids)} messages at once") from None
+            raise StorageFull(f"{error}. A claim of fewer than {len(ids)} messages may need less space") from None
         places = await _in_slices(_sequences, chosen)
         return ClaimedBatch(batch, len(chosen), 0, min(places), max(places), is_new=True)
 

@@ -510,9 +510,9 @@ class WriteJobs:
         if len(parts) > MOST_PARTS:
             raise BatchTooLarge(f"a commit can include at most {MOST_PARTS} parts. Use fewer tasks for the write")
         wanted = list(job.chunks(parts))
-        there = sum(chunk.rows for chunk in wanted)
-        if there != rows:
-            raise Conflict(f"write job {job.name} has {there} rows in these parts, not {rows}. Write the rows again")
+        stored = sum(chunk.rows for chunk in wanted)
+        if stored != rows:
+            raise Conflict(f"write job {job.name} has {stored} rows in these parts, not {rows}. Write the rows again")
         await self._clear()
         for index, chunks in self._by_queue(wanted):
             _check_room(index, sum(chunk.rows for chunk in chunks), sum(chunk.bytes for chunk in chunks))

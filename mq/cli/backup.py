@@ -68,7 +68,7 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
     if as_json:
         say_json({**header._asdict(), "copied": copied, "dropped": dropped})
     else:
-        say(f"{_told(header)}; {copied} copied")
+        say(f"{_description(header)}; {copied} copied")
 
 
 @click.command("restore")
@@ -105,10 +105,10 @@ def restore_command(
     if as_json:
         say_json({**header._asdict(), "restored": restored, "damaged": damaged})
     else:
-        say(_told(header))
+        say(_description(header))
     if damaged:
-        some = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
-        warn(f"{len(damaged)} messages were not restored because they are damaged or missing in the backup: {some}")
+        ids = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
+        warn(f"{len(damaged)} messages were not restored because they are damaged or missing in the backup: {ids}")
         sys.exit(REFUSED)
 
 
@@ -117,10 +117,10 @@ def _show(headers: list[BackupHeader], *, as_json: bool) -> None:
         if as_json:
             say_json(header._asdict())
         else:
-            say(_told(header))
+            say(_description(header))
 
 
-def _told(header: BackupHeader) -> str:
+def _description(header: BackupHeader) -> str:
     return (
         f"backup {header.number} of {header.instant}: {header.messages} messages in {header.queues} queues, "
         f"{header.bytes} bytes"

@@ -134,8 +134,8 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
         say_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
     else:
         while_served = "" if look.unserved else ", daemon running"
-        told = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
-        say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {told}")
+        problems = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
+        say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {problems}")
     _tell_check(look, as_json=as_json)
 
 
