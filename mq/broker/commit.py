@@ -876,7 +876,8 @@ class InFlight:
         """
         if self.is_closed:
             raise BrokerClosed(CLOSING)
-        self._committer.check()
+        if self._committer.failure:
+            self._committer.check()
 
     def __enter__(self) -> None:
         if self.is_closed or self._committer.failure:

@@ -80,6 +80,8 @@ class Unacked:
         self._committer = core.committer
         self._ids = core.ids
         self._config = core.config
+        self._others_move = core.config.others_move
+        self._are_leased = core.config.sharing is Sharing.PEERS
         self._renewed: dict[tuple[str, MessageId], UnackedMessage] = {}
         self._loaded_until = 0  # the time of the youngest message that was in the store at the start, in UUID ticks
 
@@ -96,15 +98,17 @@ class Unacked:
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
         """
-        if self._config.others_move:
+        if self._others_move:
             return None
-        self._consuming.check_exclusion(index, exclusion)
+        if index.exclusion is not None:
+            self._consuming.check_exclusion(index, exclusion)
         if precedence is not None:
             precedence.step_aside()
         messages = self._unacked_deliverer.deliver_now(index, most)
         if not messages:
             return None if messages is None else []
-        self._waiters.keep_place(index, precedence)
+        if precedence is not None:
+            self._waiters.keep_place(index, precedence)
         held = [
             UnackedMessage(message, self._may_be_known(index, message, entry), entry) for entry, message in messages
         ]
@@ -336,7 +340,7 @@ class Unacked:
     def _may_be_known(self, index: QueueIndex, message: Message, entry: Entry) -> bool:
         if message.receives > 1 or entry.id in index.returned:
             return True
-        if self._config.sharing is Sharing.PEERS:
+        if self._are_leased:
             return False  # a hold is a lease there, and counted in the receives
         return entry.id.time <= self._loaded_until
 

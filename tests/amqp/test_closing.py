@@ -134,7 +134,7 @@ async def test_close_ok_comes_once_everything_is_stored_by_a_quick_store(
     autojump_clock: MockClock, place: Place
 ) -> None:
     client = await publisher(place, *bodies(3000))
-    place.store.seconds = GOODBYE_SECONDS / 10
+    place.store.seconds = GOODBYE_SECONDS / 20
     assert (await client.call(GOODBYE, 0)).name == "Connection.CloseOk"
     assert place.door.backlog.value == 0
     assert await client.hear() is None  # and the stream ends

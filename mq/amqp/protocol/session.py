@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeGuard
 
 from pamqp import base
 
@@ -157,7 +157,7 @@ class Outbox:
         self._messages, self._deliveries, self._bytes = [], [], 0
 
 
-def is_acknowledgement(command: Command) -> bool:
+def is_acknowledgement(command: Command) -> TypeGuard[Settle]:
     """Whether it settles deliveries by acknowledging them."""
     return isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED
 

@@ -60,8 +60,8 @@ class ClientLink(Protocol):
     def complete(self, completion: Callable[..., None], *args: Any) -> None:
         """Call a completion. If that raises, it ends the connection."""
 
-    async def acknowledge(self, held: Sequence[UnackedMessage]) -> None:
-        """Begin to remove acknowledged messages, and return when the connection may read on."""
+    def remove(self, held: Sequence[UnackedMessage]) -> None:
+        """Begin to remove acknowledged messages."""
 
     def start_consumer(self, consumer: ConsumerPump) -> None:
         """Start the task of a consumer."""
@@ -92,7 +92,8 @@ class ConsumerPump:
         self.tag = command.tag
         self.queue: Queue = command.queue
         self.exclusion: Exclusion | None = None
-        self.began = self.last_delivery = trio.current_time()
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self.began = self.last_delivery = self._now()
         self.delivered = 0
         self.rate = RecentRate(self.began)
         self._broker = broker
@@ -221,7 +222,7 @@ class ConsumerPump:
 
     def _count(self, taken: int) -> None:
         self.delivered += taken
-        self.last_delivery = trio.current_time()
+        self.last_delivery = self._now()
         self.rate.add(self.last_delivery, taken)
 
     def start(self) -> None:

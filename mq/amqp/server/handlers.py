@@ -86,22 +86,46 @@ class Handlers:
     def _owner(self) -> Any:
         return self._connection.session.owner
 
-    async def carry_out(self, command: Answered | Settle | Credit) -> None:
+    async def carry_out(self, command: Answered | Settle) -> None:
         """Carry out a command, and answer it if its kind is answered.
 
         Raises:
             MQError: a command that is not answered failed.
         """
-        if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
-            await self._link.acknowledge(_held(command.deliveries))
-        elif isinstance(command, Settle):
+        if isinstance(command, Settle):
             await settle(self._state, command.outcome, command.deliveries)
-        elif isinstance(command, Credit):
-            consumer = self._consumers.get((command.channel, command.tag))
-            if consumer is not None:
-                self._connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
         else:
             await self._answer(command)
+
+    def feed(self, command: Credit) -> None:
+        """Have a consumer go on."""
+        consumer = self._consumers.get((command.channel, command.tag))
+        if consumer is not None:
+            self._connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
+
+    def get(self, command: commands.Get) -> Awaitable[None] | None:
+        """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
+        queue = command.queue
+        if not self._link.has_room_to_send or not self._publish_pump.is_idle or _has_single_consumer(queue):
+            return self._answer(command)
+        try:
+            held = self._broker.hold_now(queue.key)
+        except MQError:
+            return self._answer(command)  # which is refused for the same reason
+        result: commands.Got | None = None
+        if held:
+            found = arrival(held[0], queue, is_asked_for=True) if self._is_small(held[0]) else None
+            if found is None:
+                return self._answer(command, held)
+            if command.no_ack:
+                self._link.remove(held)
+            result = commands.Got(found, self._broker.declarations.ready(queue.key))
+        elif held is None:
+            return self._answer(command)
+        if queue.arguments:
+            self._state.unused.note_use(queue)
+        self._connection.answer(command, result)
+        return None
 
     async def give_back(self) -> None:
         """Carry out what is left to do after the connection's end. Does nothing the second time.
@@ -126,9 +150,9 @@ class Handlers:
             await self._state.topology_store.change(lambda: self._state.topology.disconnect(self._vhost, self._owner))
             self._is_disconnected = True
 
-    async def _answer(self, command: commands.Answered) -> None:
+    async def _answer(self, command: commands.Answered, *given: object) -> None:
         try:
-            result = await _HANDLERS[type(command)](self, command)
+            result = await _HANDLERS[type(command)](self, command, *given)
         except MQError as error:
             result = refusal_of(error)
         self._connection.answer(command, result)
@@ -321,30 +345,22 @@ class Handlers:
         if self._consumers.get((consumer.channel, consumer.tag)) is consumer:
             del self._consumers[consumer.channel, consumer.tag]
 
-    async def _get(self, command: commands.Get) -> Result:
+    async def _get(self, command: commands.Get, held: Sequence[UnackedMessage] = ()) -> Result:
         queue = command.queue
-        arguments = queue.arguments
-        if arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER):
+        if _has_single_consumer(queue):
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             raise Refusal(
                 Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
             )
 
-        await self._link.room_to_send()
-        if not self._publish_pump.is_idle:
-            await self._publish_pump.wait_for_all()
+        if not held:
+            await self._link.room_to_send()
+            if not self._publish_pump.is_idle:
+                await self._publish_pump.wait_for_all()
         self._state.unused.note_use(queue)
         try:
-            held = self._broker.hold_now(queue.key)
-            if held == []:
-                return None
-            found = arrival(held[0], queue, is_asked_for=True) if held and self._is_small(held[0]) else None
-            if held and found is not None:
-                if command.no_ack:
-                    await self._link.acknowledge(held)
-                return commands.Got(found, self._broker.declarations.ready(queue.key))
             with self._broker.progress.shielded():
-                return await self._get_slowly(command, held or [])
+                return await self._get_slowly(command, list(held))
         except QueueHeld as error:
             text = f"queue '{queue.name}' in vhost '{queue.vhost}' is in exclusive use"
             raise Refusal(Code.ACCESS_REFUSED, text) from error
@@ -424,7 +440,7 @@ class Handlers:
         return Done()
 
 
-_HANDLERS: Final[Mapping[type[Any], Callable[[Handlers, Any], Awaitable[Result]]]] = {
+_HANDLERS: Final[Mapping[type[Any], Callable[..., Awaitable[Result]]]] = {
     commands.Authenticate: Handlers._authenticate,
     commands.DeclareExchange: Handlers._declare_exchange,
     commands.DeleteExchange: Handlers._delete_exchange,
@@ -443,6 +459,12 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[Handlers, Any], Awaitable[Result]]
     commands.Leave: Handlers._leave,
 }
 """Command -> its handler. Each of these is answered."""
+
+
+def _has_single_consumer(queue: Queue) -> bool:
+    """Whether consumers at all nodes of a cluster take turns, one at a time."""
+    arguments = queue.arguments
+    return bool(arguments and arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER))
 
 
 def _about(declared: Exchange | Binding) -> dict[str, str | None]:

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import trio
 from pamqp import commands as methods
-from trio_util import AsyncValue
 
 from mq.access.certificates import common_name
 from mq.amqp.model.names import DEFAULT_VHOST
-from mq.amqp.protocol.commands import Credit, PublishedMessage, PublishMessages
+from mq.amqp.protocol.commands import Credit, Get, PublishedMessage, PublishMessages
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, Connection, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.consumer_pump import ConsumerPump
@@ -34,7 +33,7 @@ from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus, Traffic, traffic_of
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError, NoSuchQueue, NotServed, QueueHeld
-from mq.turns import FRAME, parts
+from mq.turns import FRAME
 
 logger = logging.getLogger("mq.amqp")
 
@@ -118,8 +117,9 @@ class ServedConnection:
         self._is_working = False  # a task carries out commands
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait to do so
         self._outgoing: deque[bytes] = deque()
-        self._unsent: AsyncValue[int] = AsyncValue(0)
-        self._writer = trio.lowlevel.ParkingLot()  # the writing task, while there is nothing to send
+        self._unsent = 0  # bytes of these
+        self._has_sent = trio.lowlevel.ParkingLot()  # tasks that wait until these are fewer
+        self._is_writing = False  # a task does, which ends once all is sent
         self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self._reading = trio.CancelScope()
         self._sleep = trio.CancelScope()
@@ -145,7 +145,6 @@ class ServedConnection:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                nursery.start_soon(self._write)
                 nursery.start_soon(self._keep_time)
                 try:
                     with self._reading:
@@ -171,7 +170,8 @@ class ServedConnection:
         with trio.move_on_after(LINGER_SECONDS):
             await self._store_all()
             self._flush()
-            await self._unsent.wait_value(0)
+            while self._unsent:
+                await self._has_sent.park()
         await self._close()
         await self._store_all()
 
@@ -233,7 +233,7 @@ class ServedConnection:
     async def _read(self) -> None:
         has_more = False
         while not self.connection.is_over:
-            if self.connection.state is not ConnectionState.LEFT:
+            if self._may_have_to_wait() and self.connection.state is not ConnectionState.LEFT:
                 await self._time_to_read()
             data: bytes | bytearray = b""
             if has_more:
@@ -246,22 +246,29 @@ class ServedConnection:
                 if not data:
                     return
             await self._reader.begin()
-            began = trio.current_time()
+            began = self._now()
             while self._is_working:
                 await self._idle.park()
             self._is_working = True
             try:
-                self._renew_rights()
+                if self.connection.session.user is not None:
+                    self._renew_rights()
                 if data:
                     self.connection.receive(bytes(data))
                 has_more = await self._work_in_turn()
-                if not has_more:
+                if not has_more and (self._input.size or self.connection.held > UNCOUNTED_BYTES):
                     self._count_input()
             finally:
                 self._stop_working()
             if self._publish_pump.is_ahead:
                 # A thread that stores messages waits for Python's lock after each system call while this one works.
-                await trio.sleep(min(LONGEST_PAUSE_SECONDS, trio.current_time() - began))
+                await trio.sleep(min(LONGEST_PAUSE_SECONDS, self._now() - began))
+
+    def _may_have_to_wait(self) -> bool:
+        """Whether :meth:`_time_to_read` may wait. False nearly always."""
+        if self._unsent >= MOST_BYTES_UNSENT or self._publish_pump.size > UNCOUNTED_BYTES:
+            return True
+        return self._publishes and self.connection.session.user is not None
 
     async def _time_to_read(self) -> None:
         """Wait while the client reads too little, or publishes too much."""
@@ -275,13 +282,9 @@ class ServedConnection:
     def _count_input(self) -> None:
         """Reserve memory for the beginning of a frame, which may stay as long as the client likes."""
         held = self.connection.held
-        if held <= UNCOUNTED_BYTES:
-            if self._input.size:
-                self._input.shrink(0)
-            return
-        self._input.shrink(held)
+        self._input.shrink(held if held > UNCOUNTED_BYTES else 0)
         try:
-            self._input.cover(held)
+            self._input.cover(held if held > UNCOUNTED_BYTES else 0)
         except MQError as error:
             self._fail(refusal_of(error))
 
@@ -356,21 +359,34 @@ class ServedConnection:
                 if self._acknowledging and not is_acknowledgement(command) and not isinstance(command, Credit):
                     await self._acknowledged(0)  # it may count what they remove; and a command that was taken is done
                 if isinstance(command, PublishMessages):
-                    try:
-                        if not self._publishes:  # a client that connects anew for each message is slowed down as well
-                            self._publishes = True
-                            await self._time_to_publish()
-                    finally:
-                        self._publish_pump.put(command.messages)
-                    if self.connection.session.user is not None:
-                        self._state.quotas.count_publishes(self.connection.session.user, len(command.messages))
-                else:
-                    self.connection.frames_left -= COMMAND_FRAMES
+                    await self._publish(command)
+                    continue
+                self.connection.frames_left -= COMMAND_FRAMES
+                if isinstance(command, Credit):
+                    self._handlers.feed(command)
+                elif is_acknowledgement(command):
+                    self.remove([delivery.token for delivery in command.deliveries])
+                    if self._acknowledging > self._most_acknowledging and self._nursery is not None:
+                        await self._acknowledged(self._most_acknowledging)
+                elif not isinstance(command, Get):
                     await self._handlers.carry_out(command)
+                elif (rest := self._handlers.get(command)) is not None:
+                    await rest
         except MQError as error:
             self._fail(refusal_of(error))
         if not self.connection.is_over:  # at the end what it held goes back before the client is told
             self._flush()
+
+    async def _publish(self, command: PublishMessages) -> None:
+        user = self.connection.session.user
+        try:
+            if not self._publishes:  # a client that connects anew for each message is slowed down as well
+                self._publishes = True
+                await self._time_to_publish()
+        finally:
+            self._publish_pump.put(command.messages)
+        if user is not None:
+            self._state.quotas.count_publishes(user, len(command.messages))
 
     async def _time_to_publish(self) -> None:
         """Wait while the user of the client has published more than the user may, in all connections."""
@@ -425,14 +441,16 @@ class ServedConnection:
         elif self.connection.is_blocked:
             self.connection.unblock()
         data = self.connection.outgoing()
-        if data and self._plain is not None and not self._unsent.value:
-            # Directly, without a task: all of it, nearly always. The writing task sends the rest.
+        if data and self._plain is not None and not self._unsent:
+            # Directly, without a task: all of it, nearly always. A writing task sends the rest.
             data = self._send_now(self._plain, data)
         if data:
             self._outgoing.append(data)
-            self._unsent.value = unsent = self._unsent.value + len(data)
-            self._writer.unpark()
-            if unsent > MOST_BYTES_UNCOUNTED:
+            self._unsent += len(data)
+            if not self._is_writing:
+                self._is_writing = True
+                self.start(self._write)
+            if self._unsent > MOST_BYTES_UNCOUNTED:
                 self._count_unsent()
         was_open, self._was_open = self._was_open, self.connection.state is ConnectionState.OPEN
         if not (was_open and self._was_open):  # else it wakes later and later
@@ -452,23 +470,23 @@ class ServedConnection:
     def _count_unsent(self) -> None:
         """Reserve memory for what the client has not read. A client for which there is none is dropped."""
         try:
-            self._sending.cover(self._unsent.value)
+            self._sending.cover(self._unsent)
         except MQError as error:
             logger.info("disconnected AMQP client %s because it does not read its messages: %s", self._peer, error)
             self._reading.cancel()
         self._sending.begin_sending()
 
     async def _write(self) -> None:
-        while True:
-            while not self._unsent.value:
-                await self._writer.park()
+        """Send what the socket did not take at once, to its end."""
+        while self._unsent:
             if not await self._send():
                 self._outgoing.clear()
-                self._unsent.value = 0
+                self._note_sent(self._unsent)
                 self._sending.give_back()
                 self._reading.cancel()
-            elif self.connection.state is ConnectionState.LEFT and not self._unsent.value:
+            elif self.connection.state is ConnectionState.LEFT and not self._unsent:
                 await self._say_no_more()
+        self._is_writing = False
 
     async def _say_no_more(self) -> None:
         """Send the end of the stream, for the client may wait for it. Over TLS, which cannot half-close, the client
@@ -489,24 +507,28 @@ class ServedConnection:
                 if patience.cancelled_caught:
                     _DROPPED.write(self._peer, "the client does not read")
                     return False
-                self._unsent.value -= len(piece)
+                self._note_sent(len(piece))
                 if self._sending.size:
-                    self._sending.shrink(self._unsent.value if self._unsent.value > MOST_BYTES_UNCOUNTED else 0)
+                    self._sending.shrink(self._unsent if self._unsent > MOST_BYTES_UNCOUNTED else 0)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
         return True
 
+    def _note_sent(self, size: int) -> None:
+        self._unsent -= size
+        self._has_sent.unpark_all()
+
     @property
     def has_room_to_send(self) -> bool:
         """Whether the client has read most of what was sent."""
-        return bool(self._unsent.value < MOST_BYTES_UNSENT)
+        return self._unsent < MOST_BYTES_UNSENT
 
     async def room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
         """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
-        if stalled is not None and self._unsent.value >= MOST_BYTES_UNSENT:
+        if stalled is not None and self._unsent >= MOST_BYTES_UNSENT:
             stalled()
-        if self._unsent.value >= MOST_BYTES_UNSENT:
-            await self._unsent.wait_value(lambda size: size < MOST_BYTES_UNSENT)
+        while self._unsent >= MOST_BYTES_UNSENT:
+            await self._has_sent.park()
 
     # Time
 
@@ -554,23 +576,15 @@ class ServedConnection:
 
     # Acknowledging
 
-    async def acknowledge(self, held: Sequence[UnackedMessage]) -> None:
-        """Remove messages while the connection reads on, but for a client that is faster than the store."""
-        for some in parts(held, MOST_ACKNOWLEDGING):
-            self._acknowledging += len(some)
-            removed = partial(self.complete, self._removed, len(some), self._now())
-            try:
-                if self._state.broker.acknowledge_now(some, removed):
-                    continue
-            except MQError as error:
-                removed(error)
-                continue
-            if self._nursery is None:
-                await self._remove(some, removed)
-            else:
-                self.start(self._remove, some, removed)
-        if self._acknowledging > self._most_acknowledging and self._nursery is not None:
-            await self._acknowledged(self._most_acknowledging)
+    def remove(self, held: Sequence[UnackedMessage]) -> None:
+        """Begin to remove acknowledged messages, while the connection reads on."""
+        self._acknowledging += len(held)
+        removed = partial(self.complete, self._removed, len(held), self._now())
+        try:
+            if not self._state.broker.acknowledge_now(held, removed):
+                self.start(self._remove, held, removed)
+        except MQError as error:
+            removed(error)
 
     async def _remove(self, held: Sequence[UnackedMessage], removed: Callable[[Exception | None], None]) -> None:
         error: MQError | None = None
