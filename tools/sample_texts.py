@@ -76,7 +76,10 @@ def _help_of(context: click.Context) -> Iterator[Text]:
             yield from _help_of(click.Context(child, info_name=name, parent=context))
 
 
-_SHOWING: Final = {"_reason", "_shown", "ascii", "explain", "format_filename", "shorten", "sorted", "str", "time_text"}
+_SHOWING: Final = {
+    *("_cause", "_reason", "_shown", "ascii", "connection_reason", "explain", "format_filename", "shorten", "sorted"),
+    *("str", "time_text"),
+}
 """Functions that show their first argument to users."""
 
 
