@@ -11,6 +11,6 @@
 * ``consumer_pump``: one consumer: messages from its queue to its client.
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``handlers``: each command carried out and answered.
-* ``served_connection``: the tasks of one connection: read, write, store, keep time, end; what operators see of it.
+* ``served_connection``: one connection: read, carry out, answer, keep time, end; what operators see of it.
 * ``listener``: the socket: accept, serve, stop.
 """

@@ -1,4 +1,5 @@
-"""One connection on a stream, as tasks: read and carry out, write, store, keep time, consume, end."""
+"""One connection on a stream: its task reads, carries out and answers; others keep time, consume, and write what the
+socket does not take at once."""
 
 from __future__ import annotations
 
