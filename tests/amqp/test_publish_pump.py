@@ -15,12 +15,13 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
 from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
 from mq.amqp.server.copies import Copy
-from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, PublisherLink, PublishPump
+from mq.amqp.server.publish_pump import MOST_PORTIONS, MOST_TOGETHER, PublisherLink, PublishPump, Unstored
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.properties import NONE
+from mq.broker import Draft
 from mq.broker.commit import StoreProgress
 from mq.doors.budget import Budget, Use
-from mq.errors import MQError, StorageFailed, StorageFull
+from mq.errors import BodyTooLarge, MQError, NotServed, QueueFull, StorageFailed, StorageFull
 
 Q = Queue("/", "q", durable=True)
 
@@ -37,12 +38,15 @@ class Stores:
         self.begun: list[int] = []
         self.ends: dict[int, MQError | None] = {}
         self.gives_place = True
+        self.refusal: MQError | None = None
         self.progress = StoreProgress()
         self._changed = trio.Condition()
 
-    def publish_now(self, *_: object) -> bool:
-        """Have a task store them."""
-        return False
+    def publish_now(self, queue: str, drafts: Sequence[Draft], done: Callable[[list[MQError]], None]) -> bool:
+        """Refuse them at once, or have a task store them."""
+        if self.refusal is not None:
+            done([self.refusal] * len(drafts))
+        return self.refusal is not None
 
     async def store(self, copies: Sequence[Copy], has_place: Callable[[], object]) -> list[tuple[Copy, MQError | None]]:
         first = int(copies[0].publication.body)
@@ -68,6 +72,7 @@ class Pump:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.stores = Stores()
         self.told: list[int] = []
+        self.refusals: list[int] = []
         self.raised: list[Exception] = []
         self.alarm = FullStoreAlarm(lambda: None)
         self.start = nursery.start_soon
@@ -88,6 +93,10 @@ class Pump:
         """Note that messages are stored."""
         assert is_stored
         self.told += [int(message.body) for message in messages]
+
+    def refused(self, unstored: Unstored) -> None:
+        """Note that messages are refused."""
+        self.refusals += [int(message.body) for message in unstored.refused()]
 
     def send_answers(self) -> None:
         """There is no client."""
@@ -193,3 +202,19 @@ async def test_few_messages_are_stored_while_others_are_under_way(pump: Pump) ->
     pump.pump.put([pump.message(number) for number in range(MOST_TOGETHER, MOST_TOGETHER + 5)])
     await trio.testing.wait_all_tasks_blocked()
     assert pump.begun() == [0, 1]
+
+
+@pytest.mark.parametrize("refusal", [QueueFull("full"), BodyTooLarge("long"), NotServed("elsewhere")])
+async def test_a_refusal_is_answered_in_the_step_that_hears_of_it(pump: Pump, refusal: MQError) -> None:
+    pump.stores.refusal = refusal
+    pump.pump.put([pump.message(0), pump.message(1)])
+    assert (pump.refusals, pump.told, pump.pump.size) == ([0, 1], [], 0)
+
+
+async def test_a_portion_without_room_waits_in_a_task(autojump_clock: MockClock, pump: Pump) -> None:
+    pump.stores.refusal = StorageFull("no room")
+    pump.pump.put([pump.message(0)])
+    pump.stores.refusal, pump.stores.ends = None, {0: None}
+    assert pump.refusals == pump.told == []
+    await trio.sleep(2)
+    assert (pump.refusals, pump.told) == ([], [0])
