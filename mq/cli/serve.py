@@ -264,6 +264,8 @@ async def _serve_root(
         durable = "durable" if what.durable else "not durable"
         which = f"{__version__}{build.told(native=getattr(store, 'is_native', False))}"
         _say(settings, f"mq {which} is serving {shown_store(what.name)} ({durable}) on {' '.join(urls)}")
+        if engine := getattr(store, "engine", None):
+            logger.info("%s: %s", shown_store(what.name), engine)  # behind the line that programs wait for
         tell_manager(READY)
         for line in forgotten(store.description.name, durable=store.description.durable):
             _say(settings, f"mq: {line}")

@@ -110,6 +110,11 @@ class LayeredStorage:
         return self._instant is not None
 
     @property
+    def engine(self) -> object:
+        """The file engine below and why it was chosen, as text; None if there is none."""
+        return getattr(self._below, "engine", None)
+
+    @property
     def is_native(self) -> bool:
         """Whether the store below is."""
         return bool(getattr(self._below, "is_native", False))

@@ -62,7 +62,6 @@ class Engine(Protocol):
     Attributes:
         stage: the folder in which bodies arrive.
         tells_early: whether the first outcomes of a batch come before its last file calls.
-        is_native: whether mq-native makes its system calls.
         keeps_movers_away: whether mq-mover and mq-reaper have to be locked out.
         waits_to_end: whether its end takes so long that it belongs in a thread.
     """
@@ -70,7 +69,6 @@ class Engine(Protocol):
     stage: str
     tells_early: bool
     keeps_movers_away: bool
-    is_native: bool
     waits_to_end: bool
 
     @property

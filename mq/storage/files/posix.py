@@ -108,6 +108,9 @@ class FolderStorage:
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
         ids: names what has no id of its own.
         draw: random bytes, as many as asked for.
+
+    Attributes:
+        is_native: whether mq-native is installed, and may be used. The engine with a log uses it.
     """
 
     def __init__(
@@ -129,6 +132,7 @@ class FolderStorage:
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
+        self.is_native = calls.native is not None
         self._own_changes: OwnChanges | None = None
         self._options = options
         self._mount_of = mount
@@ -175,11 +179,6 @@ class FolderStorage:
         """Whether a batch is durable before all of it is done."""
         can_hear = self._committing is not None or self._hop_in_parts is not None
         return can_hear and self._open is not None and self._open.engine.tells_early
-
-    @property
-    def is_native(self) -> bool:
-        """Whether mq-native makes the system calls."""
-        return self._open is not None and self._open.engine.is_native
 
     @property
     def health(self) -> Health | None:
@@ -245,7 +244,6 @@ class FolderStorage:
 
     def _opened(self, opened: OpenRoot) -> None:
         self._open, self._described = opened, None
-        logger.info("%s: %s", shorten(self._root), opened.choice)
         for thread in (self._committing, self._reading):
             if thread is not None:
                 thread.start()

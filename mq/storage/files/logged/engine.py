@@ -25,7 +25,7 @@ class LoggedEngine:
 
     Attributes:
         root: as given.
-        stage, tells_early, keeps_movers_away, waits_to_end, is_native: as of
+        stage, tells_early, keeps_movers_away, waits_to_end: as of
             :class:`mq.storage.files.engine.Engine`.
     """
 
@@ -36,7 +36,6 @@ class LoggedEngine:
     def __init__(self, root: LoggedRoot, ids: MessageIds) -> None:
         self.root = root
         self.stage = root.folders.layout.stage
-        self.is_native = root.folders.native is not None
         self._queues = LoggedQueues(root, ids)
         self._read_ahead = ReadAhead()
 

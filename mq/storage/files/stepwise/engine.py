@@ -82,13 +82,12 @@ class StepwiseEngine:
 
     Attributes:
         root: as given.
-        stage, tells_early, keeps_movers_away, waits_to_end, is_native: as of
+        stage, tells_early, keeps_movers_away, waits_to_end: as of
             :class:`mq.storage.files.engine.Engine`.
     """
 
     tells_early = False
     waits_to_end = False
-    is_native = False
 
     def __init__(
         self, kit: Kit, root: SteppedRoot, records: Records, ids: MessageIds, own: OwnChanges | None = None
