@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ SETTINGS = """
 markers =
     slow: as here
     proof: as here
-    in_turn: as here
 addopts = -p no:cacheprovider -m "not proof"
 """
 
@@ -30,16 +30,6 @@ def test_it(request, number):
     with open("ran", "a") as file:
         print(os.environ["PYTEST_XDIST_WORKER"], request.node.path.name, file=file)
     time.sleep(0.02)  # until the other process has some, too
-"""
-
-IN_TURN = """
-import pytest
-
-@pytest.mark.in_turn(3)
-@pytest.mark.parametrize("number", range(12))
-def test_it(number):
-    with open("ran", "a") as file:
-        print(number, file=file)
 """
 
 pytestmark = pytest.mark.slow
@@ -108,17 +98,31 @@ def test_the_slowest_groups_are_named(folder: Path) -> None:
     assert all(" on a processor: tests/test_more" in line for line in slowest[2:])
 
 
-def test_each_commit_runs_another_part_of_tests_in_turn_and_proof_all(folder: Path) -> None:
-    shutil.rmtree(folder / "tests")
-    (folder / "tests").mkdir()
-    (folder / "tests" / "test_d.py").write_text(IN_TURN)
-    seen: list[set[str]] = []
+class Item:
+    """A test of a file, marked with ``in_turn(3)``."""
+
+    def __init__(self, number: int) -> None:
+        self.nodeid = f"tests/test_d.py::test_it[{number}]"
+        self.marks: list[str] = []
+
+    def get_closest_marker(self, name: str) -> pytest.Mark | None:
+        return pytest.mark.in_turn(3).mark if name == "in_turn" else None
+
+    def add_marker(self, name: str) -> None:
+        self.marks.append(name)
+
+
+def test_each_commit_runs_another_part_of_tests_in_turn(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin: Any = request.config.pluginmanager.get_plugin(str(TREE / "conftest.py"))
+    seen: list[str] = []
     for commit in range(100, 103):
-        (folder / "tests" / "commit.py").write_text(f"def commit_number(): return {commit}")
-        run(folder)
-        seen.append(set((folder / "ran").read_text().splitlines()))
-        (folder / "ran").unlink()
-    assert [len(each) for each in seen] == [4, 4, 4]
-    assert set.union(*seen) == {str(number) for number in range(12)}
-    run(folder, "-m", "")
-    assert len((folder / "ran").read_text().splitlines()) == 12
+        monkeypatch.setattr("tests.commit.commit_number", lambda commit=commit: commit)
+        items = [Item(number) for number in range(12)]
+        plugin.leave_out_of_turn(items)
+        ran = [item.nodeid for item in items if not item.marks]
+        assert len(ran) == 4
+        assert {mark for item in items for mark in item.marks} == {"proof"}
+        seen += ran
+    assert sorted(seen) == sorted(item.nodeid for item in items)
