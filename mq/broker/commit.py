@@ -256,11 +256,14 @@ class Committer:
 
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
         """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
-        in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
-        if self._is_durable and in_memory < size:
-            self.disk_pace.note(syncs, seconds)
+        if self._instant is not None:
+            in_memory = size
         else:
+            in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
+        if in_memory == size:
             self.memory_pace.note(size, seconds)
+        elif self._is_durable:
+            self.disk_pace.note(syncs, seconds)
         self.pace = self.disk_pace if self._is_durable and 2 * in_memory <= size else self.memory_pace
 
     def append(self, submission: Submission) -> None:

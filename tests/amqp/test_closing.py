@@ -292,7 +292,6 @@ async def test_nothing_more_is_read_from_publishers_while_too_much_waits_in_all(
             await trio.sleep(60)
             most = budget.most * 2 // 3
             assert most <= place.door.backlog.value < most + len(clients) * 3 * READ_BYTES
-            assert (await other.hear()).name == "Connection.Blocked"
             assert await other.bodies() == [b"before"]  # who publishes nothing is heard
             place.store.result = Result.DONE
             await trio.sleep(60)

@@ -74,7 +74,7 @@ class Pump:
         self.told: list[int] = []
         self.refusals: list[int] = []
         self.raised: list[Exception] = []
-        self.alarm = FullStoreAlarm(lambda: None)
+        self.alarm = FullStoreAlarm()
         self.start = nursery.start_soon
         self.lose_publishes = self.end_after_error = self.raised.append
         topology = SimpleNamespace(consumers=SimpleNamespace(count=lambda queue: 0))

@@ -11,35 +11,29 @@ logger = logging.getLogger("mq.amqp")
 
 
 class FullStoreAlarm:
-    """On while the messages of any connection find no room.
-
-    Args:
-        changed: called when it goes on or off.
+    """Logs when publishers find no room in the store, and when all of them find room again.
 
     Attributes:
-        why: what the store says; empty while it is off.
+        why: what the store said to the first of them; empty while all find room.
     """
 
-    def __init__(self, changed: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self.why = ""
-        self._changed = changed
         self._stuck: set[Hashable] = set()
 
     def raise_alarm(self, who: Hashable, why: str) -> None:
-        """Turn it on: the messages of `who` find no room."""
+        """The messages of `who` find no room."""
         self._stuck.add(who)
         if not self.why:
-            self.why = why or "no room"
+            self.why = why
             logger.warning("AMQP publishers are blocked: %s", why)
-            self._changed()
 
     def clear(self, who: Hashable) -> None:
-        """The messages of `who` found room, or are gone. Turns the alarm off if they were the last that were stuck."""
+        """The messages of `who` found room, or are gone."""
         self._stuck.discard(who)
         if self.why and not self._stuck:
             self.why = ""
             logger.warning("AMQP publishers are no longer blocked")
-            self._changed()
 
 
 class Backlog:

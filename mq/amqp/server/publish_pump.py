@@ -165,6 +165,7 @@ class PublishPump:
         lost: how many messages are not stored, or not known to be, without their publisher having been told.
         why: the error of the store that lost them.
         is_ahead: whether the client publishes faster than the store takes it.
+        why_full: why its messages find no room in the store; empty while they find some.
         size: bytes that wait, or are being stored.
     """
 
@@ -185,6 +186,7 @@ class PublishPump:
         self._under_way = 0  # messages of these
         self.size = 0
         self._counted = 0  # bytes, without what was stored in the step that brought it
+        self.why_full = ""
         self._stuck = 0  # portions that wait for room
         self._unstuck = trio.lowlevel.ParkingLot()  # portions that wait for these
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until everything is stored
@@ -204,6 +206,8 @@ class PublishPump:
         if own <= UNCOUNTED_BYTES:
             return True
         budget, room = self._room.client.budget, self._room
+        if self.why_full and own > budget.most // EARLY_PART:
+            return False
         if self._is_memory_scarce or room.free < budget.most // OWN_RESERVE or room.size < own:
             return False
         return not (self._progress.others_wait and self._has_work_for(MOST_SECONDS))
@@ -450,15 +454,19 @@ class PublishPump:
             copies, outcomes = stuck, ()
             if stuck:
                 await self._pause(why)
-        if not self._stuck:
+        if not self._stuck and self.why_full:
+            self.why_full = ""
             self._state.alarm.clear(self)
+            self._publisher.send_answers()
         return unstored
 
     async def _pause(self, why: str) -> None:
         """Wait before a portion is tried again that found no room. Meanwhile no other begins."""
         if self._has_ended or (self._is_left and self._is_memory_scarce):
             raise StorageFull(why)
-        self._state.alarm.raise_alarm(self, why)
+        self.why_full = why or "the store has no room"
+        self._state.alarm.raise_alarm(self, self.why_full)
+        self._publisher.send_answers()  # and with them connection.blocked
         self._stuck += 1
         try:
             await trio.sleep(RETRY_SECONDS)

@@ -225,10 +225,6 @@ class ServedConnection:
         """Its consumers as operators see them now."""
         return consumers_of(self.connection, self._handlers.consumers())
 
-    def alarm_changed(self) -> None:
-        """Publishers have to wait, or may go on."""
-        self._flush()
-
     # Reading
 
     async def _read(self) -> None:
@@ -435,8 +431,8 @@ class ServedConnection:
 
     def _flush(self) -> None:
         """Hand what is to be sent to the writing task."""
-        if self._state.alarm.why:
-            self.connection.block(self._state.alarm.why)
+        if self._publish_pump.why_full:
+            self.connection.block(self._publish_pump.why_full)
         elif self._publish_pump.is_ahead:
             self.connection.block("publishing faster than the store can write")
         elif self.connection.is_blocked:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
-from typing import Protocol
 
 import trio
 
@@ -30,13 +29,6 @@ from mq.doors.quotas import Quotas
 from mq.message import QueueName
 
 
-class AlarmListener(Protocol):
-    """A connection that is told of the alarm."""
-
-    def alarm_changed(self) -> None:
-        """Publishers have to wait, or may go on."""
-
-
 class AmqpState:
     """What all connections share.
 
@@ -48,9 +40,10 @@ class AmqpState:
         quotas: hold users to their limits; None for some of this server alone.
 
     Attributes:
-        alarm: on while the store has no room.
+        alarm: knows whose messages find no room.
         unused: queues that expire when they are not used.
         backlog: bytes that connections have published and the store has not taken up.
+        connections: those that are served now.
     """
 
     def __init__(
@@ -76,10 +69,10 @@ class AmqpState:
         self.dead_letters = DeadLetterRouter(
             self.copies, self.topology, self.topology_store.queue_of, broker.clock.date_ns
         )
-        self.alarm = FullStoreAlarm(self._alarm_changed)
+        self.alarm = FullStoreAlarm()
         self.unused = UnusedQueues(lambda name: self.topology.consumers.count(name) > 0, self._expire)
-        self.connections: set[AlarmListener] = set()
         self.backlog = Backlog()
+        self.connections: set[Hashable] = set()
         self._logins = logins
         self._failed_over: list[Hashable] = []
         self._has_failed_over = trio.Event()
@@ -204,10 +197,6 @@ class AmqpState:
             await self.topology_store.change(plan)
         except Refusal:
             self.unused.note_use(queue)  # the store cannot do that now
-
-    def _alarm_changed(self) -> None:
-        for connection in list(self.connections):
-            connection.alarm_changed()
 
 
 async def _end_consumers(consumers: Sequence[Hashable]) -> None:
