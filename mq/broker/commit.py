@@ -256,10 +256,8 @@ class Committer:
 
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
         """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
-        if self._instant is not None:
-            in_memory = size
-        else:
-            in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
+        in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
+        in_memory = size if self._instant is not None else in_memory
         if in_memory == size:
             self.memory_pace.note(size, seconds)
         elif self._is_durable:
