@@ -187,7 +187,8 @@ class QueueIndex:
             arrives, for a message that is being moved cannot be.
         moving: how many messages are being moved from one place in the queue to another.
         reserved_bytes: bytes of their bodies together.
-        writing: how many of those are being written, and will stand in NEW.
+        writing: how many of those are being written, and are dispatched to no request.
+        writing_moved: how many of these will stand in NEW, from where they are moved.
         leased: how many messages in DELAYED are leased.
         bodies: the body stats, where the settings need them.
         far_off: those of them that are due in more than half a day.
@@ -230,7 +231,7 @@ class QueueIndex:
         self.moving = 0
         self.reserved = 0
         self.reserved_bytes = 0
-        self.writing = 0
+        self.writing = self.writing_moved = 0
         self.leased = 0
         self.bodies: BodyStats | None = None
         self.new: dict[MessageId, Entry] = {}

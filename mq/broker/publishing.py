@@ -663,6 +663,7 @@ class PublishJob:
         "_group",
         "_has_callers_id",
         "_is_dispatched",
+        "_is_moved",
         "_is_writing",
         "_landed",
         "_meta",
@@ -700,7 +701,7 @@ class PublishJob:
         self._landed = landed
         self._transient = draft.transient or index.is_transient
         self._has_callers_id = draft.id is not None
-        self._is_dispatched = self._is_writing = False
+        self._is_dispatched = self._is_writing = self._is_moved = False
         self._protocol = PROTOCOL.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
@@ -725,10 +726,19 @@ class PublishJob:
         self._is_writing = not self._is_dispatched
         self.index.writing += self._is_writing
         state = State.NEW
-        if self._is_writing and (publisher.is_transient_placed if self._transient else publisher.is_placed):
+        if self._is_writing and self._is_placed():
             state = State.READY if self._meta.deadline_ms is None else State.DELAYED
+        self._is_moved = self._is_writing and state is State.NEW
+        self.index.writing_moved += self._is_moved
         meta, transient = self._meta, self._transient
         return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)
+
+    def _is_placed(self) -> bool:
+        """Whether it is written where it rests. A transient message does not overtake those before it that are moved
+        there: the disk may place none."""
+        if self._publisher.is_placed or not self._transient:
+            return self._publisher.is_placed
+        return self._publisher.is_transient_placed and not (self.index.undelivered or self.index.writing_moved)
 
     def write_alone(self) -> Write:
         """The Write, which is dispatched to no request directly."""
@@ -805,6 +815,7 @@ class PublishJob:
         self.index.reserved -= 1
         self.index.reserved_bytes -= self._size
         self.index.writing -= self._is_writing
+        self.index.writing_moved -= self._is_moved
         if self.index.deleted:
             self._catalog.let_go(self.index)
 

@@ -269,6 +269,26 @@ async def test_a_transient_message_rests_in_memory_at_once(
 
 
 @pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("most", [1, 3])
+async def test_a_transient_message_does_not_overtake_one_that_is_moved_to_its_place(
+    nursery: trio.Nursery, *, log: bool, most: int
+) -> None:
+    async with layered(log=log) as store, open_broker(store) as broker:
+        await broker.create_queue("q")
+        bodies = [b"%d" % number for number in range(12)]
+        drafts = [Draft(body, ttl=1000, transient=number % 2 > 0) for number, body in enumerate(bodies)]
+        waiters = Waiters(broker, nursery)
+        for _ in range(0, len(drafts), most):
+            await waiters.add(most)
+        for some in (drafts[:5], drafts[5:]):
+            await broker.publish_many("q", some)
+        while len(got := [body for each in await waiters.bodies() for body in each]) < len(bodies):
+            for _ in range(most):
+                await waiters.add(most)
+        assert got == bodies
+
+
+@pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("delay", [0.0, 10.0])
 async def test_a_transient_queue_takes_a_message_that_is_too_large_for_memory(
     autojump_clock: object, *, log: bool, delay: float
