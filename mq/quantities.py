@@ -9,7 +9,8 @@ from typing import Final
 DURATION_EXAMPLES: Final = "30, 1.5h, 10m or 7d"
 SIZE_EXAMPLES: Final = "65536, 64KiB or 10MB"
 
-_DURATION: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,9})?(ms|s|m|h|d|w)?", re.ASCII)
+_DURATION: Final = re.compile(r"[0-9]{1,15}(\.[0-9]{1,30})?(e-[0-9]{1,3}|ms|s|m|h|d|w)?", re.ASCII)
+"""Programs write a difference of two times as 0.30000000000000004 or 1e-07."""
 _SECONDS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _SIZE: Final = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([a-z]*)", re.ASCII | re.IGNORECASE)
 _BYTES: Final = {

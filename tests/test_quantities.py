@@ -14,6 +14,11 @@ def test_a_duration_is_a_number_of_seconds_or_has_a_unit() -> None:
     assert parse_duration(" 5s ") == 5
 
 
+def test_a_duration_may_be_any_positive_number_as_programs_write_it() -> None:
+    for seconds in (0.1 + 0.2, 1e-07, 2.225073858507203e-309, 1.4642156611551475e-07, 1 / 3, 123456.78901234567):
+        assert parse_duration(repr(seconds)) == seconds
+
+
 @pytest.mark.parametrize(
     "text", ["", " ", "-1", "-1s", "s", "1 h", "1y", "1H", "1e3", "nan", "inf", "1h30m", "١s", "1.s"]
 )
