@@ -69,9 +69,7 @@ SEEN: Final = {
 
 NOT_SEEN: Final = {
     "other names": Bug("sync", "calls.fsync(fd)", "system, file = calls, fd; system.fsync(file)"),
-    "another function": Bug(
-        "Batch.run", "self._write_and_move(done)", "(lambda batch: batch._write_and_move(done))(self)"
-    ),
+    "another function": Bug("Batch.run", "self._write_and_move()", "(lambda batch: batch._write_and_move())(self)"),
 }
 
 

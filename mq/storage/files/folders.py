@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -197,11 +198,12 @@ class Folders:
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
     ) -> MessageColumns | None:
         """As :meth:`mq.storage.interface.ColumnStorage.read_columns`."""
-        if self.native is None:
+        native = self.calls.native  # with both engines: Spark reads very many messages
+        folder = self.layout.folder(State.READY, queue)
+        if native is None or os.fsencode(folder) != folder.encode(errors="replace"):  # it is told paths in UTF-8 only
             return None
         names = [each.to_bytes(16) if isinstance(each, int) else leaf_name(each.id, each.meta) for each in messages]
-        folder = self.layout.folder(State.READY, queue)
-        return _decoded(self.native.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
+        return _decoded(native.read_columns(folder, names, base, most_bytes, READ_AT_ONCE), base)
 
     def verify(self, entry: Entry) -> None:
         """Compare a message on the medium with its checksum, and note the result.

@@ -1,8 +1,8 @@
 """The engine *stepwise*: each batch writes its files, names them and syncs them.
 
 For every root that cannot have a log, or must not: btrfs, network file systems, ext4 without a journal, memory,
-``--peers``, and a mover or reaper of its own. It makes no native calls, tells no early outcomes, and does one batch at
-a time. In reading order:
+``--peers``, and a mover or reaper of its own. Its batches make no native calls and tell no early outcomes, and it does
+one at a time. In reading order:
 
 * ``batch``: one commit, where renames are atomic, and where they are not. ``root``: what it works on.
 * ``barrier``: which syncs make a batch durable, and what they cost here.
