@@ -1036,3 +1036,40 @@ async def test_a_queue_that_was_not_made_for_want_of_a_handle_is_not_made_by_a_s
         disk.heal()
         await disk.open()  # after a kill
         assert "gone" not in await disk.storage.records(QUEUE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("later", [0, 3])
+async def test_a_record_that_is_longer_than_the_log_survives_a_power_cut(seed: int, later: int) -> None:
+    async with begun(seed) as disk:
+        await disk.storage.commit([Put("claim", "c", {"ids": ["old"]})])
+        long = {"ids": [str(new_id()) for _ in range(8 * LOG_BYTES // 40)]}
+        assert (await disk.storage.commit([Put("claim", "c", long)]))[0].result is Result.DONE
+        entries = [await disk.bring(State.READY, b"after") for _ in range(later)]
+        await disk.cut()
+        assert (await disk.storage.records("claim"))["c"] == long
+        assert None not in await disk.storage.read(entries)
+        assert not disk.storage.health.damages
+
+
+@pytest.mark.parametrize("call", [2, 4])
+async def test_a_record_that_is_longer_than_the_log_is_refused_by_a_full_disk(call: int) -> None:
+    async with begun(0) as disk:
+        old, long = {"ids": ["old"]}, {"ids": [str(new_id()) for _ in range(8 * LOG_BYTES // 40)]}
+        await disk.storage.commit([Put("claim", "c", old)])
+        disk.calls.fail("write_at", errno.ENOSPC, path="state/log/*", nth=call)  # others write headers
+        assert (await disk.storage.commit([Put("claim", "c", long)]))[0].result is Result.FULL
+        disk.heal()
+        assert (await disk.storage.records("claim"))["c"] == old
+        assert (await disk.storage.commit([Put("claim", "c", long)]))[0].result is Result.DONE
+
+
+async def test_a_group_that_the_disk_leaves_half_done_stays_marked_as_that() -> None:
+    async with begun(0) as disk:
+        entries = [await disk.bring(State.READY, b"x") for _ in range(2)]
+        disk.calls.fail("rename", errno.EIO, path="queues/q/*", nth=2)
+        moves = tuple(Move(entry, State.DELAYED, LEASE) for entry in entries)
+        [outcome] = await disk.storage.commit([Group((*moves, Put("kind", "key", {})))])
+        assert outcome.result is Result.FAILED
+        assert disk.power.kind(f"/root/{HALF}") is not None  # by which a backup knows
+        disk.heal()

@@ -63,8 +63,21 @@ def commit(root: LoggedRoot, operations: Sequence[AnyOperation], early: EarlyRes
         return outcomes
     units = [each.operations if isinstance(each, Group) else (each,) for each in operations]
     for portion in _portions([tuple(map(_encoding_once, unit)) for unit in units], largest):
-        outcomes += _commit(root, portion, largest)
+        if len(portion) > 1 or _fits(root, portion[0], largest):
+            outcomes += _commit(root, portion, largest)
+        else:
+            outcomes.append(Outcome(Result.FULL, reason="the disk has no room for a longer write-ahead log"))
     return outcomes
+
+
+def _fits(root: LoggedRoot, unit: Unit, largest: int) -> bool:
+    """Whether the log has room for a unit in one record: that of a claim of 100,000 messages has 4 MB."""
+    size = sum(_bytes(operation, largest) for operation in unit)
+    try:
+        return size <= largest or root.folders.volume.failure != "" or root.log.takes(size)
+    except OSError as error:
+        root.folders.volume.fail(error)
+        return True  # and its commit says so
 
 
 @contextmanager
@@ -125,7 +138,8 @@ def _record_and_do(
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
                 log.flush()
                 done.undo()
-            done.end()
+            if not root.folders.volume.failure:  # else a group may be half done, and a backup has to know
+                done.end()
             return done
     except OSError as error:
         root.folders.volume.fail(error)

@@ -213,9 +213,10 @@ class Log:
             OSError: the medium has failed.
         """
         self._check()
-        need = -(-(RECORD.size + len(payload)) // PAGE) * PAGE  # up to the end of its last page
+        need = _pages_of(len(payload))
         if self._offset + need > self._current.size:
             self._change(is_full=True)
+        assert PAGE + need <= self._current.size, "what is longer was to be asked of takes()"
         segment, sequence = self._current, self._next
         tail = struct.pack(f"<IQQ{KEY_BYTES}sQ", len(payload), segment.epoch, sequence, segment.key, self._flushed)
         head = RECORD_MAGIC + struct.pack("<I", zlib.crc32(payload, zlib.crc32(tail))) + tail
@@ -230,6 +231,41 @@ class Log:
             self._since = self._clock()
             self._changed.notify_all()
         return sequence
+
+    def takes(self, size: int) -> bool:
+        """Return whether a record of so many bytes finds room. If both segments are too short, they are emptied and
+        made longer first. Not between a record and its file calls.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        with self.lock:
+            self._check()
+            size = PAGE + _pages_of(size)
+            if size <= min(segment.size for segment in self._segments):
+                return True
+            try:
+                with self._spare_room() as is_spare:
+                    return is_spare and self._make_longer(size)
+            except OSError as error:
+                self._note_failure(error)
+                raise
+
+    def _make_longer(self, size: int) -> bool:
+        """Empty both segments, and make them so long. False if the disk has no room."""
+        self._change(is_full=False)
+        self._wait_for_checkpoint()
+        for segment in self._segments:
+            if segment.size < size:
+                try:
+                    segment.grow(size)
+                except OSError as error:
+                    if error.errno in NO_ROOM:
+                        return False
+                    raise
+                segment.free(segment.epoch, self._draw(KEY_BYTES), self._life)  # its header has its size
+        self._note_size()
+        return True
 
     def flush(self, flush: Callable[[int], object] | None = None) -> None:
         """Wait until all that was appended is on the medium. Only with :attr:`lock`.
@@ -370,3 +406,8 @@ class Log:
     def _check(self) -> None:
         if self._failure is not None:
             raise OSError(errno.EIO, f"the write-ahead log has failed: {self._failure.strerror}") from self._failure
+
+
+def _pages_of(size: int) -> int:
+    """Bytes that a record with such a payload takes, up to the end of its last page."""
+    return -(-(RECORD.size + size) // PAGE) * PAGE
