@@ -433,3 +433,19 @@ async def test_consumer_that_is_cut_off_at_any_step_loses_no_message(
     status = await house.broker.status("q")
     assert status.leased == 0
     assert 39 <= status.ready <= 40
+
+
+async def test_nothing_counts_as_waiting_once_messages_for_two_queues_are_stored(autojump_clock: MockClock) -> None:
+    async with open_house(MemoryStorage()) as house:
+        client = await house.connect()
+        await client.call(commands.Exchange.Declare(exchange="both", exchange_type="fanout"))
+        for queue in ("a", "b"):
+            await client.declare(queue)
+            await client.call(commands.Queue.Bind(queue=queue, exchange="both"))
+        # The first 128 take a task, for each goes to two queues, and the last two are stored in the step that ends it.
+        await client.publish("", *[b"x"] * 130, exchange="both")
+        assert len(await client.bodies("a")) == 130
+        assert house.door.backlog.value == 0
+        assert (await client.call(commands.Connection.Close(200, "bye", 0, 0), 0)).name == "Connection.CloseOk"
+        await trio.sleep(100)
+        assert not house.door.connections

@@ -374,6 +374,7 @@ class PublishPump:
             if is_first:
                 is_first = self._is_taking = False
                 self._go_on()
+                self._count()  # what was begun there may have ended in the same step
 
         while self._stuck and is_first:
             await self._unstuck.park()
