@@ -736,9 +736,12 @@ class PublishJob:
     def _is_placed(self) -> bool:
         """Whether it is written where it rests. A transient message does not overtake those before it that are moved
         there: the disk may place none."""
-        if self._publisher.is_placed or not self._transient:
-            return self._publisher.is_placed
-        return self._publisher.is_transient_placed and not (self.index.undelivered or self.index.writing_moved)
+        publisher, index = self._publisher, self.index
+        if not self._transient:
+            return publisher.is_placed
+        if not isinstance(self._body, bytes):  # too large for memory; one for a transient queue comes up from NEW
+            return publisher.is_placed and not index.is_transient
+        return publisher.is_transient_placed and not (index.undelivered or index.writing_moved)
 
     def write_alone(self) -> Write:
         """The Write, which is dispatched to no request directly."""

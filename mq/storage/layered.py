@@ -169,6 +169,8 @@ class LayeredStorage:
                 outcomes |= await self._commit_above(together)
                 together = _Together()
                 outcomes[place] = await self._commit_group(operation)
+            elif (full := self._full(operation)) is not None:
+                outcomes[place] = full
             elif self._is_above(operation) or together.has_put(operation):
                 together.add(place, operation)
             elif self._has_to_come_up(operation):
@@ -226,20 +228,26 @@ class LayeredStorage:
     def _for_below(self, operations: Sequence[AnyOperation]) -> Sequence[AnyOperation]:
         if self._below_places and not self._transient:
             return operations  # nearly always
-        return [self._to_new(each) if isinstance(each, Write) else each for each in operations]
+        return list(map(self._to_new, operations))
 
-    def _to_new(self, write: Write) -> Write:
+    def _to_new(self, operation: AnyOperation) -> AnyOperation:
         """A message that cannot be placed below, which is transient or for a transient queue, and too large for memory.
         It waits in NEW; one for a transient queue comes up from there."""
-        if write.state is State.NEW or (self._below_places and write.queue not in self._transient):
-            return write
-        return write._replace(state=State.NEW)
+        if isinstance(operation, Group):
+            return Group(tuple(map(self._to_new, operation.operations)))  # type: ignore[arg-type] # of the same kinds
+        if not isinstance(operation, Write) or operation.state is State.NEW:
+            return operation
+        if self._below_places and operation.queue not in self._transient:
+            return operation
+        return operation._replace(state=State.NEW)
 
     async def _commit_group(self, group: Group) -> Outcome:
         """Do a group that has a part in memory. That part is first, for a crash takes it anyway."""
         above: list[Write | Move] = []
         rest: list[Write | Move | Put | Drop] = []
         for each in group.operations:
+            if (full := self._full(each)) is not None:
+                return full
             if isinstance(each, Write | Move) and self._is_above(each):
                 above.append(each)
             elif self._has_to_come_up(each):
@@ -296,11 +304,23 @@ class LayeredStorage:
         if not self._transient and (not self._is_used or self._above.is_empty):
             # nearly always: only a Write can be meant for memory then
             return not any(isinstance(each, Group | Write) and self._is_above(each) for each in operations)
-        return not any(self._is_above(each) or self._has_to_come_up(each) for each in operations)
+        return not any(
+            self._is_above(each) or self._has_to_come_up(each) or self._full(each) is not None for each in operations
+        )
+
+    def _full(self, operation: AnyOperation) -> Outcome | None:
+        """Why a message for a transient queue, too large to be written to memory, would have no room there when it
+        comes up; None for all else."""
+        if not isinstance(operation, Write) or isinstance(operation.body, bytes):
+            return None
+        return self._above.full(operation.queue, operation.body.size) if operation.queue in self._transient else None
 
     def _is_above(self, operation: AnyOperation) -> bool:
         if isinstance(operation, Group):
-            return any(self._is_above(each) or self._has_to_come_up(each) for each in operation.operations)
+            return any(
+                self._is_above(each) or self._has_to_come_up(each) or self._full(each) is not None
+                for each in operation.operations
+            )
         if isinstance(operation, Put | Drop):
             return False
         if isinstance(operation, Write):
@@ -329,6 +349,9 @@ class LayeredStorage:
         if stored is None:
             return Outcome(Result.GONE)
         try:
+            size = stored.properties.size
+            if (full := self._above.full(move.queue or move.entry.queue, size)) is not None:
+                return full  # before its body is read into memory
             body = await stored.body.read()
         except CorruptMessage as error:
             return Outcome(Result.FULL, reason=str(error))

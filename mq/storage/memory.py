@@ -287,17 +287,22 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        if self._max_bytes is not None and not self._has_room(entry.queue, kept, self._max_bytes):
-            own, used = self._of_queue[entry.queue], self._bytes + self._beside
-            reason = f"{used} bytes of transient messages are in memory, {own} of them in queue {entry.queue}"
-            return Outcome(Result.FULL, reason=reason)
+        full = self.full(entry.queue, len(body), _bytes_beside(kept))
+        if full is not None:
+            return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
-    def _has_room(self, queue: str, kept: _KeptMessage, most: int) -> bool:
-        bodies, beside = self._bytes + len(kept.data), self._beside + _bytes_beside(kept)
-        return bodies <= most and self._of_queue[queue] <= most + MOST_BESIDE - bodies - beside
+    def full(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
+        """Return why a message with a body of so many bytes has no room in a queue now; None if it has."""
+        if self._max_bytes is None:
+            return None
+        bodies, used, own = self._bytes + size, self._bytes + self._beside, self._of_queue[queue]
+        if bodies <= self._max_bytes and own <= self._max_bytes + MOST_BESIDE - used - size - beside:
+            return None
+        reason = f"{used} bytes of transient messages are in memory, {own} of them in queue {queue}"
+        return Outcome(Result.FULL, reason=reason)
 
     def _move(self, move: Move) -> Outcome:
         target = move.target

@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
-from mq.errors import NoSuchQueue
+from mq.errors import NoSuchQueue, StorageFull
 from mq.lifecycle import Kind, State
 from mq.message import Message
 from mq.storage.files.mount import Mount
@@ -304,11 +304,41 @@ async def test_a_transient_queue_takes_a_message_that_is_too_large_for_memory(
         assert await take(broker) == b"large"
 
 
+@pytest.mark.parametrize("log", [True, False])
+async def test_a_transient_queue_refuses_a_message_that_memory_never_takes(*, log: bool) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield bytes(MEMORY_BYTES + 1)
+
+    async with layered(log=log) as store, open_broker(store) as broker:
+        await broker.create_queue("q", "memory")
+        [refused] = await broker.publish_many("q", [Draft(await broker.stage(chunks()))])
+        assert isinstance(refused, StorageFull)
+        assert await take(broker) is None
+
+
+@pytest.mark.parametrize("log", [True, False])
+@pytest.mark.parametrize("place", ["memory", None])
+async def test_a_short_transient_message_does_not_overtake_a_long_one(*, log: bool, place: str | None) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"long"
+
+    async with layered(log=log) as store, open_broker(store) as broker:
+        await broker.create_queue("q", place)
+        long = Draft(await broker.stage(chunks()), transient=True, key="k" if place else None)
+        published = await broker.publish_many("q", [long])
+        await broker.publish_many("q", [Draft(b"short", transient=True)])
+        assert not isinstance(published[0], Exception)
+        assert [await take(broker), await take(broker)] == [b"long", b"short"]
+
+
+MEMORY_BYTES = 1 << 20
+
+
 @asynccontextmanager
 async def layered(*, log: bool) -> AsyncIterator[LayeredStorage]:
     """A store of which what must last is on a disk, with a log or without one."""
     mount = Mount("disk", atomic_rename=True, ordered=True, syncfs=True, logged=log)
-    store = LayeredStorage(Disk(mount, syncfs=log, log=log).another(), 1 << 20)
+    store = LayeredStorage(Disk(mount, syncfs=log, log=log).another(), MEMORY_BYTES)
     await store.open()
     yield store
     await store.aclose()
