@@ -73,8 +73,10 @@ def commit(root: LoggedRoot, operations: Sequence[AnyOperation], early: EarlyRes
 def _fits(root: LoggedRoot, unit: Unit, largest: int) -> bool:
     """Whether the log has room for a unit in one record: that of a claim of 100,000 messages has 4 MB."""
     size = sum(_bytes(operation, largest) for operation in unit)
+    if size <= largest or root.folders.volume.failure:
+        return True
     try:
-        return size <= largest or root.folders.volume.failure != "" or root.log.takes(size)
+        return root.log.takes(size)
     except OSError as error:
         root.folders.volume.fail(error)
         return True  # and its commit says so
