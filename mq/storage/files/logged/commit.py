@@ -8,6 +8,7 @@ before (:attr:`~mq.storage.files.logged.groups.Units.undoing`), so that a power 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +42,8 @@ from mq.storage.interface import AnyOperation, Drop, Group, Move, Outcome, Put, 
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""
 
+_NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
+
 _Flush = Callable[[int], object]
 """As :meth:`Log.flush` takes it."""
 
@@ -66,7 +69,7 @@ def commit(root: LoggedRoot, operations: Sequence[AnyOperation], early: EarlyRes
         if len(portion) > 1 or _fits(root, portion[0], largest):
             outcomes += _commit(root, portion, largest)
         else:
-            outcomes.append(Outcome(Result.FULL, reason="the disk has no room for a longer write-ahead log"))
+            outcomes.append(Outcome(Result.FULL, reason=_NO_ROOM))
     return outcomes
 
 
@@ -87,10 +90,14 @@ def recorded(log: Log, *sayings: Saying) -> Iterator[None]:
     """Record what the file calls of the block do. The record is on disk before they are made.
 
     Raises:
-        OSError: the medium has failed.
+        OSError: the medium has failed, or has no room for a longer log.
     """
+    payload = encode(sayings)
+    has_room = log.takes(len(payload))
+    if not has_room:
+        raise OSError(errno.ENOSPC, _NO_ROOM)
     with log.lock:
-        sequence = log.record(encode(sayings), flushes=True)
+        sequence = log.record(payload, flushes=True)
         try:
             yield
         except OSError:

@@ -216,7 +216,10 @@ class Log:
         need = _pages_of(len(payload))
         if self._offset + need > self._current.size:
             self._change(is_full=True)
-        assert PAGE + need <= self._current.size, "what is longer was to be asked of takes()"
+        if PAGE + need > self._current.size:  # takes() was not asked: a start would not find such a record
+            error = OSError(errno.EFBIG, "a record of the write-ahead log is longer than its segment")
+            self._note_failure(error)
+            raise error
         segment, sequence = self._current, self._next
         tail = struct.pack(f"<IQQ{KEY_BYTES}sQ", len(payload), segment.epoch, sequence, segment.key, self._flushed)
         head = RECORD_MAGIC + struct.pack("<I", zlib.crc32(payload, zlib.crc32(tail))) + tail
