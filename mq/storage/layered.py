@@ -313,7 +313,9 @@ class LayeredStorage:
         comes up; None for all else."""
         if not isinstance(operation, Write) or isinstance(operation.body, bytes):
             return None
-        return self._above.full(operation.queue, operation.body.size) if operation.queue in self._transient else None
+        if operation.queue not in self._transient:
+            return None
+        return self._above.no_room_for(operation.queue, operation.body.size)
 
     def _is_above(self, operation: AnyOperation) -> bool:
         if isinstance(operation, Group):
@@ -350,7 +352,7 @@ class LayeredStorage:
             return Outcome(Result.GONE)
         try:
             size = stored.properties.size
-            if (full := self._above.full(move.queue or move.entry.queue, size)) is not None:
+            if (full := self._above.no_room_for(move.queue or move.entry.queue, size)) is not None:
                 return full  # before its body is read into memory
             body = await stored.body.read()
         except CorruptMessage as error:

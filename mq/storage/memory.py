@@ -287,14 +287,14 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        full = self.full(entry.queue, len(body), _bytes_beside(kept))
+        full = self.no_room_for(entry.queue, len(body), _bytes_beside(kept))
         if full is not None:
             return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
 
-    def full(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
+    def no_room_for(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
         """Return why a message with a body of so many bytes has no room in a queue now; None if it has."""
         if self._max_bytes is None:
             return None
