@@ -69,7 +69,7 @@ async def return_memory(budget: Budget, messages: Callable[[], int], forget: Cal
     Args:
         budget: tells when clients have given much back.
         messages: how many there are.
-        forget: lets go of what is kept only to be faster, and of queues that may be gone.
+        forget: clears caches, which may also have messages of deleted queues.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     least, put_off = resident_bytes(), 0

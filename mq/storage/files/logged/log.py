@@ -61,11 +61,11 @@ from mq.storage.files.sync import close_all
 SMALLEST: Final = 1 << 20
 """Bytes of a segment at the beginning."""
 LARGEST: Final = 32 << 20
-"""Bytes of a segment at the most: it doubles each time it was full."""
+"""A segment doubles each time it was full, up to so many bytes; only a single longer record makes it longer."""
 AGE_SECONDS: Final = 5.0
 """After so long what the log says is brought to the medium, however little it is."""
 _PARTS: Final = 4
-"""A record is at most this part of the smaller segment."""
+"""What several operations share as one record is at most this part of the smaller segment."""
 
 
 def _no_reserve() -> AbstractContextManager[bool]:
@@ -98,7 +98,7 @@ class Log:
         lock: held from before a record until its file calls are made.
         waited: how often a commit has waited for a checkpoint.
         checkpoints: how many have been made.
-        largest_payload: bytes that one record can hold.
+        largest_payload: bytes that operations share as one record. For one that is longer ask :meth:`takes`.
     """
 
     def __init__(
