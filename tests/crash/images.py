@@ -141,8 +141,14 @@ def mounted(system: FileSystem, image: Path, folder: Path) -> Iterator[Path]:
     """
     prepare(system, image)
     folder.mkdir(exist_ok=True)
-    run("mount", "-t", system.kind, "-o", f"loop,{system.mount}", image, folder)
+    # A device of its own: mount's option "loop" takes the one of the image before, if somebody still has that open who
+    # only lists all devices, and with it what the kernel remembers of its blocks.
+    device = run("losetup", "--find", "--show", image)
     try:
-        yield folder
+        run("mount", "-t", system.kind, "-o", system.mount, device, folder)
+        try:
+            yield folder
+        finally:
+            run("umount", folder)
     finally:
-        run("umount", folder)
+        run("losetup", "--detach", device)

@@ -148,8 +148,11 @@ class Rig:
         run("umount", self.mountpoint)
 
     def remount(self) -> None:
-        """As a restart of the machine does: what the kernel had in memory only is gone."""
+        """As a restart of the machine does: what the kernel had in memory only is gone, with the errors that it has
+        noted of the device."""
         self.unmount()
+        run("losetup", "--detach", self._loop)
+        self._loop = run("losetup", "--find", "--show", self._fuse / "disk")
         self.mount()
 
     def recording(self) -> Recording:
