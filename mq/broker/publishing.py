@@ -192,6 +192,19 @@ class Publisher:
         is called with the outcomes."""
         self.in_flight.__enter__()
         submitted = _Submitted(self, done)
+        try:
+            jobs = self._jobs_of(index, drafts, submitted)
+        except BaseException:
+            self.in_flight.__exit__()
+            raise
+        submitted.left = len(jobs)
+        if jobs:
+            self._jobs.put(jobs)
+        else:
+            submitted.end()
+
+    def _jobs_of(self, index: QueueIndex, drafts: Sequence[Draft], submitted: _Submitted) -> list[Job]:
+        """The jobs of drafts that are not refused, and all outcomes, as far as they are known."""
         jobs: list[Job] = []
         for draft in drafts:
             try:
@@ -204,11 +217,7 @@ class Publisher:
                 continue
             submitted.outcomes.append(job.future)
             jobs.append(job)
-        submitted.left = len(jobs)
-        if jobs:
-            self._jobs.put(jobs)
-        else:
-            submitted.end()
+        return jobs
 
     async def _publish_many(
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
-from trio.testing import wait_all_tasks_blocked
+from typing import cast
 
-from mq.broker import Broker
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from mq.broker import Broker, Draft, open_broker
 from mq.broker.commit import Future
 from mq.errors import BrokerClosed, InvalidSetting, NoSuchMessage, ReceiptMismatch
+from mq.storage.memory import MemoryStorage
 
 
 async def warmed_up(broker: Broker) -> None:
@@ -97,3 +101,13 @@ async def test_a_broker_ends_after_its_begun_operations(broker: Broker) -> None:
     assert future.answered
     with pytest.raises(BrokerClosed):
         broker.fetch_now("q", 1)
+
+
+async def test_stop_does_not_wait_for_a_publish_that_an_error_ended(autojump_clock: MockClock) -> None:
+    async with open_broker(MemoryStorage()) as broker:
+        await broker.create_queue("q")
+        wrong = Draft(cast("bytes", 5))
+        with pytest.raises(TypeError):
+            broker.publish_now("q", [wrong], lambda outcomes: None)
+        began = trio.current_time()
+    assert trio.current_time() == began
