@@ -204,7 +204,7 @@ class DeadLetters:
         dead = [each for each in await self._dead.drain(self._committer.portion) if not self._is_reprieved(each)]
         try:
             await self._secure_keys([each.entry.id for each in dead])
-            await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
+            dead, refused = await self._send_on(dead)
             moves = await self._prepare(dead)
         except (StorageFull, StorageFailed, StorageUnsure, NotServed) as error:
             for each in dead:
@@ -212,13 +212,21 @@ class DeadLetters:
             await trio.sleep(RETRY_SECONDS)
             return
         outcomes = await self._committer.commit(moves)
-        refused: list[str] = []
         async for each, move, outcome in turns.in_turns(zip(dead, moves, outcomes, strict=True), turns.FRAME):
             if not self._end(each, move, outcome, nursery):
                 refused.append(outcome.reason)
         if refused:
             logger.warning("temporarily unable to move %d dead letters: %s", len(refused), refused[0])
             await trio.sleep(RETRY_SECONDS)
+
+    async def _send_on(self, dead: list[_Dead]) -> tuple[list[_Dead], list[str]]:
+        """Give dead messages to the protocol's sink, and put back those that it cannot send on now: were the others
+        put back with them, they would be sent on once more. Return the others, and why the refused ones were."""
+        errors = await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
+        for number, error in errors.items():
+            self._put_back(dead[number], error)
+        left = [each for number, each in enumerate(dead) if number not in errors] if errors else dead
+        return left, [str(error) for error in errors.values()]
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:
         """The moves of dead messages; the histories of those that go to a dead-letter queue are durable."""
@@ -382,12 +390,12 @@ class DeadLetterSink(Protocol):
     def takes(self, queue: str) -> bool:
         """Whether the sink takes messages that die in a queue."""
 
-    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> None:
+    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> Sequence[MQError | None]:
         """Send messages on, in this order, each with the reason of its death, and close their bodies. The caller
-        removes them then; after a crash or an error they may come once more.
+        removes them then; after a crash they may come once more.
 
-        Raises:
-            StorageError: they cannot be sent on now.
+        Returns:
+            For each message why it cannot be sent on now, and has to stay where it is; else None.
         """
 
 
@@ -418,25 +426,27 @@ class DeadLetterSinks:
         """Whether the sink takes messages that die in a queue."""
         return self.sink is not None and self.sink.takes(queue)
 
-    async def dead_letter(self, dead: Sequence[tuple[Entry, str]]) -> None:
+    async def dead_letter(self, dead: Sequence[tuple[Entry, str]]) -> dict[int, MQError]:
         """Give messages to the sink that takes them. One that cannot be read any more is passed over.
 
-        Raises:
-            StorageError: the sink cannot send them on now.
+        Returns:
+            Which ones cannot be sent on now, by their places in `dead`, and why.
         """
         if self.sink is None:
-            return
+            return {}
         taken = {queue: self.take(queue) for queue in {entry.queue for entry, _ in dead}}
-        wanted = [(entry, reason) for entry, reason in dead if taken[entry.queue]]
+        wanted = [number for number, (entry, _) in enumerate(dead) if taken[entry.queue]]
         if not wanted:
-            return
-        found: list[tuple[Message, str]] = []
-        stored = await self._storage.read([entry for entry, _ in wanted])
-        for (entry, reason), each in zip(wanted, stored, strict=True):
+            return {}
+        found: dict[int, tuple[Message, str]] = {}
+        stored = await self._storage.read([dead[number][0] for number in wanted])
+        for number, each in zip(wanted, stored, strict=True):
             if each is not None and not isinstance(each.body, DamagedBody):
+                entry, reason = dead[number]
                 message = Message(entry.queue, entry.id, each.body, each.properties, entry.meta.receives, "")
-                found.append((message, reason))
-        await self.sink.dead_letter(found)
+                found[number] = (message, reason)
+        errors = await self.sink.dead_letter(list(found.values()))
+        return {number: error for number, error in zip(found, errors, strict=True) if error is not None}
 
 
 class _Dead(NamedTuple):

@@ -85,6 +85,7 @@ class Draft(NamedTuple):
         priority: from 0 to 255; messages of a higher one come first, where the queue has priorities.
         id: of its message, where the caller has chosen one; then it does not tell when the message joins the queue.
         is_dead_letter: whether it died in another queue, and no client publishes it.
+        replaces: whether it takes the place of a message in memory that is removed next, as the only one that does.
         at_ms: when it can be fetched, in milliseconds since 1970; then it has no `delay`.
         group: its message group. With an `id` of the caller's own, that tells the group.
         is_group_hint: whether a queue that has no groups takes it, too.
@@ -100,6 +101,7 @@ class Draft(NamedTuple):
     priority: int = 0
     id: MessageId | None = None
     is_dead_letter: bool = False
+    replaces: bool = False
     at_ms: int | None = None
     group: str | None = None
     is_group_hint: bool = False
@@ -679,6 +681,7 @@ class PublishJob:
         "_priority",
         "_protocol",
         "_publisher",
+        "_replaces",
         "_size",
         "_transient",
         "future",
@@ -710,6 +713,7 @@ class PublishJob:
         self._landed = landed
         self._transient = draft.transient or index.is_transient
         self._has_callers_id = draft.id is not None
+        self._replaces = draft.replaces
         self._is_dispatched = self._is_writing = self._is_moved = False
         self._protocol = PROTOCOL.get()
         self._size = len(body) if isinstance(body, bytes) else body.size
@@ -740,7 +744,16 @@ class PublishJob:
         self._is_moved = self._is_writing and state is State.NEW
         self.index.writing_moved += self._is_moved
         meta, transient = self._meta, self._transient
-        return Write(self.index.name, id, self._body, self._attributes, meta, transient=transient, state=state)
+        return Write(
+            self.index.name,
+            id,
+            self._body,
+            self._attributes,
+            meta,
+            transient=transient,
+            state=state,
+            replaces=self._replaces,
+        )
 
     def _is_placed(self) -> bool:
         """Whether it is written where it rests. A transient message does not overtake those before it that are moved

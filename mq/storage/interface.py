@@ -129,6 +129,8 @@ class Write(NamedTuple):
         durable: as everywhere.
         transient: it need not outlive this process. Most stores keep it all the same.
         state: NEW; READY or DELAYED only in a store that :attr:`Description.places` messages.
+        replaces: it takes the place of a message in memory, which is removed once this one is stored. So there is room
+            for it, however full the memory for messages is.
     """
 
     queue: str
@@ -139,6 +141,7 @@ class Write(NamedTuple):
     durable: bool = True
     transient: bool = False
     state: State = State.NEW
+    replaces: bool = False
 
     @property
     def entry(self) -> Entry:

@@ -287,9 +287,10 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        full = self.no_room_for(entry.queue, len(body), _bytes_beside(kept))
-        if full is not None:
-            return full
+        if not write.replaces:
+            full = self.no_room_for(entry.queue, len(body), _bytes_beside(kept))
+            if full is not None:
+                return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)

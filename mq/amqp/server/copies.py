@@ -24,6 +24,7 @@ class Copy(NamedTuple):
     """A message and one of the queues that it goes to.
 
     Attributes:
+        replaces: whether it is the only copy of a dead letter that was in memory, and is removed there next.
         asked: the draft of its publisher over another protocol, with a delay, for example; None for a message of AMQP.
         number: tells its message from others, where the caller needs that.
     """
@@ -31,6 +32,7 @@ class Copy(NamedTuple):
     publication: Publishable
     queue: Queue
     is_dead_letter: bool = False
+    replaces: bool = False
     asked: Draft | None = None
     number: int = 0
 
@@ -116,6 +118,7 @@ class Copies:
                     self._consumers.count,
                     asked=copy.asked,
                     is_dead_letter=copy.is_dead_letter,
+                    replaces=copy.replaces,
                 )
                 for copy in copies
             ]

@@ -26,8 +26,8 @@ from mq.amqp.server.message_codec import Publishable, arrival_of, hidden_keys_of
 from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties, remembered
-from mq.errors import CorruptMessage, NoSuchQueue, QueueFull
-from mq.message import Body, BytesBody, Message, QueueName
+from mq.errors import CorruptMessage, MQError, NoSuchQueue, QueueFull, StorageError
+from mq.message import Body, BytesBody, Message, MessageId, QueueName
 
 logger = logging.getLogger("mq.amqp")
 
@@ -38,6 +38,8 @@ _FIRST_DEATH: Final = tuple(f"x-first-death-{key}" for key in FIRST)
 
 _MOST_BYTES_TOGETHER: Final = 4 << 20
 """Bytes of bodies after which the messages are sent on before others are read."""
+_MOST_PARTLY_SENT: Final = 10_000
+"""Messages of which some copies found no room and others did. With more, the oldest may be sent twice to a queue."""
 _NEVER: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _EXPIRATION: Final = "original-expiration"
 
@@ -89,40 +91,53 @@ class DeadLetterRouter:
         self._topology = topology
         self._queue_of = queue_of
         self._date_ns = date_ns
+        self._partly_sent: dict[MessageId, set[QueueName]] = {}  # to which of their queues, until they are sent to all
 
     def takes(self, queue: str) -> bool:
         """Whether what dies in a queue goes through an exchange."""
         found = self._queue_of(QueueName(queue))
         return found is not None and DEAD_LETTER_EXCHANGE in found.arguments
 
-    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> None:
+    async def dead_letter(self, dead: Sequence[tuple[Message, str]]) -> list[MQError | None]:
         """Send on messages that died in their queues, before the broker removes them there. Closes their bodies.
 
-        Raises:
-            StorageError: not now. The messages must stay where they are.
+        Returns:
+            For each message, in order, why it cannot be sent on now and must stay where it is, or None.
         """
-        left = deque(dead)
+        errors: list[MQError | None] = [None] * len(dead)
+        left = deque(enumerate(dead))
         try:
             while left:
-                await self._store(await self._first_copies(left))
+                first, _ = left[0]
+                try:
+                    copies = await self._first_copies(left)
+                except StorageError as error:  # where the exchange leads cannot be found out now
+                    errors[first:] = [error] * (len(dead) - first)
+                    break
+                refused = await self._send(copies, [message.id for message, _ in dead])
+                for number, reason in refused.items():
+                    errors[number] = reason
         finally:
-            for message, _ in left:
+            for _, (message, _) in left:
                 await _close(message.body)
+        return errors
 
-    async def _first_copies(self, left: deque[tuple[Message, str]]) -> list[Copy]:
-        """The copies of the first messages, which are taken out: as many as fit in memory."""
+    async def _first_copies(self, left: deque[tuple[int, tuple[Message, str]]]) -> list[Copy]:
+        """The copies of the first messages, which are taken out: as many as fit in memory. Each has the number of its
+        message."""
         copies: list[Copy] = []
         settled: dict[str, Queue | None] = {}
         size, turn = 0, turns.of_run()
         while left and size < _MOST_BYTES_TOGETHER:
             if turn.spend(turns.FRAME):
                 await turn.end()
-            message, reason = left[0]
+            number, (message, reason) = left[0]
             if message.queue not in settled:
                 queue = settled[message.queue] = self._queue_of(QueueName(message.queue))
                 if queue is not None:
                     await self._settle(queue)
-            copies += await self._copies(message, settled[message.queue], REASONS.get(reason))
+            found = await self._copies(message, settled[message.queue], REASONS.get(reason))
+            copies += [copy._replace(number=number) for copy in found]
             size += message.body.size
             left.popleft()
             await _close(message.body)
@@ -141,7 +156,28 @@ class DeadLetterRouter:
         properties = remembered(_parsed, came.properties)(came.properties)
         hidden = hidden_keys_of(attributes)
         publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
-        return self._sent_on(queue, publication, reason)
+        has_it = self._partly_sent.get(message.id, ())
+        copies = [copy for copy in self._sent_on(queue, publication, reason) if copy.queue.key not in has_it]
+        was_in_memory = isinstance(message.body, BytesBody) and not (properties.is_persistent and queue.is_lasting)
+        # A fanout of dead letters would take more memory than they give back.
+        if len(copies) == 1 and was_in_memory and not has_it:
+            return [copies[0]._replace(replaces=True)]
+        return copies
+
+    async def _send(self, copies: Sequence[Copy], ids: Sequence[MessageId]) -> dict[int, MQError]:
+        """Store copies: by the number of its message, why one cannot be stored now. The message comes again then, and
+        goes only to those of its queues that do not have it."""
+        refused = {(copy.number, copy.queue.key): error for copy, error in await self._failed(copies)}
+        errors = {number: error for (number, _), error in refused.items()}
+        for copy in copies if errors or self._partly_sent else ():
+            id, queue = ids[copy.number], copy.queue.key
+            if copy.number not in errors:
+                self._partly_sent.pop(id, None)
+            elif (copy.number, queue) not in refused:
+                self._partly_sent.setdefault(id, set()).add(queue)
+                if len(self._partly_sent) > _MOST_PARTLY_SENT:
+                    del self._partly_sent[next(iter(self._partly_sent))]
+        return errors
 
     async def send(self, queue: Queue, publication: Publishable, reason: Reason) -> None:
         """Send one message on. Without a target, or where it would go in circles, it is dropped.
@@ -150,7 +186,8 @@ class DeadLetterRouter:
             StorageError: not now.
         """
         await self._settle(queue)
-        await self._store(self._sent_on(queue, publication, reason))
+        for _, error in await self._failed(self._sent_on(queue, publication, reason)):
+            raise error
 
     async def _settle(self, queue: Queue) -> None:
         exchange = queue.arguments.get(DEAD_LETTER_EXCHANGE)
@@ -182,10 +219,13 @@ class DeadLetterRouter:
             if not goes_in_circles(properties, target.name)
         ]
 
-    async def _store(self, copies: Sequence[Copy]) -> None:
-        for _, error in await self._into.store(copies) if copies else ():
-            if error is not None and not isinstance(error, QueueFull | NoSuchQueue):
-                raise error
+    async def _failed(self, copies: Sequence[Copy]) -> list[tuple[Copy, MQError]]:
+        """Store copies: those that have to be tried again, and why. One whose queue is gone, or full, is dropped."""
+        return [
+            (copy, error)
+            for copy, error in (await self._into.store(copies) if copies else ())
+            if error is not None and not isinstance(error, QueueFull | NoSuchQueue)
+        ]
 
 
 async def _close(body: Body) -> None:

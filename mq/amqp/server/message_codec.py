@@ -99,6 +99,7 @@ def draft_of(
     *,
     asked: Draft | None = None,
     is_dead_letter: bool = False,
+    replaces: bool = False,
 ) -> Draft:
     """What the broker stores of a message in one of its queues: in memory alone where either is not durable.
 
@@ -108,6 +109,7 @@ def draft_of(
         count_consumers: of a queue. A time to live of 0 leaves just enough for a waiting consumer.
         asked: the draft of its publisher over another protocol, with a delay, for example; None for a message of AMQP.
         is_dead_letter: whether it died in another queue.
+        replaces: as in :class:`~mq.broker.Draft`.
     """
     properties, own_ms = publication.properties, publication.expiration_ms
     attributes = attributes_of(properties, publication.exchange, publication.routing_key, publication.hidden_keys)
@@ -121,6 +123,7 @@ def draft_of(
         transient=not (properties.is_persistent and queue.is_lasting),
         priority=properties.priority,
         is_dead_letter=is_dead_letter,
+        replaces=replaces,
         group=attributes.get("group"),
         is_group_hint=True,
     )

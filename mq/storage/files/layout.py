@@ -222,7 +222,7 @@ class Planned(NamedTuple):
 def plan(layout: Layout, operation: MessageOperation) -> Planned:
     """An operation, worked out."""
     if isinstance(operation, Write):
-        queue, id, body, attributes, meta, _, _, state = operation
+        queue, id, body, attributes, meta, _, _, state, _ = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         encoded = encode_attributes(attributes)

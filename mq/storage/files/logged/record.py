@@ -238,7 +238,7 @@ class Plain(Payload):
 
     def write(self, operation: Write, body: bytes, attributes: bytes) -> None:
         """Add one of a message with these bytes, and with these attributes as JSON."""
-        queue, id, _, _, meta, _, _, state = operation
+        queue, id, _, _, meta, _, _, state, _ = operation
         entry, size, crc = Entry(queue, id, state, meta), len(body), checksum(body)
         place = place_of(entry)
         path = self._prefix + place
