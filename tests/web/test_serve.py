@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 import trio.lowlevel
+from trio.testing import MockClock
 
 from mq.broker import BrokerConfig, open_broker
 from mq.broker.api import NoNode
@@ -25,7 +26,7 @@ from mq.web.app import WebApp
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
 from mq.web.request_body import IN_MEMORY_BYTES
-from mq.web.serve import KEEP_ALIVE_SECONDS, serve
+from mq.web.serve import GRACE_SECONDS, HEAD_SECONDS, KEEP_ALIVE_SECONDS, serve
 from tests.cases import for_each
 from tests.web.talking import (
     BAD_NAMES,
@@ -164,50 +165,37 @@ async def test_bare_lf_in_a_body_is_a_matter_of_the_body(server: Server, queue: 
 @pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")])
 @pytest.mark.parametrize("part", [b"G", b"GET /q HTTP/1.1\r\n", b"GET /q HTTP/1.1\r\nHost: mq\r\nX: y"])
 async def test_a_head_that_does_not_come_to_its_end_is_408(
-    endpoints: Endpoints,
-    nursery: trio.Nursery,
-    monkeypatch: pytest.MonkeyPatch,
-    fast_lane: bool,
-    before: bytes,
-    part: bytes,
+    quick_clock: MockClock, server: Server, before: bytes, part: bytes
 ) -> None:
-    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
-    with trio.fail_after(10):
-        received = await server.exchange(before + part)
+    received = await server.exchange(before + part)
     status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
     assert status == 408
     assert headers["connection"] == "close"
     assert "timed out" in checked_detail(status, headers["content-type"], body)
+    assert HEAD_SECONDS <= trio.current_time() < KEEP_ALIVE_SECONDS
 
 
 async def test_a_head_that_comes_byte_by_byte_is_408_all_the_same(
-    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
+    quick_clock: MockClock, server: Server, nursery: trio.Nursery
 ) -> None:
-    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
     async with await server.connect() as stream:
 
         async def drip() -> None:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await stream.send_all(b"GET /q HTTP/1.1\r\nHost: mq\r\nX: ")
                 while True:
-                    await trio.sleep(0.02)  # slowness is what is looked at
+                    await trio.sleep(HEAD_SECONDS / 5)
                     await stream.send_all(b"x")
 
-        with trio.fail_after(10):
-            nursery.start_soon(drip)
-            received = await stream.receive_some()
+        nursery.start_soon(drip)
+        received = await stream.receive_some()
+        assert trio.current_time() < HEAD_SECONDS + 1
     assert received.startswith(b"HTTP/1.1 408")
 
 
-async def test_a_connection_without_a_request_is_closed_without_a_word(
-    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
-) -> None:
-    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
-    with trio.fail_after(10):
-        assert await server.exchange(b"") == b""
+async def test_a_connection_without_a_request_is_closed_without_a_word(quick_clock: MockClock, server: Server) -> None:
+    assert await server.exchange(b"") == b""
+    assert HEAD_SECONDS <= trio.current_time() < KEEP_ALIVE_SECONDS
 
 
 def test_an_idle_connection_outlives_those_of_proxies() -> None:
@@ -215,36 +203,30 @@ def test_an_idle_connection_outlives_those_of_proxies() -> None:
 
 
 async def test_a_connection_waits_longer_for_its_next_request_than_for_a_head(
-    endpoints: Endpoints, nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, fast_lane: bool
+    quick_clock: MockClock, server: Server
 ) -> None:
-    """Real time: a short one."""
-    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints, fast_lane=fast_lane)
     async with await server.connect() as stream:
-        with trio.fail_after(10):
-            for _ in range(2):
-                await stream.send_all(http1("GET", "/-/live"))
-                received = b""
-                while not received.endswith(b"}\n"):
-                    received += await stream.receive_some()
-                assert received.startswith(b"HTTP/1.1 200")
-                await trio.sleep(0.5)
-            await stream.send_all(b"G")  # from now on a head is awaited
-            received = await read_all(stream)
+        for _ in range(2):
+            await stream.send_all(http1("GET", "/-/live"))
+            received = b""
+            while not received.endswith(b"}\n"):
+                received += await stream.receive_some()
+            assert received.startswith(b"HTTP/1.1 200")
+            await trio.sleep(2 * HEAD_SECONDS)
+        await stream.send_all(b"G")  # from now on a head is awaited
+        received = await read_all(stream)
     assert received.startswith(b"HTTP/1.1 408")
 
 
 async def test_a_connection_without_a_next_request_is_closed_without_a_word(
-    endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool
+    quick_clock: MockClock, server: Server
 ) -> None:
-    """Real time: a short one."""
-    server = await start_server(nursery, endpoints, fast_lane=fast_lane, keep_alive_seconds=0.2)
     async with await server.connect() as stream:
         await stream.send_all(http1("GET", "/-/live"))
-        with trio.fail_after(10):
-            received = await read_all(stream)
+        received = await read_all(stream)
     assert received.startswith(b"HTTP/1.1 200")
     assert received.count(b"HTTP/1.1") == 1
+    assert trio.current_time() >= KEEP_ALIVE_SECONDS
 
 
 async def test_a_chunked_body_that_grows_too_long_is_413(server: Server, queue: str, store: MemoryStorage) -> None:
@@ -268,13 +250,14 @@ async def test_413_comes_before_the_body_is_sent(server: Server, queue: str, sto
 
 
 @pytest.mark.parametrize(("target", "status"), [("/q/messages", 413), ("/%00/messages", 400)])
-async def test_no_100_before_a_refusal(server: Server, queue: str, target: str, status: int) -> None:
+async def test_no_100_before_a_refusal(
+    quick_clock: MockClock, server: Server, queue: str, target: str, status: int
+) -> None:
     size = MAX_BODY + 1 if status == 413 else 1
     head = f"POST {target} HTTP/1.1\r\nHost: mq\r\nContent-Length: {size}\r\nExpect: 100-continue\r\n\r\n"
     async with await server.connect() as stream:
         await stream.send_all(head.encode())
-        with trio.fail_after(10):
-            assert parse(await read_all(stream))[0] == status
+        assert parse(await read_all(stream))[0] == status
 
 
 async def test_413_reaches_a_client_that_sends_first_and_listens_after(
@@ -433,7 +416,7 @@ def slow(request: pytest.FixtureRequest, nursery: trio.Nursery) -> SlowBroker:
 
 @pytest.fixture
 async def stopping(slow: SlowBroker, nursery: trio.Nursery, fast_lane: bool) -> Server:
-    return await start_server(nursery, Endpoints(slow, MAX_BODY), fast_lane=fast_lane, grace_seconds=0.5)
+    return await start_server(nursery, Endpoints(slow, MAX_BODY), fast_lane=fast_lane)
 
 
 async def test_a_stop_finishes_what_runs(stopping: Server, slow: SlowBroker) -> None:
@@ -450,24 +433,28 @@ async def test_a_stop_finishes_what_runs(stopping: Server, slow: SlowBroker) -> 
         await stopping.stopped.wait()
 
 
-async def test_a_stop_waits_no_longer_than_its_grace(stopping: Server, slow: SlowBroker) -> None:
+async def test_a_stop_waits_no_longer_than_its_grace(
+    quick_clock: MockClock, stopping: Server, slow: SlowBroker
+) -> None:
     async with await stopping.connect() as busy:
         await busy.send_all(http1("GET", "/q/messages"))
         await slow.asked.wait()
         stopping.stop.set()
-        with trio.fail_after(10):
-            await stopping.stopped.wait()
+        await stopping.stopped.wait()
+    assert trio.current_time() < 2 * GRACE_SECONDS
 
 
-async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(stopping: Server, slow: SlowBroker) -> None:
+async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(
+    quick_clock: MockClock, stopping: Server, slow: SlowBroker
+) -> None:
     slow.body = bytes(64 << 20)  # more than the sockets' buffers hold
     slow.may_answer.set()
     async with await stopping.connect() as deaf:
         await deaf.send_all(http1("GET", "/q/messages"))
         assert await deaf.receive_some(1)
         stopping.stop.set()
-        with trio.fail_after(10):
-            await stopping.stopped.wait()
+        await stopping.stopped.wait()
+    assert trio.current_time() < 2 * GRACE_SECONDS
 
 
 async def test_requests_of_a_client_that_is_gone_are_not_begun(

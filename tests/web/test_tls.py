@@ -11,14 +11,14 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
-import trio.testing
 import trustme
+from trio.testing import MockClock
 
 from mq.access.certificates import Certificates, TLSFiles
 from mq.doors import listeners
 from mq.web.endpoints import Endpoints
 from mq.web.http_connection import WatchedStream
-from mq.web.serve import PROTOCOLS
+from mq.web.serve import GRACE_SECONDS, PROTOCOLS, SILENT_SECONDS
 from tests.web.talking import MAX_BODY, Server, checked_detail, http1, parse, publish, read_all, start_server
 
 HOSTILE = 300
@@ -191,7 +191,7 @@ HALVES = pytest.mark.parametrize("part", [0, 1, 5, 100, -1])
 
 @HALVES
 async def test_half_a_handshake_is_waited_for_only_so_long(
-    certificates: Certificates, authority: Authority, autojump_clock: trio.testing.MockClock, part: int
+    certificates: Certificates, authority: Authority, autojump_clock: MockClock, part: int
 ) -> None:
     client, accepted = trio.socket.socketpair()
     await client.send(client_hello(authority.client_context())[:part])
@@ -281,44 +281,29 @@ async def test_what_is_older_than_tls_1_2_is_refused(server: Server, authority: 
 
 @pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")])
 async def test_a_slow_head_is_408_under_tls_too(
-    endpoints: Endpoints,
-    nursery: trio.Nursery,
-    certificates: Certificates,
-    authority: Authority,
-    monkeypatch: pytest.MonkeyPatch,
-    before: bytes,
+    quick_clock: MockClock, server: Server, authority: Authority, before: bytes
 ) -> None:
-    """Real time: a short one."""
-    monkeypatch.setattr("mq.web.serve.HEAD_SECONDS", 0.2)
-    server = await start_server(nursery, endpoints, certificates=certificates)
     async with await connect(server, authority.client_context()) as client:
         await client.send_all(before + b"GET /q HTTP/1.1\r\nHost:")
-        with trio.fail_after(10):
-            received = await read_all(client)
+        received = await read_all(client)
     status, headers, body = parse(received[received.rindex(b"HTTP/1.1 ") :])
     assert status == 408
     assert "timed out" in checked_detail(status, headers["content-type"], body)
 
 
 async def test_a_silent_connection_is_closed_under_tls_too(
-    endpoints: Endpoints,
-    nursery: trio.Nursery,
-    certificates: Certificates,
-    authority: Authority,
-    queue: str,
-    monkeypatch: pytest.MonkeyPatch,
+    quick_clock: MockClock, server: Server, authority: Authority, queue: str
 ) -> None:
-    """Real time: a short one. The client goes on saying nothing in a way that only TLS knows."""
-    monkeypatch.setattr("mq.web.serve.SILENT_SECONDS", 0.3)
-    server = await start_server(nursery, endpoints, certificates=certificates)
+    """The client goes on saying nothing in a way that only TLS knows."""
     async with await connect(server, authority.client_context()) as client:
         await client.send_all(http1("POST", "/q/messages", bytes(10))[:-5])
         half_record = b"\x17\x03\x03\x40\x00"
-        with trio.fail_after(10), contextlib.suppress(trio.BrokenResourceError):
+        with contextlib.suppress(trio.BrokenResourceError):
             await client.transport_stream.send_all(half_record)
-            while True:
+            while trio.current_time() < 3 * SILENT_SECONDS:
                 await client.transport_stream.send_all(b"x")
-                await trio.sleep(0.05)
+                await trio.sleep(SILENT_SECONDS / 6)
+    assert trio.current_time() < 3 * SILENT_SECONDS
 
 
 # Stopping
@@ -338,15 +323,15 @@ async def test_a_stop_waits_for_no_handshake_and_no_idle_client(
 
 
 async def test_a_client_that_reads_nothing_does_not_hold_up_the_stop(
-    endpoints: Endpoints, server: Server, stream: TLSStream, queue: str, monkeypatch: pytest.MonkeyPatch
+    quick_clock: MockClock, endpoints: Endpoints, server: Server, stream: TLSStream, queue: str
 ) -> None:
     for _ in range(20):
         await publish(endpoints, queue, bytes(MAX_BODY))
     await stream.send_all(http1("GET", "/q/messages") * 20)
     await receive(stream)
     server.stop.set()
-    with trio.fail_after(10):
-        await server.stopped.wait()
+    await server.stopped.wait()
+    assert trio.current_time() < 2 * GRACE_SECONDS
 
 
 # Certificates
