@@ -396,7 +396,7 @@ class BatchConsumers:
         """Delete a consumer. The messages of its open claim are READY at once."""
         with self._in_flight:
             index = await self._look_up(queue)
-            consumer = self._consumers.get(index, name)
+            consumer = self._consumers.get(index, _checked(name))
             if consumer is None:
                 return
             async with consumer.changing():

@@ -477,8 +477,9 @@ async def test_it_is_not_every_batchs_turn(broker: Broker) -> None:
     for wrong in ({"most": 0}, {"most": LARGEST_CLAIM + 1}, {"lease": 0}):
         with pytest.raises(InvalidSetting):
             await broker.claims.claim("q", "c", 2, epoch, **wrong)
-    with pytest.raises(InvalidSetting, match="consumer"):
-        await broker.claims.start("q", "../c")
+    for ask in (broker.claims.start, broker.claims.consumer, broker.claims.forget):
+        with pytest.raises(InvalidSetting, match="consumer"):
+            await ask("q", "../c")
     with pytest.raises(NoSuchQueue):
         await broker.claims.start("nowhere", "c")
 
