@@ -161,6 +161,7 @@ def test_one_file_has_the_verbs(bare: Callable[..., subprocess.Popen[str]], tmp_
     assert process.communicate(timeout=PATIENCE_SECONDS)[0].splitlines()[-1] == "0"
 
 
+@pytest.mark.in_turn(3)
 def test_one_file_is_reproducible(one_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     mask = os.umask(0o027)

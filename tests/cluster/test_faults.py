@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed: bash tests/setup-system.sh --yes"),
 ]
 
-SERVED_AGAIN_SECONDS = 6.0
-"""Aimed at: 3. This machine has two cores for six servers and twelve clients."""
+Fault = Callable[[Machines, Machine], None]
 
 
 def kill_node(machines: Machines, machine: Machine) -> None:
@@ -38,42 +38,63 @@ def pause_node(machines: Machines, machine: Machine) -> None:
     machine.node.pause()
 
 
-def test_each_fault_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def kill_machine(machines: Machines, machine: Machine) -> None:
+    machines.fault(f"kill -9 of everything on host {machine.name}")
+    machine.node.kill()
+    machine.etcd.kill()
+
+
+def restart_node(machine: Machine) -> None:
+    machine.start_node()
+    time.sleep(2)
+
+
+def mend(machine: Machine) -> None:
+    time.sleep(1)
+    machine.host.mend()
+
+
+def resume(machine: Machine) -> None:
+    time.sleep(1)
+    machine.node.resume()
+
+
+def restart_machine(machine: Machine) -> None:
+    time.sleep(3)
+    machine.start_etcd()
+    machine.start_node()
+
+
+MASTER_FAULTS = ((kill_node, restart_node), (cut, mend), (pause_node, resume))
+
+
+@pytest.mark.in_turn(2)
+@pytest.mark.parametrize(
+    ("of_masters", "of_mirrors"),
+    [(MASTER_FAULTS[:2], ()), (MASTER_FAULTS[2:], ((kill_machine, restart_machine),))],
+    ids=["masters that are killed and cut off", "a master that is paused, and a mirror that is killed"],
+)
+def test_each_fault_in_turn(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    of_masters: Sequence[tuple[Fault, Callable[[Machine], None]]],
+    of_mirrors: Sequence[tuple[Fault, Callable[[Machine], None]]],
+) -> None:
     with three_machines(tmp_path, wrong_by={"b": 3600.0}) as machines:
         time.sleep(2)
-        first = machines.master()
-        term = machines.term()
-        kill_node(machines, first)
-        machines.wait_for_term_after(term)
-        first.start_node()
-        time.sleep(2)
-        machines.wait_until_member(first)
-
-        second, term = machines.master(), machines.term()
-        cut(machines, second)
-        machines.wait_for_term_after(term)
-        time.sleep(1)
-        second.host.mend()
-        machines.wait_until_member(second)
-        time.sleep(1)
-
-        third, term = machines.master(), machines.term()
-        pause_node(machines, third)
-        machines.wait_for_term_after(term)
-        time.sleep(1)
-        third.node.resume()
-        machines.wait_until_member(third)
-        time.sleep(1)
-
-        mirror = next(machine for machine in machines.by_name.values() if machine is not machines.master())
-        machines.fault(f"kill -9 of everything on host {mirror.name}, a mirror's")
-        mirror.node.kill()
-        mirror.etcd.kill()
-        time.sleep(3)
-        mirror.start_etcd()
-        mirror.start_node()
-        machines.wait_until_member(mirror)
-        time.sleep(1)
+        for break_, repair in of_masters:
+            master, term = machines.master(), machines.term()
+            break_(machines, master)
+            machines.wait_for_term_after(term)
+            repair(master)
+            machines.wait_until_member(master)
+            time.sleep(1)
+        for break_, repair in of_mirrors:
+            mirror = next(machine for machine in machines.by_name.values() if machine is not machines.master())
+            break_(machines, mirror)
+            repair(mirror)
+            machines.wait_until_member(mirror)
+            time.sleep(1)
         finish(machines, capsys)
 
 

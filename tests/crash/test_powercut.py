@@ -28,10 +28,15 @@ CLEARED_SECONDS = 30.0
     ("system", "workload", "points"),
     [
         ("ext4", "everything", 30),
-        ("ext4", "two peers", 15),
-        ("ext4", SECOND_CUT, 10),
-        ("ext4", "log large", 15),
-        ("ext4-nojournal", "everything", 20),
+        *(
+            pytest.param(*cell, marks=pytest.mark.in_turn(2))
+            for cell in (
+                ("ext4", "two peers", 15),
+                ("ext4", SECOND_CUT, 10),
+                ("ext4", "log large", 15),
+                ("ext4-nojournal", "everything", 20),
+            )
+        ),
     ],
 )
 def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, report: Report) -> None:

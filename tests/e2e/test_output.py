@@ -155,15 +155,15 @@ def test_every_command_prints_or_is_silent() -> None:
     assert printing | SILENT == {" ".join(path) for path in COMMANDS}
 
 
+@pytest.mark.in_turn(4)
 @pytest.mark.parametrize("kind", ENDS)
 def test_help_that_cannot_be_written_is_one_line(kind: str) -> None:
     cases = [["--help"], ["--version"], *([*path, "--help"] for path in COMMANDS)]
     assert ends(cases, kind) == [ENDS[kind]] * len(cases)
 
 
-@pytest.mark.parametrize(
-    "kind", ["full", "gone", *(pytest.param(kind, marks=pytest.mark.proof) for kind in ("closed", "mute"))]
-)
+@pytest.mark.in_turn(4)
+@pytest.mark.parametrize("kind", ENDS)
 def test_output_that_cannot_be_written_is_one_line(kind: str, tmp_path: Path) -> None:
     with Daemon(tmp_path / "root", tmp_path / "log") as daemon, Client(f"http://127.0.0.1:{daemon.port}") as client:
         _prepare(client, daemon, tmp_path)

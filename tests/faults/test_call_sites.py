@@ -19,7 +19,7 @@ from tests.faults.runs import VARIANTS, strike
 ALWAYS: Final = ("ordered", "link", "shared")
 IN_TURN: Final = [name for name in VARIANTS if name not in ALWAYS]
 """These differ in less: each commit has one of them, and `make proof` all."""
-PARTS: Final = 27
+PARTS: Final = 54
 FEW: Final = 1
 """Parts of a variant that each commit runs; `make proof` runs all of them."""
 

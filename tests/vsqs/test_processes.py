@@ -22,7 +22,7 @@ TREE = Path(__file__).resolve().parents[2]
 PATIENCE_SECONDS = 60
 VISIBILITY_SECONDS = 0.5
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(2)]
 
 
 class Published(NamedTuple):
