@@ -34,6 +34,8 @@ Basic, Channel, Confirm, Connection, Queue = (
 GOODBYE = Connection.Close(200, "bye", 0, 0)
 SLOW: float = 3 * LINGER_SECONDS
 PERSISTENT = {"delivery_mode": 2}
+MANY = 1000
+"""Messages: several batches of the store."""
 
 
 class Store(MemoryStorage):
@@ -105,40 +107,40 @@ async def all_stored(place: Place) -> None:
 async def test_close_ok_waits_for_messages_with_confirms(
     autojump_clock: MockClock, place: Place, goodbye: Connection.Close | Channel.Close
 ) -> None:
-    client = await publisher(place, *bodies(3000), confirms=True)
+    client = await publisher(place, *bodies(MANY), confirms=True)
     begin = trio.current_time()
     answer = await client.call(goodbye, int(isinstance(goodbye, Channel.Close)))
     assert answer.name == goodbye.valid_responses[0]
     assert trio.current_time() - begin >= SLOW
     assert place.door.backlog.value == 0
     confirmed = [frame for _, frame in client.said if frame.name == "Basic.Ack"]
-    assert confirmed[-1].delivery_tag == 3000
-    assert await (await place.connect()).bodies() == bodies(3000)
+    assert confirmed[-1].delivery_tag == MANY
+    assert await (await place.connect()).bodies() == bodies(MANY)
 
 
 @pytest.mark.parametrize("goodbye", [GOODBYE, Channel.Close(200, "", 0, 0)])
 async def test_close_ok_does_not_wait_long_for_messages_without_confirms(
     autojump_clock: MockClock, place: Place, goodbye: Connection.Close | Channel.Close
 ) -> None:
-    client = await publisher(place, *bodies(3000))
+    client = await publisher(place, *bodies(MANY))
     begin = trio.current_time()
     answer = await client.call(goodbye, int(isinstance(goodbye, Channel.Close)))
     assert answer.name == goodbye.valid_responses[0]
     assert trio.current_time() - begin == pytest.approx(GOODBYE_SECONDS)
     await client.stream.aclose()
     await all_stored(place)
-    assert await (await place.connect()).bodies() == bodies(3000)
+    assert await (await place.connect()).bodies() == bodies(MANY)
 
 
 async def test_close_ok_comes_once_everything_is_stored_by_a_quick_store(
     autojump_clock: MockClock, place: Place
 ) -> None:
-    client = await publisher(place, *bodies(3000))
+    client = await publisher(place, *bodies(MANY))
     place.store.seconds = GOODBYE_SECONDS / 20
     assert (await client.call(GOODBYE, 0)).name == "Connection.CloseOk"
     assert place.door.backlog.value == 0
     assert await client.hear() is None  # and the stream ends
-    assert await (await place.connect()).bodies() == bodies(3000)
+    assert await (await place.connect()).bodies() == bodies(MANY)
 
 
 async def test_what_a_client_has_to_itself_goes_before_its_goodbye_is_answered(
@@ -176,18 +178,18 @@ async def test_nobody_waits_for_a_closing_client_to_get_what_it_held(autojump_cl
 async def test_what_was_read_is_stored_when_the_connection_breaks(
     autojump_clock: MockClock, place: Place, *, is_closing: bool
 ) -> None:
-    client = await publisher(place, *bodies(3000))
+    client = await publisher(place, *bodies(MANY))
     if is_closing:
         await client.say(GOODBYE, channel=0)
     await client.stream.aclose()
     await all_stored(place)
     await trio.sleep(LINGER_SECONDS + 1)
     assert place.door.connections == set()
-    assert await (await place.connect()).bodies() == bodies(3000)
+    assert await (await place.connect()).bodies() == bodies(MANY)
 
 
 async def test_what_was_read_is_stored_when_the_daemon_stops(autojump_clock: MockClock, place: Place) -> None:
-    client = await publisher(place, *bodies(3000))
+    client = await publisher(place, *bodies(MANY))
     await trio.sleep(1)
     [served] = place.door.connections
     served.stop()  # type: ignore[attr-defined]
@@ -198,7 +200,7 @@ async def test_what_was_read_is_stored_when_the_daemon_stops(autojump_clock: Moc
     await all_stored(place)
     await trio.sleep(LINGER_SECONDS + 1)
     assert place.door.connections == set()
-    assert await (await place.connect()).bodies() == bodies(3000)
+    assert await (await place.connect()).bodies() == bodies(MANY)
 
 
 async def test_a_client_that_waits_for_its_goodbye_is_not_silent_and_hears_us(

@@ -227,6 +227,7 @@ async def test_time_without_a_daemon_before_a_doubt_does_not_count_for_what_came
         assert await consumed(broker) == b"new"
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seconds", [-2 * YEAR, -1800.0, 3600.0, 2 * YEAR])
 @pytest.mark.parametrize("lasts", [4, proof(600), None])
 @pytest.mark.parametrize("delay", [60.0, 3 * DAY])

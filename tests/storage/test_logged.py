@@ -401,6 +401,7 @@ async def test_from_a_refusal_on_nothing_is_told(natively: bool) -> None:
         assert len(told.outcomes) in (8, 9)  # the last of a record is told with the next one's
 
 
+@pytest.mark.in_turn(2)
 @for_each("seed", SEEDS)
 async def test_a_cut_takes_nothing_that_was_told(natively: bool, seed: int) -> None:
     """At each call of a batch in which one operation is refused: what it told of is there, as it told."""
