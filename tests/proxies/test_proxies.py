@@ -142,6 +142,7 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
+@pytest.mark.in_turn(2)
 def test_the_console_works_in_a_browser(proxied: Proxied, browser: Any) -> None:
     with Hand.at(browser, proxied.url, ignore_https_errors=True) as hand:
         hand.open()

@@ -547,6 +547,7 @@ def test_a_stream_of_one_queue_may_be_given_others(client: Client, options: Opti
     assert rows(reader, reader.partitions(start, end)) == [b"2"]
 
 
+@pytest.mark.in_turn(3)
 def test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts(
     client: Client, options: Options, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

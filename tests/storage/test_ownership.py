@@ -237,6 +237,7 @@ def start(calls: FaultyCalls, root: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("folder", ["state/stage", f"state/stage/{PEER}", "state/properties", "state/peers"])
 def test_at_no_instant_of_a_start_does_a_swapped_folder_lead_it_to_another(tmp_path: Path, folder: str) -> None:
     """All are trusted here: so nothing is refused, and only how it is done is left."""
