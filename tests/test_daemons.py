@@ -18,6 +18,8 @@ from pathlib import Path
 import inotify_simple
 import pytest
 
+from tests.e2e.prepared import Popen
+
 PATIENCE_SECONDS = 30
 UNPRIVILEGED = ("setpriv", "--bounding-set=-dac_override,-dac_read_search") if os.geteuid() == 0 else ()
 """Before a command: root too is bound by permissions, then."""
@@ -33,7 +35,7 @@ def start(temp_root: Path) -> Iterator[Start]:
     running: list[subprocess.Popen[bytes]] = []
 
     def start_one(program: str, *arguments: object) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen([Path(sys.executable).with_name(program), *map(str, arguments)])
+        process = Popen([Path(sys.executable).with_name(program), *map(str, arguments)])
         running.append(process)
         return process
 

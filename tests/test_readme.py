@@ -19,8 +19,8 @@ from tests.shell import Shell, write_program
 TREE = Path(__file__).resolve().parent.parent
 README, CELERY = TREE / "README.md", TREE / "docs" / "celery.md"
 SESSIONS = {
-    "tutorial": (16, ()),
-    "backup": (8, ()),
+    "tutorial": (16, pytest.mark.in_turn(2)),
+    "backup": (8, pytest.mark.in_turn(2)),
     "web-frameworks": (2, pytest.mark.proof),
     "embedding": (2, pytest.mark.proof),
     "javascript": (1, (pytest.mark.proof, pytest.mark.skipif(shutil.which("node") is None, reason="needs node"))),

@@ -29,7 +29,7 @@ from mq.errors import InvalidSetting
 from mq.settings import Settings
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
 from tests.cases import for_each
-from tests.e2e.prepared import Popen
+from tests.e2e.prepared import Popen, run
 
 PATIENCE_SECONDS = 30
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -195,7 +195,7 @@ def test_what_is_refused_is_one_line_and_2(tmp_path: Path, args: list[str], reas
         "--storage=memory:",
         *(arg.format(folder=tmp_path) for arg in args),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=ENVIRONMENT)
+    done = run(command, capture_output=True, text=True, check=False, timeout=60, env=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (2, "")
     told = [line for line in done.stderr.splitlines() if "is readable by every user" not in line]
     assert len(told) == 1

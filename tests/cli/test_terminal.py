@@ -15,6 +15,7 @@ import pytest
 
 import mq.cli
 from mq.cli.terminal import aligned, escape
+from mq.client import Client, Outgoing
 from tests.cases import for_each
 from tests.e2e import prepared
 from tests.e2e.daemon import Daemon
@@ -57,6 +58,15 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
         daemon.stop()
 
 
+@pytest.fixture(scope="module")
+def message(daemon: Daemon) -> str:
+    """The id of one that commands the terminal, in the queue `q`; the schedule `s` publishes the same."""
+    with Client(f"http://127.0.0.1:{daemon.port}") as client:
+        client.create_queue("q")
+        client.put_schedule("s", "q", Outgoing(EVIL.encode()), cron="0 3 * * *")
+        return client.publish("q", EVIL, attributes={"kind": "x"}).id
+
+
 def run(daemon: Daemon, *args: str, body: bytes = b"") -> bytes:
     command = [sys.executable, "-m", "mq", *args, "--url", f"http://127.0.0.1:{daemon.port}"]
     return prepared.run(command, input=body, capture_output=True, check=True, timeout=60).stdout
@@ -97,12 +107,8 @@ EVIL = "a\u009b2J\u202eb\x1b[31m\u2028c 北京"
     ],
     ids=" ".join,
 )
-def test_on_a_terminal_no_command_commands_it(daemon: Daemon, args: tuple[str, ...]) -> None:
-    run(daemon, "queue", "create", "q")
-    run(daemon, "purge", "q", "--yes")
-    id = run(daemon, "send", "q", "--attribute", "kind=x", body=EVIL.encode()).decode().strip()
-    run(daemon, "schedule", "put", "s", "q", "--cron", "0 3 * * *", "-m", EVIL)
-    text = run_on_terminal(daemon, *(id if each == "ID" else each for each in args))
+def test_on_a_terminal_no_command_commands_it(daemon: Daemon, message: str, args: tuple[str, ...]) -> None:
+    text = run_on_terminal(daemon, *(message if each == "ID" else each for each in args))
     assert text
     assert not [each for each in text if each != "\n" and escape(each) != each]
 

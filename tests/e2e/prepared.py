@@ -1,6 +1,6 @@
 """Programs that begin as copies of a process which has imported mq already.
 
-To import mq takes 0.8 of the 0.85 seconds of processor time of a daemon's start, and 0.2 of a command's; the tests
+To import mq takes 0.8 of the 0.85 seconds of processor time of a daemon's start, and 0.25 of a command's; the tests
 start hundreds of each. Each process that runs tests keeps one that has mq imported and forks. From then on a copy does
 what ``python -m mq`` does, up to the way it ends. Where the start is what is tested, use :mod:`subprocess`.
 """
@@ -28,7 +28,15 @@ TREE: Final = Path(__file__).resolve().parents[2]
 
 _MOST: Final = 1 << 17
 _ANSWER_SECONDS: Final = 120.0
-_PREPARED: Final = ("mq.cli.serve", "encodings.idna")
+_PREPARED: Final = (
+    "mq.cli.serve",
+    *(
+        f"mq.cli.{verbs}"
+        for verbs in ("archive", "doctor", "messages", "mover", "queues", "reaper", "receive", "schedules", "top")
+    ),
+    *("mq.client.sync_client", "certifi", "encodings.idna"),
+)
+_PROGRAMS: Final = [Path(sys.executable).with_name(name) for name in ("mq", "mq-mover", "mq-reaper")]
 _HEEDED_AT_FIRST: Final = re.compile(r"LD_|LC_|LANG|TZ|MALLOC_|GLIBC_|OPENSSL_|SSL_|PYTHON(?!PATH|DONTWRITE|WARNINGS)")
 """Variables that Python, C's library and OpenSSL read as a process begins; mq reads its own when it runs."""
 
@@ -40,7 +48,8 @@ processor_seconds = 0.0
 
 
 class Popen(subprocess.Popen[Any]):
-    """As :class:`subprocess.Popen`; ``[sys.executable, "-m", module, ...]`` begins as a copy."""
+    """As :class:`subprocess.Popen`; ``[sys.executable, "-m", module, ...]`` begins as a copy, and so does a program of
+    mq's that is installed beside ``sys.executable``, by its path."""
 
     _handle: int | None = None
 
@@ -53,7 +62,7 @@ class Popen(subprocess.Popen[Any]):
             super()._execute_child(args, *rest)  # type: ignore[misc]
             return
         wanted = {
-            "command": [os.fspath(each) for each in args[2:]],
+            "command": [os.fspath(each) for each in (args[2:] if args[0] == sys.executable else args)],
             "environment": dict(environment),
             "folder": os.fspath(cwd or os.getcwd()),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -123,7 +132,8 @@ def run(
 
 def _can_be_copied(command: Any, environment: Mapping[str, str]) -> bool:
     """Whether a copy does what a new program does."""
-    return list(command[:2]) == [sys.executable, "-m"] and _heeded(environment) == _heeded(os.environ)
+    is_module = list(command[:2]) == [sys.executable, "-m"]
+    return (is_module or command[0] in _PROGRAMS) and _heeded(environment) == _heeded(os.environ)
 
 
 def _heeded(environment: Mapping[str, str]) -> dict[str, str]:
@@ -221,5 +231,8 @@ if __name__ == "__main__":
     gc.freeze()
     command = _copied(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
-        sys.argv[1:] = command[1:]
-        runpy.run_module(command[0], run_name="__main__", alter_sys=True)
+        sys.argv[:] = command
+        if os.path.isabs(command[0]):
+            runpy.run_path(command[0], run_name="__main__")
+        else:
+            runpy.run_module(command[0], run_name="__main__", alter_sys=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
 from mq.testing.calls import FaultyCalls
 from tests.cases import for_each
+from tests.e2e.prepared import run
 
 STRANGER: Final = 4711
 TRUSTING: Final = StorageOptions(group_writable=True, root_owner=STRANGER)
@@ -205,7 +205,7 @@ def test_each_program_says_so_in_one_line_and_ends_with_2(root: Path, program: s
     os.chown(root / "remove", STRANGER, STRANGER)
     name, *arguments = program.format(root).split()
     command = [Path(sys.executable).with_name(name), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert "belongs to 4711" in done.stderr
     assert done.stderr.count("\n") == 1
