@@ -31,7 +31,7 @@ BOUNDS_WITH_A_LOG: Final = {
 KNOWN: Final = {
     "HTTP publish": {"mq/web/endpoints.py", "mq/broker/publishing.py", "mq/storage/files/posix.py"},
     "HTTP fetch with wait, and the publish that ends it": {"mq/broker/dispatch.py", "mq/broker/publishing.py"},
-    "AMQP publish, with its confirm": {"mq/amqp/protocol/channel.py", "mq/amqp/server/publish_pump.py"},
+    "AMQP publish, with its confirm": {"mq/amqp/protocol/channel.py", "mq/amqp/server/publishes.py"},
     "HTTP remove": {"mq/broker/consuming.py", "mq/storage/files/posix.py"},
 }
 """Way -> files that it cannot do without."""

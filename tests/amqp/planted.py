@@ -11,25 +11,23 @@ from tests.simulation.planting import Bug
 
 BUGS: Final = {
     "a publish is confirmed before it is stored": Bug(
-        "PublishPump._go_on",
-        "self._portions.append(portion)",
+        "PublishQueue._submit_waiting",
+        "self._batches.append(batch)",
         """
-        self._publisher.published(portion.messages)
-        self._portions.append(portion)
+        self._connection.published(batch.messages, is_stored=True)
+        self._batches.append(batch)
         """,
     ),
     "what is refused is lost with what is stored": Bug(
-        "PublishPump._go_on",
-        "self._submit(portion)",
-        "not self._end(portion)",
+        "PublishQueue._submit_waiting",
+        "self._submit(batch)",
+        "not self._end(batch)",
     ),
-    "a connection that ends gives nothing back": Bug(
-        "Handlers._release", "await self._broker.put_back(held, most=most)", "pass"
-    ),
+    "a connection that ends gives nothing back": Bug("release", "await state.broker.put_back(held, most=most)", "pass"),
     "what comes back has no mark": Bug(
-        "Handlers._release",
-        "self._broker.put_back(held, most=most)",
-        "self._broker.put_back(held, redelivered=False)",
+        "release",
+        "state.broker.put_back(held, most=most)",
+        "state.broker.put_back(held, redelivered=False)",
     ),
     "a nack loses the message": Bug(
         "_settle",
@@ -47,12 +45,12 @@ BUGS: Final = {
         "[(await self._above.read([e]))[0] if self._above.holds(e) else next(from_below) for e in entries]",
     ),
     "a close is answered before the confirms": Bug(
-        "Handlers._leave", "if self._connection.owes_confirms(command.channel): ...", "pass"
+        "ServedConnection._leave", "if self.connection.owes_confirms(command.channel): ...", "pass"
     ),
     "a commit does not wait for the disk": Bug(
-        "Handlers._commit",
-        "settle(self._state, settled.outcome, settled.deliveries, durable=True)",
-        "settle(self._state, settled.outcome, settled.deliveries, durable=False)",
+        "ServedChannel.commit",
+        "settling.settle(self._state, settled.outcome, settled.deliveries, durable=True)",
+        "settling.settle(self._state, settled.outcome, settled.deliveries, durable=False)",
     ),
 }
 """Each by what it does, in words."""

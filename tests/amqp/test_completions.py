@@ -12,8 +12,8 @@ from pamqp import commands
 from trio.testing import MockClock
 
 from mq import turns
-from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.served_connection import ServedConnection
+from mq.amqp.server.served_consumer import ServedConsumer
 from mq.broker import Broker, Draft, Published, UnackedMessage, open_broker
 from mq.errors import MQError, NoSuchQueue
 from mq.storage.interface import AnyOperation, Drop, Outcome, Put, Result
@@ -347,7 +347,7 @@ async def test_delivery_that_raises_ends_its_connection_alone(
     def fail(*_: object) -> bool:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(ConsumerPump, "_write", fail)
+    monkeypatch.setattr(ServedConsumer, "_write", fail)
     await publisher.publish("q", b"x")
     assert (await publisher.hear()).name == "Basic.Ack"
     assert (await consumer.hear()).name == "Connection.Close"
@@ -394,8 +394,8 @@ async def cut_off(house: House, steps: int) -> None:
         await trio.lowlevel.checkpoint()
     for served in house.door.connections:
         assert isinstance(served, ServedConnection)
-        if served._nursery is not None:
-            served._nursery.cancel_scope.cancel()
+        if served.nursery is not None:
+            served.nursery.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("steps", range(12))

@@ -20,9 +20,9 @@ from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
-from mq.amqp.server import served_connection
-from mq.amqp.server.consumer_pump import ConsumerPump
-from mq.amqp.server.publish_pump import MOST_TOGETHER
+from mq.amqp.server import removals
+from mq.amqp.server.publishes import MOST_TOGETHER
+from mq.amqp.server.served_consumer import ServedConsumer
 from mq.amqp.server.state import UnusedQueues
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft, UnackedMessage
@@ -388,7 +388,7 @@ async def test_a_client_that_acknowledges_faster_than_the_store_is_not_read_mean
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is no heartbeat that it missed."""
-    monkeypatch.setattr(served_connection, "LEAST_ACKNOWLEDGING", 2)
+    monkeypatch.setattr(removals, "LEAST_ACKNOWLEDGING", 2)
     async with open_house() as house:
         client = await house.connect(heartbeat=5)
         await client.declare()
@@ -476,7 +476,7 @@ async def test_a_cancelled_consumer_has_given_back_before_it_is_told(
 ) -> None:
     """Else another consumer could get what comes behind those messages."""
 
-    async def never_send(consumer: ConsumerPump, messages: Sequence[UnackedMessage]) -> None:
+    async def never_send(consumer: ServedConsumer, messages: Sequence[UnackedMessage]) -> None:
         try:
             await trio.sleep_forever()
         finally:
@@ -484,7 +484,7 @@ async def test_a_cancelled_consumer_has_given_back_before_it_is_told(
                 await trio.sleep(1)
                 await consumer._give_back(messages)
 
-    monkeypatch.setattr(ConsumerPump, "_deliver", never_send)
+    monkeypatch.setattr(ServedConsumer, "_deliver", never_send)
     await client.declare()
     await confirmed(client, b"1", b"2")
     await client.call(Basic.Consume(queue="q", consumer_tag="c"))
@@ -499,11 +499,11 @@ async def test_a_consumer_that_cannot_give_back_in_time_keeps_its_queue_from_nob
 ) -> None:
     """The store does not answer: the client hears of that, and its exclusive consumer has ended all the same."""
 
-    async def give_back_late(pump: ConsumerPump, messages: Sequence[UnackedMessage]) -> None:
+    async def give_back_late(consumer: ServedConsumer, messages: Sequence[UnackedMessage]) -> None:
         with trio.CancelScope(shield=True):
             await trio.sleep(2 * PATIENCE_SECONDS)
 
-    monkeypatch.setattr(ConsumerPump, "_give_back", give_back_late)
+    monkeypatch.setattr(ServedConsumer, "_give_back", give_back_late)
     await client.declare()
     await client.consume(exclusive=True)
     await client.call(method)
@@ -731,7 +731,7 @@ async def test_a_late_consumer_does_not_take_a_new_queue_of_the_same_name_along(
     await client.declare(auto_delete=True)
     await client.consume()
     [consumer] = house.door.topology.consumers.of(QueueName("q"))
-    assert isinstance(consumer, ConsumerPump)
+    assert isinstance(consumer, ServedConsumer)
     await other.call(Queue.Delete(queue="q"))
     await other.declare(auto_delete=True)
     await house.door.consumer_ended(consumer)  # its client cancels it before it has heard that it is over

@@ -6,11 +6,16 @@
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
 * ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
-* ``publish_pump``: what a connection publishes, stored in order.
-* ``backpressure``: what makes publishers wait: a store without room, and what it has not taken yet.
-* ``consumer_pump``: one consumer: messages from its queue to its client.
+* ``backpressure``: what makes publishers wait: a store without room, and messages that it has not taken yet.
 * ``state``: what all connections share; queues that expire while they are not used.
-* ``handlers``: each command carried out and answered.
-* ``served_connection``: one connection: read, carry out, answer, keep time, end; what operators see of it.
+* ``client_socket``: bytes from one client, and bytes that it may leave unread.
+* ``link``: the writing side of a connection: protocol, socket, tasks, and errors that end it.
+* ``submitted_batch``, ``publishes``: messages of a connection, stored and answered in order.
+* ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
+* ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
+* ``served_channel``: one channel: its consumers, gets, transactions, and its end.
+* ``declarations``: each command that declares, changes or inspects an exchange, queue or binding.
+* ``served_connection``: one connection: read, carry out, answer, keep time, end.
+* ``status``: a connection and its consumers as operators see them.
 * ``listener``: the socket: accept, serve, stop.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 
 import trio
@@ -16,7 +17,6 @@ from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.protocol.commands import Authenticate, Authenticated
 from mq.amqp.protocol.session import ConnectionLimits
 from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
-from mq.amqp.server.consumer_pump import ConsumerPump
 from mq.amqp.server.copies import Copies
 from mq.amqp.server.dead_letters import DeadLetterRouter
 from mq.amqp.server.topology_store import TopologyStore
@@ -27,6 +27,24 @@ from mq.doors.logins import Logins, TryLater
 from mq.doors.open_connections import OpenConnections
 from mq.doors.quotas import Quotas
 from mq.message import QueueName
+
+
+class QueueConsumer(ABC):
+    """A consumer as its queue knows it.
+
+    Attributes:
+        queue: its queue.
+    """
+
+    queue: Queue
+
+    @abstractmethod
+    def go_on(self) -> None:
+        """Look again for messages: it may be the queue's active consumer now."""
+
+    @abstractmethod
+    def lose_queue(self) -> None:
+        """End because the queue is gone, and tell the client."""
 
 
 class AmqpState:
@@ -152,7 +170,7 @@ class AmqpState:
             raise Refusal(Code.CONNECTION_FORCED, f"user '{user.name}' was removed")
         return now
 
-    async def consumer_ended(self, consumer: ConsumerPump) -> None:
+    async def consumer_ended(self, consumer: QueueConsumer) -> None:
         """Remove a consumer that has ended, and its queue where the queue goes with it.
 
         Raises:
@@ -163,7 +181,7 @@ class AmqpState:
             return  # what has that name now is another queue
         if queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
             active = self.topology.consumers.active(queue.key)
-            if isinstance(active, ConsumerPump):
+            if isinstance(active, QueueConsumer):
                 active.go_on()
         self.unused.note_use(queue)
         if queue.auto_delete:
@@ -202,7 +220,7 @@ class AmqpState:
 async def _end_consumers(consumers: Sequence[Hashable]) -> None:
     """End consumers whose queue is gone, and tell their clients."""
     async for consumer in turns.in_turns(consumers, turns.FRAME):
-        assert isinstance(consumer, ConsumerPump)
+        assert isinstance(consumer, QueueConsumer)
         consumer.lose_queue()
 
 

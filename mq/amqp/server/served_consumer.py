@@ -9,70 +9,34 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final
 
 import trio
 
 from mq import turns
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
-from mq.amqp.model.declared import Queue
-from mq.amqp.model.topology import ConsumerRegistry
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
-from mq.amqp.protocol.connection import Connection
-from mq.amqp.server.message_codec import arrival_of, with_delivery_count
+from mq.amqp.server.delivery import arrival, delivery_bytes, read
+from mq.amqp.server.link import ClientLink
+from mq.amqp.server.state import QueueConsumer
 from mq.broker import Exclusion, Precedence, UnackedMessage
-from mq.broker.api import BrokerAPI
-from mq.doors.budget import UNCOUNTED_BYTES, Budget, Use
+from mq.doors.budget import UNCOUNTED_BYTES, Use
 from mq.doors.open_connections import RecentRate
 from mq.errors import CorruptMessage, MQError
-from mq.message import BytesBody, Message, SharedAttributes
 
 logger = logging.getLogger("mq.amqp")
 
-DELIVERY_BYTES: Final = 256
-"""What a delivery takes in memory besides its message."""
-_WRITTEN: Final = 2
-"""How much memory a character of the attributes takes, with what it is written in."""
 _AHEAD: Final = 16 * 1024
 """Bytes that are reserved together, so that not each of many short messages asks for its own."""
 MOST_BYTES_TOGETHER: Final = 256 * 1024
-"""Bytes of bodies that are sent before the pump checks that the client reads."""
+"""Bytes of bodies that are sent before the consumer checks that the client reads."""
 
 
-class ClientLink(Protocol):
-    """One client's connection, as its consumers and its commands use it."""
-
-    @property
-    def connection(self) -> Connection:
-        """Its protocol, without a socket."""
-
-    @property
-    def send_answers(self) -> Callable[[], None]:
-        """Sends what was written. It never raises."""
-
-    @property
-    def has_room_to_send(self) -> bool:
-        """Whether the client has read most of what was sent."""
-
-    async def room_to_send(self, stalled: Callable[[], None] | None = None) -> None:
-        """Wait until it has; call `stalled` first if it has not."""
-
-    def complete(self, completion: Callable[..., None], *args: Any) -> None:
-        """Call a completion. If that raises, it ends the connection."""
-
-    def remove(self, held: Sequence[UnackedMessage]) -> None:
-        """Begin to remove acknowledged messages."""
-
-    def start_consumer(self, consumer: ConsumerPump) -> None:
-        """Start the task of a consumer."""
-
-
-class ConsumerPump:
+class ServedConsumer(QueueConsumer):
     """Moves messages from a queue to one consumer's client.
 
     Args:
-        consumers: of all queues; knows which one of a queue is active, where only one may be.
-        command: the client's wish: queue, tag, priority, and whether it acknowledges.
+        command: the client's request: queue, tag, priority, and whether it acknowledges.
 
     Attributes:
         exclusion: of the queue, where this is its only consumer.
@@ -81,34 +45,29 @@ class ConsumerPump:
         rate: how many of late.
     """
 
-    def __init__(
-        self,
-        broker: BrokerAPI,
-        consumers: ConsumerRegistry,
-        link: ClientLink,
-        command: Consume,
-    ) -> None:
+    def __init__(self, link: ClientLink, command: Consume) -> None:
         self.channel: ChannelKey = command.channel
         self.tag = command.tag
-        self.queue: Queue = command.queue
+        self.queue = command.queue
         self.exclusion: Exclusion | None = None
-        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self._now = link.now
         self.began = self.last_delivery = self._now()
         self.delivered = 0
         self.rate = RecentRate(self.began)
-        self._broker = broker
-        self._consumers = consumers
+        self._broker = link.state.broker
+        self._consumers = link.state.topology.consumers
         is_quorum = command.queue.arguments.get(QUEUE_TYPE) == QUORUM
         is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
         self._is_single = is_single and not is_quorum
         self._waits_its_turn = is_single and is_quorum  # behind consumers at all nodes
         self._link = link
+        self._socket = link.socket
         self._connection = link.connection
         self._no_ack = command.no_ack
         self._precedence = Precedence(command.priority)
         self._receive = partial(link.complete, self._received)
         self._context = copy_context()
-        self._delivering = link.connection.session.memory.reserve(Use.DELIVERY)
+        self._delivering = link.memory.reserve(Use.DELIVERY)
         self._lacking = 0
         self._scope = trio.CancelScope()
         self._fed = trio.lowlevel.ParkingLot()  # its task, while it waits for credit or messages
@@ -190,11 +149,7 @@ class ConsumerPump:
         """Write messages in this step, as many as a turn has. False where that takes longer: its task delivers them."""
         needed = sum([delivery_bytes(each.message, self._delivering.client.budget) for each in held])
         arrivals = [found for each in held if (found := arrival(each, self.queue)) is not None]
-        is_now = (
-            len(arrivals) == len(held) <= turns.MESSAGES_A_TURN
-            and self._link.has_room_to_send
-            and self._is_free(needed)
-        )
+        is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.has_room and self._is_free(needed)
         if not is_now or (self._no_ack and not self._settles(held)):
             self._held = held
             return False
@@ -293,7 +248,7 @@ class ConsumerPump:
         left = deque(messages)
         try:
             while left:
-                await self._link.room_to_send(self._precedence.step_aside)
+                await self._socket.wait_for_room(self._precedence.step_aside)
                 ready = await self._read(left)
                 if not ready and self._lacking:
                     break
@@ -362,68 +317,3 @@ class ConsumerPump:
                 for each in held:
                     await each.message.body.aclose()
                 await self._broker.put_back(list(held), redelivered=False)
-
-
-def delivery_bytes(message: Message, budget: Budget) -> int:
-    """How much memory the delivery of a message takes: its body is there as it was read, and as it is sent.
-
-    Args:
-        budget: has the memory; no more than all of it is asked for.
-    """
-    size, _, attributes = message.properties
-    if isinstance(attributes, SharedAttributes):
-        written = len(attributes.encoded())
-    else:
-        written = 0
-        for value in attributes.values():
-            written += len(value) if isinstance(value, str) else _size(value)
-    return min(2 * size + DELIVERY_BYTES + _WRITTEN * written, budget.most)
-
-
-def _size(value: Any) -> int:
-    """About how long the value of an attribute is, other than a text."""
-    if not isinstance(value, dict):
-        return 16
-    size = 0
-    for name, its in value.items():
-        size += len(str(name)) + (len(its) if isinstance(its, str) else _size(its))
-    return size
-
-
-async def read(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival:
-    """Read an unacknowledged message as it is delivered, and close its body.
-
-    Args:
-        is_asked_for: whether a client gets it by ``basic.get``, and not as a consumer.
-
-    Raises:
-        CorruptMessage: its bytes are not those that were published.
-    """
-    body = held.message.body
-    if isinstance(body, BytesBody):
-        data = body.data
-    else:
-        data = await body.read()
-        with trio.CancelScope(shield=True):  # on an earlier error the caller closes it
-            await body.aclose()
-    return _arrival(held, queue, data, is_asked_for=is_asked_for)
-
-
-def arrival(held: UnackedMessage, queue: Queue, *, is_asked_for: bool = False) -> Arrival | None:
-    """As :func:`read`, of a message whose body is in memory; None if it is not, or the message is damaged."""
-    body = held.message.body
-    try:
-        return _arrival(held, queue, body.data, is_asked_for=is_asked_for) if isinstance(body, BytesBody) else None
-    except CorruptMessage:
-        return None
-
-
-def _arrival(held: UnackedMessage, queue: Queue, body: bytes, *, is_asked_for: bool) -> Arrival:
-    message = held.message
-    attributes = message.properties.attributes
-    token = held.to_settle()
-    found = arrival_of(token, message.id, queue.name, attributes, body, redelivered=held.redelivered)
-    returns = message.receives - 1
-    if queue.arguments.get(QUEUE_TYPE) == QUORUM and (returns > 0 or is_asked_for):
-        return found._replace(properties=with_delivery_count(found.properties, returns))
-    return found

@@ -1,0 +1,336 @@
+"""Messages that one connection publishes, stored in order: in the step that read them, and answered by a completion.
+
+Only where a queue has to be looked for first, or a message found no room, a task of the connection stores a batch.
+While the store has no room, publishers wait.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from typing import Final
+
+import trio
+from pamqp import commands as methods
+
+from mq.amqp.model.declared import Queue
+from mq.amqp.protocol.commands import PublishedMessage
+from mq.amqp.protocol.connection import Connection
+from mq.amqp.protocol.session import MESSAGE_OVERHEAD
+from mq.amqp.server.copies import Copy
+from mq.amqp.server.dead_letters import Reason
+from mq.amqp.server.link import ClientLink, refusal_of
+from mq.amqp.server.message_codec import draft_of
+from mq.amqp.server.submitted_batch import SubmittedBatch, is_dead_lettered
+from mq.amqp.wire.errors import Code, Refusal
+from mq.broker import Published
+from mq.errors import MQError, NotServed, StorageFull
+from mq.message import QueueName
+
+logger = logging.getLogger("mq.amqp")
+
+MOST_TOGETHER: Final = 128
+"""Messages in a batch, and copies that are submitted in one step: one message may go to thousands of queues. Preparing
+more would hold up other connections."""
+MOST_COPIES: Final = 1024
+"""Copies in a batch whose messages go to many queues each, and messages of a transaction that are stored together."""
+MOST_BATCHES: Final = 3
+"""The most batches of one connection that are submitted and not answered."""
+RETRY_SECONDS: Final = 1.0
+"""The pause before messages that found no room are tried again."""
+
+
+class PublishQueue:
+    """Messages of one connection on their way to the store.
+
+    Attributes:
+        lost: how many are not stored, or not known to be, without their publisher having been told.
+    """
+
+    def __init__(self, link: ClientLink) -> None:
+        self.lost = 0
+        self._link = link
+        self._connection = link.connection
+        self._state = link.state
+        self._broker = link.state.broker
+        self._count_consumers = link.state.topology.consumers.count
+        self._backlog = link.backlog
+        self._waiting: deque[PublishedMessage] = deque()
+        self._batches: deque[SubmittedBatch] = deque()  # submitted and not answered
+        self._under_way = 0  # messages of these
+        self._stuck = 0  # batches with messages that found no room
+        self._changed = trio.lowlevel.ParkingLot()  # tasks of batches that wait for those before them
+        self._is_taking = False  # a task has a batch: the next one begins once its messages have their place
+        self._is_reading = False  # answers are sent at the end of this step
+        self._is_submitting = False
+        self._context = copy_context()
+        self._has_ended = False
+        self._is_left = False
+
+    def put(self, messages: Sequence[PublishedMessage]) -> None:
+        """Store these after all that were put before."""
+        if self._has_ended:
+            self.lost += len(messages)
+            return
+        self._waiting.extend(messages)
+        self._backlog.messages += len(messages)
+        self._backlog.size += sum(map(_size, messages))
+        self._is_reading = True
+        self._submit_waiting()
+        self._is_reading = False
+        self._backlog.settle()
+
+    async def store_now(self, messages: Sequence[PublishedMessage]) -> list[SubmittedBatch]:
+        """Store messages after all that were put before. Returns them in batches, with what is refused.
+
+        Raises:
+            MQError: the store has failed, or the broker ends.
+        """
+        await self._backlog.wait_until_empty()
+        batches = [SubmittedBatch(messages[at : at + MOST_COPIES]) for at in range(0, len(messages), MOST_COPIES)]
+        with self._backlog.awaited():
+            for batch in batches:
+                await self._store(batch)
+        return batches
+
+    def leave(self) -> None:
+        """The client has gone. Its messages still wait for room, unless too much waits in all."""
+        self._is_left = True
+
+    def end(self) -> None:
+        """Store nothing more. Does nothing the second time."""
+        self._state.alarm.clear(self)
+        self._has_ended = True
+        self._waiting.clear()
+        self._batches.clear()
+        self._under_way = 0
+        self.lost += self._backlog.clear()
+
+    # Submitting
+
+    def _submit_waiting(self) -> None:
+        if self._is_submitting:
+            return  # called by a completion in the loop below, which goes on
+        self._is_submitting = True
+        try:
+            while self._waiting and self._may_submit():
+                batch = self._next_batch()
+                self._batches.append(batch)
+                self._under_way += len(batch.messages)
+                if not self._submit(batch):
+                    self._is_taking = True
+                    self._link.start(self._store_batch, batch, ())
+        finally:
+            self._is_submitting = False
+
+    def _may_submit(self) -> bool:
+        if self._backlog.failure is not None or self._is_taking or self._stuck:
+            return False
+        return self._under_way <= (MOST_BATCHES - 1) * MOST_TOGETHER
+
+    def _next_batch(self) -> SubmittedBatch:
+        """Take the messages of a batch: fewer than usual if each goes to many queues."""
+        messages: list[PublishedMessage] = []
+        copies = 0
+        while self._waiting and len(messages) < MOST_TOGETHER and copies < MOST_COPIES:
+            messages.append(self._waiting.popleft())
+            copies += len(messages[-1].queues)
+        return SubmittedBatch(messages)
+
+    def _submit(self, batch: SubmittedBatch) -> bool:
+        """Submit a batch in this step. False where something has to be waited for first, or these are more copies than
+        fit in a step; then nothing has begun."""
+        copies: dict[QueueName, list[tuple[PublishedMessage, Queue]]] = {}
+        count = 0
+        for message in batch.messages:
+            for queue in message.queues:
+                if queue.is_unsure:
+                    return False
+                copies.setdefault(queue.key, []).append((message, queue))
+                count += 1
+        if count > MOST_TOGETHER:
+            return False
+        if len(copies) > 1 and not all(map(self._broker.publishes_now, copies)):
+            return False
+        batch.left = len(copies)
+        for name, its in copies.items():
+            drafts = [draft_of(message, queue, self._count_consumers) for message, queue in its]
+            stored = partial(self._stored, batch, its)
+            try:
+                if not self._broker.publish_now(name, drafts, stored):
+                    return False  # of its only queue
+            except MQError as error:
+                stored([error] * len(its))
+        return True
+
+    # Answering
+
+    def _stored(
+        self,
+        batch: SubmittedBatch,
+        copies: Sequence[tuple[PublishedMessage, Queue]],
+        outcomes: Sequence[Published | MQError],
+    ) -> None:
+        """Take the outcomes of one queue. Answer the batch with the last one."""
+        for (message, queue), outcome in zip(copies, outcomes, strict=True):
+            if isinstance(outcome, MQError):
+                batch.failed.append((Copy(message, queue), outcome))
+        batch.left -= 1
+        if batch.left or self._has_ended:
+            return
+        if batch.failed and not batch.refuse_failed():
+            self._link.start(self._store_batch, batch, batch.failed)
+            return
+        try:
+            self._end(batch)
+        except Exception as error:  # noqa: BLE001 - it is logged, and ends the connection alone
+            self._link.end_after_error(error)
+
+    def _end(self, batch: SubmittedBatch) -> None:
+        """Note that a batch is stored or refused, and answer it once those before it are."""
+        batch.is_done = True
+        while self._batches and self._batches[0].is_done:
+            first = self._batches.popleft()
+            messages, backlog = first.messages, self._backlog
+            self._under_way -= len(messages)
+            backlog.messages -= len(messages)
+            backlog.size -= sum(map(_size, messages))
+            backlog.stored += len(messages)
+            if not self._is_reading:
+                self._broker.progress.after(self._link.send_answers)
+            if first.is_stored:
+                self._connection.published(messages, is_stored=True)
+            else:
+                self._answer_refused(first)
+        if self._changed:
+            self._changed.unpark_all()
+        if not self._is_submitting:
+            if self._waiting:
+                self._context.copy().run(self._submit_waiting)
+            self._backlog.settle()
+
+    def _answer_refused(self, batch: SubmittedBatch) -> None:
+        connection = self._connection
+        return_messages(connection, batch.unrouted())
+        connection.published(batch.refused(), is_stored=False)
+        connection.published(batch.stored(), is_stored=True)
+        lost = batch.beyond_nack()
+        if lost:
+            logger.warning("%d messages from AMQP client %s were not stored: %s", len(lost), self._link.peer, batch.why)
+            self._close_channels(lost, batch.why)
+
+    def _close_channels(self, messages: Sequence[PublishedMessage], why: str) -> None:
+        """Close the channels of messages that are not stored where a nack would not help."""
+        for key, count in Counter(message.channel for message in messages).items():
+            what = "1 message was" if count == 1 else f"{count} messages were"
+            channel = self._connection.channel(key)
+            if channel is not None:
+                channel.lose(Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}"), methods.Basic.Publish())
+        self._link.start(self._link.work_again)
+
+    # Batches for which something has to be waited for
+
+    async def _store_batch(self, batch: SubmittedBatch, outcomes: Sequence[tuple[Copy, MQError | None]]) -> None:
+        """Store a batch in a task, and answer it.
+
+        Args:
+            outcomes: of the first try; none before it.
+        """
+        is_taking = not outcomes
+
+        def has_place() -> None:
+            nonlocal is_taking
+            if is_taking:
+                is_taking = self._is_taking = False
+                self._submit_waiting()
+                self._backlog.settle()  # what was begun there may have ended in the same step
+
+        while self._stuck and is_taking:
+            await self._changed.park()
+        try:
+            await self._store(batch, has_place, outcomes)
+        except MQError as error:
+            if not self._has_ended:
+                self._backlog.failure = error
+                self.end()
+                self._link.fail(refusal_of(error))
+            return
+        if self._has_ended:
+            return
+        self._end(batch)
+        has_place()
+        self._broker.progress.flush()
+
+    async def _store(
+        self,
+        batch: SubmittedBatch,
+        has_place: Callable[[], object] | None = None,
+        outcomes: Sequence[tuple[Copy, MQError | None]] = (),
+    ) -> None:
+        """Store a batch, waiting for room if there is none.
+
+        Args:
+            has_place: called when all that is stored from then on comes behind them; perhaps only by the end.
+        """
+        await self._route(batch)
+        copies = batch.copies()
+        while copies:
+            stuck, why = [], ""
+            for copy, error in outcomes or await self._state.copies.store(copies, has_place):
+                if isinstance(error, StorageFull):
+                    stuck.append(copy)
+                    why = str(error)
+                elif error is not None:
+                    if not batch.refuse(copy.publication, error):
+                        raise error
+                    if is_dead_lettered(copy, error):
+                        with suppress(NotServed):  # the message is refused anyway, and its publisher told
+                            await self._state.dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
+            copies, outcomes = stuck, ()
+            if stuck:
+                await self._wait_for_room(why)
+        if not self._stuck and self._backlog.why_full:
+            self._backlog.why_full = ""
+            self._state.alarm.clear(self)
+            self._link.send_answers()
+
+    async def _wait_for_room(self, why: str) -> None:
+        """Wait before a batch is tried again that found no room. Meanwhile no other begins."""
+        if self._has_ended or (self._is_left and self._backlog.is_memory_scarce):
+            raise StorageFull(why)
+        self._backlog.why_full = why or "the store has no room"
+        self._state.alarm.raise_alarm(self, self._backlog.why_full)
+        self._link.send_answers()  # and with them connection.blocked
+        self._stuck += 1
+        try:
+            await trio.sleep(RETRY_SECONDS)
+        finally:
+            self._stuck -= 1
+            if not self._stuck:
+                self._changed.unpark_all()
+
+    async def _route(self, batch: SubmittedBatch) -> None:
+        """Find the queues of messages that could not be routed when they came."""
+        unrouted = [message for message in batch.messages if message.queues[0].is_unrouted]
+        if unrouted:
+            try:
+                batch.route(await self._state.copies.routed(unrouted))
+            except NotServed as error:
+                for message in unrouted:
+                    batch.refuse(message, error)
+
+
+def return_messages(connection: Connection, messages: Iterable[PublishedMessage]) -> None:
+    """Return mandatory messages that no queue takes. Call it before they are confirmed."""
+    for message in messages:
+        channel = connection.channel(message.channel)
+        if channel is not None:
+            channel.give_back(message)
+
+
+def _size(message: PublishedMessage) -> int:
+    return len(message.body) + len(message.properties.raw) + MESSAGE_OVERHEAD

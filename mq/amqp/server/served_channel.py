@@ -1,0 +1,248 @@
+"""One channel as it is served: its consumers, its gets, its transactions, and its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import replace
+
+from mq import turns
+from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
+from mq.amqp.model.declared import Queue
+from mq.amqp.model.vhost import TopologyChange
+from mq.amqp.protocol import commands
+from mq.amqp.protocol.commands import Done, Result
+from mq.amqp.server import settling
+from mq.amqp.server.delivery import arrival, delivery_bytes, read
+from mq.amqp.server.link import ClientLink, refusal_of
+from mq.amqp.server.publishes import PublishQueue, return_messages
+from mq.amqp.server.removals import Removals
+from mq.amqp.server.served_consumer import ServedConsumer
+from mq.amqp.wire.errors import Code, Refusal
+from mq.broker import UnackedMessage
+from mq.doors.budget import UNCOUNTED_BYTES, Use
+from mq.errors import CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld
+
+logger = logging.getLogger("mq.amqp")
+
+
+class ServedChannel:
+    """Carries out the commands of one channel that publish, consume or settle.
+
+    Attributes:
+        consumers: by tag.
+    """
+
+    __slots__ = ("_broker", "_link", "_publishes", "_removals", "_state", "consumers")
+
+    def __init__(self, link: ClientLink, publishes: PublishQueue, removals: Removals) -> None:
+        self.consumers: dict[str, ServedConsumer] = {}
+        self._link = link
+        self._state = link.state
+        self._broker = link.state.broker
+        self._publishes = publishes
+        self._removals = removals
+
+    # Consumers
+
+    async def consume(self, command: commands.Consume) -> Result:
+        """Add a consumer. :meth:`start` has it deliver."""
+        consumers = self._state.topology.consumers
+        if command.replies:
+            await self._state.topology_store.change(lambda: TopologyChange(queues=(command.queue,)))
+        queue = self._find_again(command.queue)
+        self._check_single(queue, exclusive=command.exclusive)
+        consumer = ServedConsumer(self._link, replace(command, queue=queue))
+        consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
+        try:
+            if command.exclusive:
+                consumer.exclusion = await self._broker.exclude(queue.key)
+                if consumer not in consumers.of(queue.key):
+                    raise NoSuchQueue(f"queue '{queue.name}' in vhost '{queue.vhost}' was deleted during the request")
+        except BaseException:
+            consumers.remove(queue.key, consumer)
+            consumer.end()
+            raise
+        self.consumers[command.tag] = consumer
+        return Done()
+
+    def start(self, tag: str) -> None:
+        """Start the task of a consumer: the client has its tag."""
+        if self._link.nursery is not None:
+            consumer = self.consumers[tag]
+            consumer.start()
+            self._link.nursery.start_soon(self._run, consumer)
+
+    async def _run(self, consumer: ServedConsumer) -> None:
+        try:
+            await consumer.run()
+        except (NoSuchQueue, QueueHeld):
+            pass  # the queue was deleted: the client is told of that
+        except NotServed:
+            self._state.failed_over([consumer.queue.key])
+        except MQError as error:
+            self._link.fail(refusal_of(error))
+        if self.consumers.get(consumer.tag) is consumer:
+            del self.consumers[consumer.tag]
+
+    def feed(self, tag: str) -> None:
+        """Have a consumer go on: it has credit again."""
+        consumer = self.consumers.get(tag)
+        if consumer is not None:
+            self._link.connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
+
+    def _check_single(self, queue: Queue, *, exclusive: bool) -> None:
+        """Check that one active consumer is to be had.
+
+        Raises:
+            Refusal: 403, an exclusive one is asked for; 540, peers deliver the queue's messages, too.
+        """
+        if not queue.arguments.get(SINGLE_ACTIVE_CONSUMER):
+            return
+        if exclusive:
+            raise Refusal(
+                Code.ACCESS_REFUSED, f"queue '{queue.name}' in vhost '{queue.vhost}' already has an active consumer"
+            )
+        if self._broker.description.shared:
+            raise Refusal(
+                Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} is not supported with peers. Start mq with --peers=0"
+            )
+
+    def _find_again(self, queue: Queue) -> Queue:
+        """The queue as it is now: it may have gone and come again while earlier commands were carried out."""
+        return self._state.topology.queue(self._link.vhost, queue.name, self._link.owner)
+
+    async def cancel(self, command: commands.Cancel) -> Result:
+        """End a consumer."""
+        await self._end_consumers([command.tag])
+        return Done()
+
+    async def _end_consumers(self, tags: Iterable[str]) -> None:
+        """End consumers, and wait until the messages that they did not send are back in their queues."""
+        consumers = [self.consumers.pop(tag) for tag in tags if tag in self.consumers]
+        async for consumer in turns.in_turns(consumers, turns.LIGHT):
+            consumer.end()
+        try:
+            with self._broker.progress.shielded():
+                for consumer in consumers:
+                    await consumer.stopped()
+        finally:  # a store that does not answer keeps no queue from the consumers to come
+            with self._broker.progress.shielded():
+                async for consumer in turns.in_turns(consumers, turns.LIGHT):
+                    await self._state.consumer_ended(consumer)
+
+    # Gets
+
+    def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
+        """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
+        queue = command.queue
+        if not self._link.socket.has_room or not self._link.backlog.is_empty or _has_single_consumer(queue):
+            return self.get(command)
+        try:
+            held = self._broker.hold_now(queue.key)
+        except MQError:
+            return self.get(command)  # which is refused for the same reason
+        result: commands.Got | None = None
+        if held:
+            found = arrival(held[0], queue, is_asked_for=True) if self._is_small(held[0]) else None
+            if found is None:
+                return self.get(command, held)
+            if command.no_ack:
+                self._removals.begin(held)
+            result = commands.Got(found, self._broker.declarations.ready(queue.key))
+        elif held is None:
+            return self.get(command)
+        if queue.arguments:
+            self._state.unused.note_use(queue)
+        self._link.connection.answer(command, result)
+        return None
+
+    async def get(self, command: commands.Get, held: Sequence[UnackedMessage] = ()) -> Result:
+        """Return the first message, after everything published before.
+
+        Args:
+            held: the first message; empty if it is to be fetched.
+        """
+        queue = command.queue
+        if _has_single_consumer(queue):
+            what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
+            raise Refusal(
+                Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
+            )
+        if not held:
+            await self._link.socket.wait_for_room()
+            if not self._link.backlog.is_empty:
+                await self._link.backlog.wait_until_empty()
+        self._state.unused.note_use(queue)
+        try:
+            with self._broker.progress.shielded():
+                return await self._get_slowly(command, list(held))
+        except QueueHeld as error:
+            text = f"queue '{queue.name}' in vhost '{queue.vhost}' is in exclusive use"
+            raise Refusal(Code.ACCESS_REFUSED, text) from error
+
+    def _is_small(self, held: UnackedMessage) -> bool:
+        return delivery_bytes(held.message, self._link.memory.budget) <= UNCOUNTED_BYTES
+
+    async def _get_slowly(self, command: commands.Get, held: list[UnackedMessage]) -> Result:
+        """Read a message, and reserve memory for it. Damaged ones are passed over."""
+        queue, unsent = command.queue, list[UnackedMessage]()
+        memory = self._link.memory
+        room = memory.reserve(Use.DELIVERY)
+        try:
+            while held := held or await self._broker.hold(queue.key):
+                try:
+                    room.cover(delivery_bytes(held[0].message, memory.budget))
+                    found = await read(held[0], queue, is_asked_for=True)
+                    if command.no_ack:
+                        await self._broker.acknowledge(held)
+                    await self._broker.declarations.look(queue.key)
+                    return commands.Got(found, self._broker.declarations.ready(queue.key))
+                except CorruptMessage as error:
+                    logger.error("cannot deliver message %s from queue %s: %s", held[0].message.id, queue.name, error)
+                    unsent += held  # passed over while the next one is looked at
+                    held = []
+                except BaseException:
+                    unsent += held
+                    raise
+            return None
+        finally:
+            room.give_back()  # before it is written, which reserves memory for what is left unsent
+            if unsent:
+                with self._broker.progress.shielded():
+                    for each in unsent:
+                        await each.message.body.aclose()
+                    await self._broker.put_back(unsent, redelivered=False)
+
+    # Transactions, and the end
+
+    async def commit(self, command: commands.Commit) -> Result:
+        """Store the messages of a transaction, then settle its deliveries."""
+        refused = 0
+        for batch in await self._publishes.store_now(command.messages):
+            return_messages(self._link.connection, batch.unrouted())
+            refused += len(batch.refused())
+        if refused:
+            raise Refusal(
+                Code.PRECONDITION_FAILED,
+                f"the transaction was only partially committed: queues refused {refused} messages",
+            )
+        while command.settled:
+            settled = command.settled.pop(0)
+            await settling.settle(self._state, settled.outcome, settled.deliveries, durable=True)
+        return Done()
+
+    async def release(self, command: commands.Release) -> Result:
+        """Put back the deliveries of the ended channel, and end its consumers."""
+        try:
+            await settling.release(self._state, command.deliveries)
+        finally:  # a queue that cannot take its messages now keeps no other one from the consumers to come
+            with self._broker.progress.shielded():
+                await self._end_consumers([tag for tag, _ in command.consumers])
+        return Done()
+
+
+def _has_single_consumer(queue: Queue) -> bool:
+    """Whether consumers at all nodes of a cluster take turns, one at a time."""
+    arguments = queue.arguments
+    return bool(arguments and arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER))
