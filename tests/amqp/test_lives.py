@@ -12,7 +12,7 @@ from tests.cases import proof
 from tests.simulation.hunt import finds, found_by
 from tests.simulation.planting import planted
 
-SEEDS: Final = [24, proof(60)]
+SEEDS: Final = [16, proof(60)]
 
 
 @pytest.mark.slow

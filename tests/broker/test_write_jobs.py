@@ -451,6 +451,7 @@ def cuts(
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
 @pytest.mark.parametrize("after", [0, 3 * DAY])
@@ -481,6 +482,7 @@ async def only_messages_are_left(broker: Broker) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
 def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool, step: int) -> None:
@@ -496,6 +498,7 @@ def test_a_cut_during_an_abort_leaves_nothing(medium: Medium, log: bool, step: i
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize(("medium", "log"), KINDS)
 def test_a_row_that_was_consumed_before_the_cut_does_not_come_again(

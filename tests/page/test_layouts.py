@@ -21,7 +21,7 @@ from tests.page.fonts import FONTS, configured
 from tests.page.hand import Hand, started_browser
 from tests.page.test_page import log_in, serious
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(3)]
 
 WIDTHS: Final = (360, 768, 1280, 1366, 1920)
 HEIGHTS: Final = {360: 740, 768: 1024}

@@ -21,7 +21,7 @@ from tests.page.hand import SECONDS, Hand
 from tests.page.hostile import HOSTILE, MARKER, declare_hostile, fill_with_hostile
 from tests.web.test_tls import Authority
 
-pytestmark = [pytest.mark.slow, pytest.mark.in_turn(2)]
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn(3)]
 each_commit = pytest.mark.in_turn(1)
 
 MOST_CLICKS = 12

@@ -27,7 +27,7 @@ def test_each_bug_has_a_seed(ground: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("ground", "name"), EACH)
 def test_a_planted_bug_is_found(ground: str, name: str) -> None:

@@ -117,6 +117,7 @@ async def prepared(storage: Storage) -> tuple[list[AnyOperation], list[Result], 
     return batch, expected, before, after | {("ledger", "old", 3), ("ledger", "new", 2)}
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("side", ["asks", "answers"])
 async def test_a_cut_changes_no_outcome(place, side: str) -> None:
     """Wherever it comes, the change is done once, and each operation is told what became of it."""
@@ -135,6 +136,7 @@ async def test_a_cut_changes_no_outcome(place, side: str) -> None:
         assert messages > 12, "every message of the change was the last one once"
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("side", ["asks", "answers"])
 async def test_a_cut_lets_no_half_of_a_refused_group_through(place, side: str) -> None:
     async with wired(place) as (wire, storage):
@@ -169,6 +171,7 @@ async def longest(storage: Storage, wire: Wire) -> int:
     return count
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("passing", ["nothing", "all but the last"])
 async def test_what_stays_in_doubt_is_undone_before_anything_else(place, passing: str) -> None:
     """UNKNOWN, whether it was done or not; and then it is not."""
