@@ -136,10 +136,10 @@ def whole(folder: Path, pattern: str = "**/*.parquet") -> list[tuple[str, bytes]
     return sorted((row["id"], row["value"]) for row in rows)
 
 
-in_turn = pytest.mark.in_turn(3)
+in_turn = pytest.mark.in_turn(4)
 
 
-@pytest.mark.in_turn(6)
+@pytest.mark.in_turn(8)
 @pytest.mark.parametrize("cuts", [(1, 5), (2, 8), (3, 11)])
 @pytest.mark.parametrize("point", ["_sync", "_sync_folders"])
 def test_an_archive_has_each_message_once_for_any_reader_wherever_it_is_cut_off(

@@ -54,7 +54,7 @@ def places_in(tables: Any) -> dict[tuple[str, str], int]:
     return {(row["queue"], row["place"]): row["messages"] for row in tables["places"]}
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     clock = Clock()
     journal = tmp_path / "journal"
@@ -231,7 +231,7 @@ def publish(clients: Clients, name: str, count: int) -> None:
             clients.publish(caller, f"{name}-{number}".encode())
 
 
-@pytest.mark.in_turn(2)
+@pytest.mark.in_turn(3)
 def test_a_planted_loss_and_a_planted_duplicate_are_found_among_kills(
     spark: SparkSession, killed: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

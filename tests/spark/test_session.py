@@ -131,7 +131,7 @@ def test_a_stream_carries_everything_once_and_tells_how_far_it_is(
     assert client.queue("q").ready == 0
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_stream_from_queue_to_queue(spark: Any, daemon: Daemon, client: Client, tmp_path: Path) -> None:
     client.create_queue("r")
     client.publish_many("q", [Outgoing(f"{number % 7}") for number in range(500)])
@@ -152,7 +152,7 @@ def test_a_stream_from_queue_to_queue(spark: Any, daemon: Daemon, client: Client
     assert sorted(message.body for message in client.browse("r")) == sorted(b"%d" % (n % 7) for n in range(500))
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_the_first_example_of_the_page_does_what_the_page_says(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -172,7 +172,7 @@ def test_the_first_example_of_the_page_does_what_the_page_says(
     assert sorted(message.body for message in client.browse("copies")) == [b"order 1", b"order 2", b"order 3"]
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_a_view_in_sql_is_read_anew_and_a_table_is_refused(spark: Any, daemon: Daemon, client: Client) -> None:
     options = f"OPTIONS (queue 'q', url '{url(daemon)}')"
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW asked USING mq {options}")
@@ -190,7 +190,7 @@ def test_a_view_in_sql_is_read_anew_and_a_table_is_refused(spark: Any, daemon: D
         spark.sql(f"CREATE TABLE kept USING mq {options}")
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_asynchronous_progress_is_refused(spark: Any, daemon: Daemon, client: Client, tmp_path: Path) -> None:
     """By Spark, for the sink mq and for files: a batch is acknowledged on the word of a commit log that would lag."""
     client.create_queue("r")
@@ -203,7 +203,7 @@ def test_asynchronous_progress_is_refused(spark: Any, daemon: Daemon, client: Cl
     assert client.queue("q").ready == 1
 
 
-@pytest.mark.in_turn(3)
+@pytest.mark.in_turn(4)
 def test_what_is_wrong_is_said_with_its_option_or_row(
     spark: Any, daemon: Daemon, client: Client, tmp_path: Path
 ) -> None:

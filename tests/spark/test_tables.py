@@ -71,6 +71,7 @@ def check(write: Callable[[Any, int], None], values: Callable[[], list[bytes]], 
         assert left.ready + left.leased == 0
 
 
+@pytest.mark.in_turn(2)
 def test_a_delta_table_has_each_message_once(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="needs pip install deltalake")
     table = str(tmp_path / "table")
@@ -81,6 +82,7 @@ def test_a_delta_table_has_each_message_once(spark: Any, daemon: Daemon, tmp_pat
     check(recipe("write_delta", table=table), values, (spark, daemon, tmp_path / "checkpoint"))
 
 
+@pytest.mark.in_turn(2)
 def test_an_iceberg_table_has_each_message_once(spark: Any, daemon: Daemon, tmp_path: Path) -> None:
     sql = pytest.importorskip("pyiceberg.catalog.sql", reason="needs pip install pyiceberg[sql-sqlite]")
     catalog = sql.SqlCatalog("c", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
