@@ -138,6 +138,7 @@ async def test_records_survive_lost_replies(place) -> None:
         assert list(await storage.records(QUEUE)) == ["orders"]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("number", range(6))
 async def test_what_lands_late_changes_nothing(place, number: int) -> None:
     """A request is held back as by a member that is asleep, sent again, done; and comes through when all is over."""
@@ -274,6 +275,7 @@ async def test_a_publish_with_a_key_in_doubt_is_stored_once(place, lands: bool) 
         assert there == {id, second}
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("lands", [True, False])
 @pytest.mark.parametrize("number", range(5))
 async def test_what_is_in_doubt_is_undone(place, number: int, lands: bool) -> None:
