@@ -14,6 +14,7 @@ from mq.message import MessageIds
 from mq.storage.interface import Move, Operation, Outcome, Unlink, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of
 from tests.broker.test_broker import pieces
 
 
@@ -61,7 +62,7 @@ async def test_each_draft_has_an_outcome_of_its_own(address: str, opened: Opener
         assert isinstance(wrong, InvalidSetting)
         messages = await broker.fetch_many("q", 10)
         assert [message.id for message in messages] == [first.id, large.id]
-        assert broker._catalog.queues["q"].reserved == 0
+        assert catalog_of(broker).queues["q"].reserved == 0
 
 
 async def test_each_removal_has_an_outcome_of_its_own(broker: Broker) -> None:
@@ -105,7 +106,7 @@ async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(brok
             await trio.lowlevel.checkpoint()
         nursery.cancel_scope.cancel()
     await wait_all_tasks_blocked()
-    index = broker._catalog.queues["q"]
+    index = catalog_of(broker).queues["q"]
     assert (index.moving, index.reserved, index.reserved_bytes, len(index.delivering), len(index.dropping)) == (
         0,
         0,

@@ -20,6 +20,7 @@ from mq.message import MessageIds
 from mq.storage.interface import Entry, Meta
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of
 from tests.broker.test_broker import take
 from tests.cases import proof
 
@@ -45,7 +46,7 @@ def at_ms(wall_clock: WallClock, seconds: float) -> int:
 
 
 def far_off(broker: Broker) -> int:
-    return len(broker._catalog.queues["q"].far_off)
+    return len(catalog_of(broker).queues["q"].far_off)
 
 
 async def test_a_delay_of_days_comes_when_it_is_time(broker: Broker) -> None:
@@ -416,7 +417,7 @@ async def test_one_that_is_far_off_takes_at_most_300_bytes(wall_clock: WallClock
     ids = MessageIds(wall_clock)
     async with open_broker(MemoryStorage(), clock_ns=wall_clock) as broker:
         await broker.create_queue("q")
-        catalog = broker._catalog
+        catalog = catalog_of(broker)
         deadline_ms = wall_clock() // 1_000_000 + round(YEAR * 1000)
         await broker.publish("q", b"x", delay=YEAR)
         await wait_all_tasks_blocked()

@@ -21,6 +21,7 @@ from mq.storage.interface import Change, Entry, Meta, Move, Sharing, Stored, Unl
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of, wiring_of
 from tests.broker.test_broker import take
 from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
@@ -57,7 +58,7 @@ async def test_remove_succeeds_while_a_peer_that_lost_the_race_has_a_name(wall_c
         name = f"{disk.root}/{disk.path(held)}"
         disk.inner.link(name, name.replace(str(held.meta.receipt), loser))
         other = held._replace(meta=held.meta._replace(receipt=loser))
-        await broker._wiring.watcher._apply(Change(other))  # as inotify reports it
+        await wiring_of(broker).watcher._apply(Change(other))  # as inotify reports it
         await broker.remove("q", id, receipt=message.receipt)
         await wait_all_tasks_blocked()
         assert disk.files("new", "queues", "delay") == set()
@@ -134,7 +135,7 @@ async def test_a_lease_of_a_message_that_somebody_took_away_ends_in_nothing(wall
         message = await broker.fetch("q")
         assert message is not None
         assert message.id == second
-        assert broker._catalog.queues["q"].ids(State.DELAYED) == {second}
+        assert catalog_of(broker).queues["q"].ids(State.DELAYED) == {second}
         with pytest.raises(NoSuchMessage):
             await broker.requeue("q", first)
 

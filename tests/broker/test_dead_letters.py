@@ -17,6 +17,7 @@ from mq.lifecycle import Kind
 from mq.message import Message
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import START_NS, Legal, Opener, WallClock
+from tests.broker.inside import wiring_of
 from tests.broker.test_broker import take
 from tests.record_hooks import RecordHooks
 from tests.storage.disks import MOUNTS, open_disk
@@ -95,7 +96,7 @@ async def test_a_history_goes_on_over_queues_and_restarts(disk_address: str, ope
         assert told((await broker.show("crypt", id)).message) == told(message)
         await broker.remove("crypt", id)
     async with opened(disk_address) as broker:
-        assert len(broker._wiring._dead_letters._ledger) == 0
+        assert len(wiring_of(broker)._dead_letters._ledger) == 0
 
 
 async def test_without_a_queue_for_the_dead_a_message_is_received_for_ever(broker: Broker) -> None:
@@ -240,7 +241,7 @@ async def test_histories_of_what_was_removed_take_no_room(wall_clock: WallClock)
                 await broker.publish("q", b"x", ttl=1)
             await trio.sleep(2)
             await broker.purge("dead")
-            assert len(broker._wiring._dead_letters._ledger) == 0
+            assert len(wiring_of(broker)._dead_letters._ledger) == 0
         assert len(await store.records("death")) <= 3
 
 

@@ -17,6 +17,7 @@ from mq.message import Message, MessageIds
 from mq.storage.interface import FRESH, AnyOperation, Description, Drop, Entry, Move, Outcome, Put, Result, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener, WallClock
+from tests.broker.inside import catalog_of, wiring_of
 from tests.broker.test_broker import take
 
 SECONDS: Final = 0.25
@@ -314,7 +315,7 @@ def new_entry(state: State) -> Entry:
 @pytest.mark.parametrize("there", ["nothing", "ready", "new", "delivering", "writing", "held back"])
 async def test_only_what_comes_first_is_dispatched(broker: Broker, nursery: trio.Nursery, there: str) -> None:
     """What comes before it may be on its way to the same who waits."""
-    index, rooms = broker._catalog.queues["q"], broker._wiring
+    index, rooms = catalog_of(broker).queues["q"], wiring_of(broker)
     await waiting(broker, nursery, 1)
     if there == "ready":
         index.add(new_entry(State.READY))

@@ -20,6 +20,7 @@ from mq.storage.interface import Description
 from mq.storage.memory import MemoryStorage
 from mq.storage.registry import open_storage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of, wiring_of
 from tests.broker.test_broker import take
 from tests.broker.test_leases import STEPS
 from tests.record_hooks import RecordHooks
@@ -88,7 +89,7 @@ async def _go(broker: Broker, way: str, id: str) -> None:
     elif way == "redrive":
         assert await broker.redrive("p", "dead") == (1, 0)
     elif way in ("expire", "die"):
-        while broker._catalog.queues["p"].total:
+        while catalog_of(broker).queues["p"].total:
             await trio.sleep(0.01)
     await wait_all_tasks_blocked()
 
@@ -333,7 +334,7 @@ async def test_keys_that_are_over_take_no_room_though_others_are_not(wall_clock:
             await broker.publish_many("short", [Draft(b"", key=f"{turn}-{number}") for number in range(20)])
             await broker.purge("short")
             await trio.sleep(2)
-        keys = broker._wiring._keys
+        keys = wiring_of(broker)._keys
         assert keys is not None
         assert len(keys.ledger) < 300
         assert sum(len(segment._packed.ends) for segment in keys.ledger._segments.values()) < 1000

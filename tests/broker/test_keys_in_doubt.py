@@ -18,6 +18,7 @@ from mq.lifecycle import State
 from mq.storage.interface import AnyOperation, Description, Entry, Group, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import WallClock
+from tests.broker.inside import catalog_of, wiring_of
 
 LANDED, LOST, UNDONE, FULL, TORN = "landed", "lost", "undone", "full", "torn"
 UNSURE: Final = (LANDED, LOST, UNDONE)
@@ -277,7 +278,7 @@ async def _ask(broker: Broker, key: str, answered: dict[str, str], times: int, a
 async def _write_ledger(broker: Broker, key: str, after: float) -> None:
     """Have the ledger written without a group."""
     await trio.sleep(after)
-    keys = broker._wiring._keys
+    keys = wiring_of(broker)._keys
     assert keys is not None
-    index = broker._catalog.queues["q"]
-    await keys.note_known(index, {f"known {key}": broker._wiring._core.ids.new()})
+    index = catalog_of(broker).queues["q"]
+    await keys.note_known(index, {f"known {key}": wiring_of(broker)._core.ids.new()})

@@ -12,6 +12,7 @@ from mq.broker.config import GRACE_SECONDS
 from mq.errors import InvalidSetting, NoSuchMessage, NotLeased, ReceiptMismatch
 from mq.message import Message
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import wiring_of
 from tests.broker.test_broker import take
 from tests.cases import for_each
 
@@ -70,9 +71,9 @@ async def test_a_lease_can_be_extended_again_and_again_by_the_same_receipt(broke
     message = await fetch(broker)
     for _ in range(300):
         await broker.extend("q", message.id, 43_200, receipt=message.receipt)
-    assert len(broker._wiring.upkeep._mover._heap) < 100
+    assert len(wiring_of(broker).upkeep._mover._heap) < 100
     await broker.remove("q", message.id, receipt=message.receipt)
-    assert not broker._wiring.upkeep._mover._due
+    assert not wiring_of(broker).upkeep._mover._due
 
 
 async def test_who_was_too_slow_can_do_nothing_to_what_another_has(broker: Broker) -> None:
@@ -203,4 +204,4 @@ async def test_timers_of_leases_that_were_ended_take_no_room(broker: Broker) -> 
         await broker.publish("q", b"x")
         message = await fetch(broker, 43_200)
         await broker.remove("q", message.id, receipt=message.receipt)
-    assert len(broker._wiring.upkeep._mover._heap) < 100
+    assert len(wiring_of(broker).upkeep._mover._heap) < 100

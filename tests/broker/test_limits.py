@@ -18,6 +18,7 @@ from mq.lifecycle import State, Transition
 from mq.storage.interface import Description, Entry, Operation, Outcome, Write
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of
 from tests.broker.test_broker import take
 
 
@@ -230,7 +231,7 @@ async def test_a_redrive_and_publishes_at_the_same_time_keep_the_limit(broker: B
             nursery.start_soon(publish)
         moved = (await broker.redrive("q", "full")).moved
     assert moved + stored == (await broker.status("full")).ready == 20
-    assert broker._catalog.queues["full"].reserved == 0
+    assert catalog_of(broker).queues["full"].reserved == 0
 
 
 async def test_a_queue_that_drops_its_oldest_takes_every_redriven_message(broker: Broker) -> None:
@@ -256,7 +257,7 @@ class Watching:
         self.look()
 
     def look(self) -> None:
-        index = self.broker._catalog.queues.get("q") if self.broker is not None else None
+        index = catalog_of(self.broker).queues.get("q") if self.broker is not None else None
         if self.broker is not None and index is not None:
             self.most = max(self.most, self.broker.declarations.ready("q"))
             self.most_bytes = max(self.most_bytes, 0 if index.bodies is None else index.bodies.total)
@@ -361,5 +362,5 @@ async def test_a_message_that_is_dropped_while_it_is_delivered_is_not_handed_out
         await trio.sleep(1)
         assert dropped
         assert [message.id for message in await broker.fetch_many("q", 10)] == [last]
-        index = broker._catalog.queues["q"]
+        index = catalog_of(broker).queues["q"]
         assert (len(index.dropping), len(index.delivering), index.moving) == (0, 0, 0)

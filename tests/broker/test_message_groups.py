@@ -23,6 +23,7 @@ from mq.message import Body, Message, MessageId, MessageIds, group_number
 from mq.storage.files.folders import READ_AT_ONCE
 from mq.storage.interface import Entry, Meta, Move, Operation, Outcome, Result
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of
 from tests.storage.disks import MOUNTS, open_disk
 
 GROUPED = {"groups": True}
@@ -391,7 +392,7 @@ async def test_groups_of_a_long_queue_begin_step_by_step(
     groups = None
     while groups is None:
         await trio.lowlevel.checkpoint()
-        groups = broker._catalog.queues["q"].groups
+        groups = catalog_of(broker).queues["q"].groups
     steps, gone = 0, set()
     for name in random.sample(sorted(set(sent) - out), 10):
         if groups._unread:
@@ -439,7 +440,7 @@ async def test_groups_begin_though_who_asked_for_it_goes(
     groups = None
     while groups is None:
         await trio.lowlevel.checkpoint()
-        groups = broker._catalog.queues["q"].groups
+        groups = catalog_of(broker).queues["q"].groups
     assert groups._unread
     asking.cancel()
     assert await names(await fetch(broker, wait=30)) == ["a0"]
@@ -768,7 +769,7 @@ async def test_a_damaged_message_keeps_none_behind_it_waiting(wall_clock: WallCl
             await wait_all_tasks_blocked()
         disk.overwrite(f"queues/q/{damaged}", b"?!")
         async with open_broker(await disk.open()) as broker:
-            groups = broker._catalog.queues["q"].groups
+            groups = catalog_of(broker).queues["q"].groups
             assert groups is not None
             seen: list[str] = []
             for _ in range(4):

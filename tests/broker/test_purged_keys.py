@@ -12,6 +12,7 @@ from mq.broker import Broker, Draft, Published
 from mq.errors import NoSuchQueue, StorageFull
 from mq.testing.disk import Medium
 from tests.broker.conftest import Opener
+from tests.broker.inside import catalog_of
 from tests.broker.test_write_jobs import KINDS, STEPS, Client, Power, browsed, cuts
 from tests.record_hooks import hook_records
 
@@ -104,7 +105,7 @@ async def test_a_purge_does_not_bring_a_deleted_queue_back(broker: Broker, monke
         await broker._queues._changing.acquire()
         nursery.start_soon(purge)
         await trio.testing.wait_all_tasks_blocked()
-        del broker._catalog.queues["q"]  # as once a deletion is durable
+        del catalog_of(broker).queues["q"]  # as once a deletion is durable
         broker._queues._changing.release()
     assert "purges" not in (await broker.storage.records("queue"))["q"]
 

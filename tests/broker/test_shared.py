@@ -19,6 +19,7 @@ from mq.storage.interface import QUEUE, Change, Entry, Meta, Move, Write
 from mq.storage.memory import MemoryStorage
 from mq.storage.records import put_record
 from tests.broker.conftest import WallClock
+from tests.broker.inside import catalog_of
 from tests.broker.test_broker import take
 
 ALONE_WITHOUT_MOVER = BrokerConfig(mover=False)
@@ -98,7 +99,7 @@ async def test_what_appears_can_be_fetched_and_what_vanishes_cannot(store: Telli
         await store.tell(Change(taken, present=False), Change(leased))
         removed = await store.write(State.READY)
         await store.tell(Change(removed), Change(removed, present=False))
-        index = broker._catalog.queues["q"]
+        index = catalog_of(broker).queues["q"]
         assert [index.find(entry.id) for entry in (kept, taken, removed)] == [kept, leased, None]
         await store.move(removed, State.REMOVED)
         assert await fetch_many(broker, 2) == [b"x", None]
@@ -119,8 +120,8 @@ async def test_new_and_removed_messages_are_others_business_and_so_are_strange_q
     async with following(store, wall_clock, ALONE_WITHOUT_MOVER) as broker:
         entry = await store.write()
         await store.tell(Change(entry), Change(entry._replace(queue="stranger", state=State.READY)))
-        assert broker._catalog.queues["q"].find(entry.id) is None
-        assert set(broker._catalog.queues) == {"q"}
+        assert catalog_of(broker).queues["q"].find(entry.id) is None
+        assert set(catalog_of(broker).queues) == {"q"}
 
 
 async def test_a_store_that_lost_count_is_looked_at_again(store: Telling, wall_clock: WallClock) -> None:

@@ -11,6 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 from mq.broker import Broker, Draft
 from mq.errors import InvalidSetting
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import wiring_of
 from tests.broker.test_broker import take
 
 YEAR: Final = 365 * 86_400.0
@@ -197,8 +198,8 @@ async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone
     await wait_all_tasks_blocked()
     await broker.delete_queue("other")
     await wait_all_tasks_blocked()  # its timers go after it, by and by
-    assert not broker._wiring.upkeep._expiry._due
-    assert len(broker._wiring.upkeep._expiry._heap) < 100
+    assert not wiring_of(broker).upkeep._expiry._due
+    assert len(wiring_of(broker).upkeep._expiry._heap) < 100
 
 
 @pytest.mark.slow

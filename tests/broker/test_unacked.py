@@ -17,6 +17,7 @@ from mq.lifecycle import Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Legal, Opener
+from tests.broker.inside import catalog_of
 from tests.broker.test_broker import take
 from tests.record_hooks import RecordHooks
 
@@ -241,7 +242,7 @@ async def test_marks_of_what_has_gone_are_forgotten(broker: Broker) -> None:
     await broker.put_back(await hold(broker, 2))
     await broker.acknowledge(await hold(broker), durable=True)
     await broker.take("q")
-    assert not broker._catalog.queues["q"].returned
+    assert not catalog_of(broker).queues["q"].returned
 
 
 async def test_a_paused_queue_gives_nothing_to_hold(broker: Broker) -> None:

@@ -15,6 +15,7 @@ from mq.message import Message
 from mq.storage.interface import Entry, Move, Operation, Outcome, Stored
 from mq.storage.memory import MemoryStorage
 from tests.broker.conftest import Opener, WallClock
+from tests.broker.inside import catalog_of, wiring_of
 from tests.broker.test_broker import take
 
 
@@ -144,7 +145,7 @@ async def test_nothing_comes_and_the_wait_is_over(broker: Broker) -> None:
     started = trio.current_time()
     assert await broker.fetch("q", wait=12.5) is None
     assert trio.current_time() == started + 12.5
-    assert not broker._wiring.waiters.queues
+    assert not wiring_of(broker).waiters.queues
 
 
 async def test_a_batch_waits_for_the_first_message_only(broker: Broker) -> None:
@@ -272,8 +273,8 @@ async def test_what_was_published_is_found_behind_any_number_of_deliveries(
             for _ in range(95):
                 nursery.start_soon(broker.publish, "busy", b"")
             nursery.start_soon(broker.publish, "q", b"x")
-            while not (index := broker._catalog.queues["q"]).undelivered:
+            while not (index := catalog_of(broker).queues["q"]).undelivered:
                 await trio.lowlevel.checkpoint()
-            assert broker._catalog.queues["busy"].undelivered
+            assert catalog_of(broker).queues["busy"].undelivered
             assert await take(broker) == b"x"
             assert not index.undelivered

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from mq.broker import Broker
+from tests.broker.inside import wiring_of
 from tests.sqs.clients import Client
 
 MakeQueue = Callable[..., Any]
@@ -39,7 +40,7 @@ async def test_a_receive_waits_for_a_message(sqs: Client, make_queue: MakeQueue,
     with trio.fail_after(10):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(receive)
-            while not broker._waiters.queues:
+            while not wiring_of(broker).waiters.queues:
                 await trio.sleep(0.01)
             await sqs.send_message(QueueUrl=url, MessageBody="at last")
     assert found == ["at last"]

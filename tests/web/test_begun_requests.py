@@ -20,6 +20,7 @@ from mq.web.authorizer import Authorizer
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import NO_LENGTH, Abandon, Answer, Handler, Later, Reply, Request
 from tests.access.files import OTHER_TOKEN, PASSWORD, TOKEN, write_users
+from tests.broker.inside import wiring_of
 from tests.web.talking import MAX_BODY, Server, http1, parse, read_all, start_server
 
 PATIENCE_SECONDS = 60
@@ -409,8 +410,9 @@ async def test_a_fetch_that_waits_has_no_task_of_its_own(broker: Broker, nursery
     idle = trio.lowlevel.current_statistics().tasks_living
     for client in clients:
         await client.send_all(http1("GET", "/q/messages?wait=60"))
+    waiters = wiring_of(broker).waiters
     with trio.fail_after(PATIENCE_SECONDS):
-        while broker._waiters.waited_for() == [] or broker._waiters.queues[broker._known["q"]].wanted < len(clients):
+        while sum(line.wanted for line in waiters.queues.values()) < len(clients):
             await trio.sleep(0.001)
     await wait_all_tasks_blocked()
     assert trio.lowlevel.current_statistics().tasks_living == idle

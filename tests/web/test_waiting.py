@@ -18,6 +18,7 @@ from trio.testing import MockClock
 from mq.broker import Broker
 from mq.web.endpoints import Endpoints
 from mq.web.serve import SILENT_SECONDS
+from tests.broker.inside import wiring_of
 from tests.e2e.daemon import Daemon
 from tests.web.talking import Server, http1, parse, read_all, start_server
 
@@ -33,7 +34,7 @@ async def server(endpoints: Endpoints, nursery: trio.Nursery, fast_lane: bool) -
 
 def waiting(broker: Broker) -> int:
     """How many stand in line."""
-    return sum(len(line.requests) for line in broker._waiters.queues.values())
+    return sum(len(line.requests) for line in wiring_of(broker).waiters.queues.values())
 
 
 async def until(condition: Callable[[], bool]) -> None:
