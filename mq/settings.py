@@ -261,7 +261,8 @@ class Settings:
     reuse_port: bool = _line(
         False,
         _SWITCHED,
-        "share the ports with other daemons on this root (SO_REUSEPORT); set this option for all of them",
+        "share the ports with the other daemons that serve this root folder (SO_REUSEPORT); all of these "
+        "daemons need this option",
         "",
     )
     keep_alive: float = _line(
@@ -270,8 +271,8 @@ class Settings:
     socket: UnixSocket = _line(  # noqa: RUF009 - immutable
         UnixSocket(),
         _SOCKET,
-        "path of a Unix socket for local HTTP clients, and its file mode (default 0600); users with write permission "
-        "can connect",
+        "Unix socket for local HTTP clients, and its file mode (default 0600); only users with write "
+        "permission for the socket can connect",
         "none",
     )
     amqp_port: int | None = _line(
@@ -284,36 +285,43 @@ class Settings:
     sqs_port: int = _line(
         0,
         _whole(0, 65_535),
-        "additional port, on the same address as HTTP, that serves only the Amazon SQS API; 0 means none",
+        "additional port, on the same address as HTTP, that serves only the Amazon SQS API; 0 disables it",
     )
     amqp_vhosts: tuple[str, ...] = _line(
         (), _NAMES, "comma-separated list of AMQP virtual hosts in addition to /", "none"
     )
     workers: int = _line(
-        8, _whole(1, 1024), "number of worker pairs: one worker of a pair stores messages, the other delivers them"
+        8,
+        _whole(1, 1024),
+        "number of worker pairs; in each pair, one worker stores messages and the other delivers them",
     )
     standby: bool = _line(
         False,
         _SWITCHED,
-        "share the root with other --standby daemons: one is active, and another takes over when it stops",
+        "share the root folder with other --standby daemons: only one daemon is active, and another one "
+        "takes over when it stops",
         "",
     )
-    peers: int = _line(0, _whole(0, 1024), "number of other daemons that serve the same root at the same time")
-    root: str = _line("/tmp/mq", _FOLDER, "folder in which queues and messages are stored")
+    peers: int = _line(0, _whole(0, 1024), "number of other daemons that serve the same root folder at the same time")
+    root: str = _line("/tmp/mq", _FOLDER, "root folder, in which queues and messages are stored")
     group_writable: bool = _line(
-        False, _SWITCHED, "accept a root folder or subfolders that are writable by their group", ""
+        False,
+        _SWITCHED,
+        "allow the members of the root folder's group to write to the root folder and its subfolders",
+        "",
     )
     root_owner: int | None = _line(
         None,
         _USER,
-        "user who may own folders in the root, in addition to the superuser and the user who runs mq",
+        "user who may also own the root folder and its subfolders; by default, only the superuser and the "
+        "user who runs mq may own them",
         "none",
     )
     visibility: float = _line(
         30.0,
         _seconds(0.001, LONGEST_DELAY_SECONDS),
-        "default visibility timeout: how long a fetched message is leased before it is delivered again; raise it "
-        "for slow consumers",
+        "default visibility timeout: how long a consumer has to acknowledge a message before the message is "
+        "delivered again",
         "30s",
     )
     max_body: int = _line(64 << 20, _size(LARGEST_BODY), "maximum size of a message body", "64MiB")
@@ -326,15 +334,22 @@ class Settings:
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "maximum disk space for large bodies being uploaded over HTTP and for open write jobs, for all clients "
-        "together",
+        "maximum disk space, for all clients together, for large message bodies that are being uploaded over "
+        "HTTP and for write jobs that are not yet committed",
         "1GiB",
     )
     storage: str = _line(
-        "", _ADDRESS, "storage backend and its address, as NAME:ADDRESS, instead of --root", "posix:ROOT"
+        "", _ADDRESS, "storage backend and its address, such as posix:/var/lib/mq; used instead of --root", "posix:ROOT"
     )
-    no_mover: bool = _line(False, _SWITCHED, "do not deliver or requeue messages; run mq-mover to do so", "")
-    no_reaper: bool = _line(False, _SWITCHED, "do not delete the files of removed messages; run mq-reaper to do so", "")
+    no_mover: bool = _line(
+        False, _SWITCHED, "do not move messages into their queues; the separate program mq-mover moves them instead", ""
+    )
+    no_reaper: bool = _line(
+        False,
+        _SWITCHED,
+        "do not delete the files of removed messages; the separate program mq-reaper deletes them instead",
+        "",
+    )
     verify_every: float = _line(
         604_800.0,
         _seconds(0, 10**9),
@@ -344,18 +359,22 @@ class Settings:
     untested_fs: bool = _line(
         False,
         _SWITCHED,
-        "allow a root on a file system on which mq has not been tested, such as ZFS or NFS 3",
+        "allow a root folder on a file system on which mq has not been tested, such as ZFS or NFS 3",
         "",
     )
     strict: bool = _line(
         False,
         _SWITCHED,
-        "follow the MQ specification exactly: serve only its six HTTP operations, disable AMQP unless --amqp-port is "
-        "set, and perform every state change as a move between its folders",
+        "follow the MQ specification of 2013 exactly: serve only its six HTTP operations, disable AMQP "
+        "unless --amqp-port is set, and change a message's state only by moving its file between the "
+        "specified folders",
         "",
     )
     users: str = _line(
-        "", _FILE, "users file with names, secrets and rights; if it is set, clients must authenticate", "none"
+        "",
+        _FILE,
+        "file that lists the users with their secrets and rights; if it is set, clients must authenticate",
+        "none",
     )
     tls_cert: str = _line("", _FILE, "PEM file with the server certificate and its chain; enables TLS", "none")
     tls_key: str = _line("", _FILE, "PEM file with the certificate's private key", "none")
@@ -365,9 +384,12 @@ class Settings:
         "PEM file with CA certificates; every client must present a certificate signed by one of them",
         "none",
     )
-    tls_crl: str = _line("", _FILE, "PEM file with certificate revocation lists, one for each client CA", "none")
+    tls_crl: str = _line("", _FILE, "PEM file with certificate revocation lists (CRLs), one for each client CA", "none")
     audit: str = _line(
-        "", _FILE, "audit log file, which records logins and which user changed which queue", "the main log"
+        "",
+        _FILE,
+        "file for the audit log, which records logins and all changes to queues, with the user's name",
+        "the main log",
     )
     connections_per_address: int = _line(
         1024,
@@ -378,8 +400,8 @@ class Settings:
     schedules_per_user: SchedulesPerUser = _line(  # noqa: RUF009 - immutable
         SchedulesPerUser(),
         _SCHEDULES,
-        "maximum number of schedules per user, and their maximum total publish rate in messages per second; 0 means no "
-        "limit",
+        "maximum number of schedules per user, and the maximum rate at which all of a user's schedules "
+        "together may publish, in messages per second; 0 means no limit",
         "100,10/s",
     )
     journal: str = _line(
@@ -391,33 +413,45 @@ class Settings:
         "maximum size and age of the journal; segments beyond these limits are deleted, oldest first",
         "1GiB,7d",
     )
-    cluster: str = _line("", _FILE, "cluster file; makes this daemon a node of that cluster", "none")
-    node: str = _line("", _NAME, "name of this node; overrides the cluster file", "from the cluster file")
+    cluster: str = _line(
+        "", _FILE, "configuration file of the cluster; if it is set, this daemon is a node of the cluster", "none"
+    )
+    node: str = _line(
+        "", _NAME, "name of this cluster node; overrides the name in the cluster file", "from the cluster file"
+    )
     neighbors: tuple[str, ...] = _line(
         (),
         _ADDRESSES,
-        "comma-separated addresses of the other two nodes, or of all three; overrides the cluster file",
+        "comma-separated AMQP addresses of the other two cluster nodes, or of all three; overrides the "
+        "addresses in the cluster file",
         "from the cluster file",
     )
     coordinator: str = _line(
         "",
         _ADDRESS,
-        "service that stores the cluster's state, such as etcd:http://127.0.0.1:2379; overrides the cluster file",
+        "address of the service that stores the cluster's state, such as etcd:http://127.0.0.1:2379; "
+        "overrides the address in the cluster file",
         "from the cluster file",
     )
     cluster_password_file: str = _line(
-        "", _FILE, "file that contains the cluster password; overrides the cluster file", "from the cluster file"
+        "",
+        _FILE,
+        "file that contains the cluster password; overrides the file named in the cluster file",
+        "from the cluster file",
     )
     default_store: str = _line(
         "",
         _one_of("node", "cluster"),
-        "where queues are created if the client does not specify a store: node or cluster; overrides the cluster file",
+        "where a new queue is stored if the client does not choose: on this node only (node) or on all nodes "
+        "(cluster); overrides the cluster file",
         "from the cluster file",
     )
     insecure: bool = _line(
         False, _SWITCHED, "allow network connections even if TLS or authentication is not configured", ""
     )
-    log_level: str = _line("info", _one_of(*LEVELS), "minimum log level: debug, info, warning or error")
+    log_level: str = _line(
+        "info", _one_of(*LEVELS), "minimum level of the messages to log: debug, info, warning or error"
+    )
     log_format: str = _line("text", _one_of(*FORMATS), "log format: text, or json for one JSON object per line")
     log_requests: bool = _line(False, _SWITCHED, "log a line for every HTTP request", "")
 

@@ -33,7 +33,7 @@ STATUSES = {
     "0": "success",
     "1": "the request was refused, or a part of it failed; do not retry it unchanged",
     "2": "usage error, or the program cannot start",
-    "3": "no message",
+    "3": "there was no message to receive",
     "4": "temporary failure, such as an unreachable or full daemon; retry later",
     "5": "a check found problems",
     "6": "standard output is full or closed",

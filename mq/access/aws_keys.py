@@ -70,7 +70,7 @@ def read_keys(path: str) -> tuple[AwsKey, ...]:
         raise InvalidSetting(f"cannot read the AWS keys file {shown}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidSetting(
-            f"the AWS keys file {shown} is readable by other users. Run chmod 600 on the file, then create new keys"
+            f"other users can read the AWS keys file {shown}. Run chmod 600 on the file, then create new keys"
         )
     try:
         file_keys = tomllib.loads(data.decode())

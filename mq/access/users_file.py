@@ -114,7 +114,7 @@ def users_by_uid(accounts: Iterable[Account], path: str) -> dict[int, User]:
         uid = uid_of_login(account.unix)
         if uid is None:
             logger.warning(
-                "entry %s in the users file %s names a login that does not exist on this machine",
+                "the login name in entry %s of the users file %s does not exist on this machine",
                 key,
                 shorten(path, 200),
             )
@@ -176,7 +176,7 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         advice = "check the file's contents, then run chmod go-w on the file"
         raise InvalidSetting(f"{what} {shorten(path, 200)} can be modified by {who}: {advice}")
     if mode & stat.S_IROTH and not is_public:
-        logger.warning("the file %s is readable by every user of this machine. Restrict access with chmod o-r", path)
+        logger.warning("every user of this machine can read the file %s. Restrict access with chmod o-r", path)
 
 
 def _account(path: str, name: str, table: Any) -> Account:

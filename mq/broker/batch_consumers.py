@@ -446,8 +446,8 @@ class BatchConsumers:
     def _check_epoch(self, consumer: BatchConsumer, epoch: int) -> None:
         if epoch != consumer.state.epoch:
             raise Conflict(
-                f"consumer {consumer.name} was restarted in epoch {consumer.state.epoch}, but this request belongs to "
-                f"epoch {epoch}. Another program is now using this consumer name"
+                f"consumer {consumer.name} was restarted in epoch {consumer.state.epoch}, but this request is "
+                f"from epoch {epoch}. Another program is now using this consumer name"
             )
 
     def _check_turn(self, consumer: BatchConsumer, batch: int) -> None:
@@ -1314,9 +1314,9 @@ def _check_read(consumer: BatchConsumer) -> None:
 
 def _other_checkpoint(consumer: BatchConsumer, checkpoint: str) -> Conflict:
     return Conflict(
-        f"consumer {consumer.name} belongs to checkpoint {consumer.state.checkpoint}, not "
-        f"{checkpoint or 'none'}. Use that checkpoint or another consumer name, or start with "
-        "take_over=true"
+        f"consumer {consumer.name} was started with checkpoint {consumer.state.checkpoint}, but this query "
+        f"has checkpoint {checkpoint or 'none'}. Use the first checkpoint or another consumer name, or start "
+        "with take_over=true"
     )
 
 

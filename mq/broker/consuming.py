@@ -366,8 +366,8 @@ class Consumption:
         entry = await self._locate(index, MessageId(id), receipt, is_leased=True)
         if entry.id in index.claimed:
             raise NotLeased(
-                f"message {id} of queue {index.name} belongs to a claim whose messages share one lease. Renew "
-                "or acknowledge the whole claim instead"
+                f"message {id} of queue {index.name} was claimed as part of a batch, and all messages of the "
+                "batch share one lease. Renew or acknowledge the whole batch instead"
             )
         if entry.state is not State.DELAYED or entry.meta.receipt is None:
             raise NotLeased(f"message {id} of queue {index.name} is not leased. Fetch the message first")

@@ -551,7 +551,8 @@ class Queues:
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):
             raise Conflict(
-                f"queue {index.name} is a dead-letter queue and must accept every message, so it cannot be unique"
+                f"queue {index.name} is a dead-letter queue and must accept every message, so unique cannot "
+                "be set on it"
             )
         if settings.dead_letter_queue is not None and settings.dead_letter_queue != index.settings.dead_letter_queue:
             await self._check_target(index.name, settings.dead_letter_queue)
@@ -571,7 +572,10 @@ class Queues:
         if found is None:
             raise Conflict(f"the dead-letter queue {target} does not exist. Create it with PUT /{target} first")
         if found.settings.unique:
-            raise Conflict(f"queue {target} is unique and would refuse some messages. Choose another dead-letter queue")
+            raise Conflict(
+                f"unique is set on queue {target}, so it would refuse some dead letters. Choose another "
+                "dead-letter queue"
+            )
 
     async def _reap_deleted(self, queue: str) -> None:
         """Have the messages unlinked that the deletion of a queue has brought to REMOVED."""

@@ -781,7 +781,7 @@ class _Job:
             NotYours: it is another user's.
         """
         if user is not None and user != self.owner:
-            raise NotYours(f"write job {self.name} belongs to another user. Choose another name")
+            raise NotYours(f"write job {self.name} was started by another user. Choose another name")
 
     @asynccontextmanager
     async def alone_in(self, part: str) -> AsyncIterator[None]:

@@ -142,13 +142,14 @@ def _tell_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @click.pass_context
 def main(context: click.Context, /, **flags: str | None) -> None:
-    """A durable message queue over HTTP and AMQP. Without a command, mq runs the daemon (mq serve) with the options
-    below.
+    """A durable message queue that speaks HTTP and AMQP. Without a command, mq runs the daemon (mq serve) with the
+    options below.
 
     An option overrides its environment variable, which overrides the settings file.
 
-    Exit status: 0 success, 1 refused, 2 usage error or failed start, 3 no message, 4 temporary failure (retry later),
-    5 a check found problems, 6 could not write to standard output.
+    The exit status is 0 if the command succeeded, 1 if the daemon refused the request, 2 if the command line is
+    invalid or mq cannot start, 3 if there was no message to receive, 4 after a temporary failure (try again later), 5
+    if a check found problems, and 6 if the output could not be written.
     """
     for name, near in near_misses(os.environ).items():
         say(f"mq: unknown environment variable {name}: did you mean {near}?", err=True)

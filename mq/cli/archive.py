@@ -254,17 +254,20 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.option(
     "--run",
     metavar="NAME",
-    help="Resume the import with this run name; messages that have already been imported are skipped.",
+    help="Resume the interrupted import with this run name. Messages that have already been imported are skipped.",
 )
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not send idempotency keys. Required for daemons with --peers. Without keys, an import cannot be resumed.",
+    help=(
+        "Do not send idempotency keys. Required if the daemon runs with --peers. An import without keys cannot "
+        "be resumed."
+    ),
 )
 @click.option(
     "--no-groups",
     is_flag=True,
-    help="Import messages without their message groups, into a queue that does not have groups enabled.",
+    help="Import the messages without their message groups. Required if the queue does not have groups enabled.",
 )
 @json_option
 @remote
@@ -280,7 +283,7 @@ def import_command(
 ) -> None:
     """Publish the messages in an export file.
 
-    Messages keep their order and get new IDs. If an import is interrupted, it prints the command to resume it. The
+    Messages keep their order and get new IDs. If an import is interrupted, mq prints the command that resumes it. The
     daemon remembers for one day which messages have already been imported.
     """
     if run is not None and no_keys:

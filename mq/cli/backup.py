@@ -51,10 +51,10 @@ class _Bar:
 )
 @json_option
 def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
-    """Back up a root, even while its daemon is running.
+    """Back up a root, even while a daemon is serving it.
 
-    The backup is a consistent snapshot of the root. It is durable when the command exits with status 0. Further backups
-    to the same FOLDER are incremental.
+    A root is the folder in which mq stores its queues. The backup is a consistent snapshot of the root, and it is on
+    disk when the command exits with status 0. Further backups to the same FOLDER are incremental.
     """
     bar = _Bar()
     try:

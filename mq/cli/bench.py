@@ -67,7 +67,9 @@ class Timed(NamedTuple):
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not send idempotency keys. Required for daemons with --peers, which do not support them.",
+    help=(
+        "Do not send idempotency keys. Required if the daemon runs with --peers, because it then does not support them."
+    ),
 )
 @json_option
 @remote

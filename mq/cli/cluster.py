@@ -41,7 +41,7 @@ def cluster_command() -> None:
 @json_option
 @remote
 def status_command(remote: Remote, as_json: bool) -> None:
-    """Show the nodes, the master and the links, as seen by one node."""
+    """Show the nodes, the master and the links of a cluster, as seen by the node at --url."""
     with remote.client() as client:
         seen = client.cluster()
     if not seen["node"]:
@@ -65,9 +65,9 @@ def status_command(remote: Remote, as_json: bool) -> None:
 def check_command(remote: Remote, urls: Sequence[str]) -> None:
     """Check whether a node can be stopped now, for example for an upgrade.
 
-    Give the URLs of all three nodes, because each node knows only its own links. If a node can be stopped without
-    interrupting the queues, prints the order in which to stop the nodes and exits with status 0. Otherwise, prints the
-    reasons and exits with status 1.
+    Specify the URLs of all three nodes, because each node knows only its own links. If a node can be stopped without
+    making the queues unavailable, prints the order in which to stop the nodes and exits with status 0. Otherwise,
+    prints the reasons and exits with status 1.
     """
     seen = []
     for url in urls or (remote.access.url,):
@@ -102,15 +102,18 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     default="10s",
     show_default=True,
     metavar="DURATION",
-    help="Time after which remaining AMQP connections are closed; clients then reconnect to another node.",
+    help=(
+        "Time after which the remaining AMQP connections are closed, so that their clients reconnect to another node."
+    ),
 )
 @click.option("--resume", is_flag=True, help="End the drain and accept clients again.")
 @remote
 def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
-    """Drain the node at --url before it is stopped.
+    """Drain the node at --url, so that it can be stopped.
 
-    The node hands over the master role and accepts no new clients; clients only need to reconnect. Exits with status 0
-    once another node serves the queues and no clients are connected, or with status 1 if that does not happen in time.
+    The node hands over the master role, refuses new clients and closes the remaining connections, so that the clients
+    reconnect to other nodes. Exits with status 0 once another node serves the queues and no clients are connected, or
+    with status 1 if that does not happen in time.
     """
     with remote.client() as client:
         if resume:
@@ -144,8 +147,8 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
     """Replace a lost node with a new machine.
 
     NODE is the name of the lost node; the new machine takes over this name. ADDRESS:PORT is the AMQP address of the new
-    machine. Give the URLs of the other two nodes; they will connect to the new address from then on. Prints the cluster
-    file for the new machine.
+    machine. Specify the URLs of the other two nodes, so that both connect to the new address. Prints the cluster file
+    for the new machine.
     """
     clients = urls or (remote.access.url,)
     places: dict[str, str] = {}

@@ -30,8 +30,7 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 def connections_command(remote: Remote, close: str | None, as_json: bool) -> None:
     """List client connections, or close one.
 
-    In a cluster, only the connections of the node at --url are listed. To list consumers,
-    use "mq consumers".
+    In a cluster, only the connections of the node at --url are listed. To list consumers, run mq consumers.
     """
     with remote.client() as client:
         if close is not None:
@@ -53,8 +52,9 @@ def connections_command(remote: Remote, close: str | None, as_json: bool) -> Non
 def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | None, as_json: bool) -> None:
     """List consumers, or delete a Spark consumer.
 
-    Kinds of consumers: amqp (consumers on a channel), http (waiting requests) and spark (queries that claim batches).
-    Spark consumers persist after their program exits; delete those that will not run again.
+    There are three types of consumers: amqp (consumers on a channel), http (requests that are waiting for a message)
+    and spark (queries that read batches of messages). Spark consumers persist after their program exits; delete those
+    that will not run again.
     """
     with remote.client() as client:
         batches = [each for each in client.batch_consumers() if not queues or each["queue"] in queues]
@@ -137,7 +137,7 @@ def _size(value: int | None) -> str:
 
 
 @click.command("logging")
-@click.option("--level", type=click.Choice(LEVELS), help="Minimum log level.")
+@click.option("--level", type=click.Choice(LEVELS), help="Minimum level of the messages to log.")
 @click.option("--requests/--no-requests", default=None, help="Log a line for every HTTP request.")
 @json_option
 @remote
@@ -155,13 +155,13 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 
 
 @click.command("clock")
-@click.option("--trust", is_flag=True, help="Declare the wall clock correct, so that the daemon trusts it.")
+@click.option("--trust", is_flag=True, help="Confirm that the wall clock is correct, so that the daemon trusts it.")
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show a daemon's clock status, or declare its clock correct.
+    """Show whether a daemon trusts its wall clock, or confirm that the clock is correct.
 
-    After a start, no messages expire and no schedules publish until the daemon trusts its wall clock.
+    After startup, no messages expire and no schedules publish until the daemon trusts its wall clock.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()

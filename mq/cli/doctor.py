@@ -34,8 +34,10 @@ from mq.storage.options import StorageOptions
 
 @click.command("doctor")
 @click.argument("root", envvar="MQ_ROOT", type=click.Path())
-@click.option("--no-bodies", is_flag=True, help="Check file names only; do not read messages or verify checksums.")
-@click.option("--repair", "repairs", is_flag=True, help="Perform the repairs that the daemon performs at startup.")
+@click.option(
+    "--no-bodies", is_flag=True, help="Check only the names of the files; do not read messages or verify checksums."
+)
+@click.option("--repair", "repairs", is_flag=True, help="Make the same repairs as the daemon makes at startup.")
 @click.option(
     "--quarantine",
     "folder",
@@ -46,7 +48,10 @@ from mq.storage.options import StorageOptions
 @click.option(
     "--accept-loss",
     is_flag=True,
-    help="List the losses caused by missing or damaged files, and accept them so that the root can be served.",
+    help=(
+        "List the data that was lost because files are missing or damaged, and accept the loss so that mq can "
+        "serve the root again."
+    ),
 )
 @click.option(
     "--pause",
@@ -54,7 +59,7 @@ from mq.storage.options import StorageOptions
     default="2s",
     show_default=True,
     metavar="DURATION",
-    help="Pause between the two passes of a check while a daemon is running.",
+    help="Pause between the two passes of the check if a daemon is serving the root.",
 )
 @json_option
 @trust_options
@@ -70,8 +75,8 @@ def doctor_command(
 ) -> None:
     """Check a root for damaged, foreign and duplicate files.
 
-    Without --repair, --quarantine or --accept-loss, nothing is changed, and a daemon may serve the root during the
-    check. The exit status is 5 if problems remain.
+    A root is the folder in which mq stores its queues. Without --repair, --quarantine or --accept-loss, nothing is
+    changed, and a daemon may serve the root during the check. The exit status is 5 if problems remain.
     """
     try:
         if accept_loss:

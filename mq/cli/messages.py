@@ -32,7 +32,7 @@ STATES: Final = ("ready", "leased", "delayed")
 _SHOWN: Final = 40
 
 limit_option = click.option(
-    "-n", "--max", "limit", metavar="N", type=Number(1), help="Maximum number of messages. [default: all]"
+    "-n", "--max", "limit", metavar="N", type=Number(1), help="Maximum number of messages to move. [default: all]"
 )
 id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move only this message. Can be repeated.")
 
@@ -48,10 +48,10 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move 
     type=Number(1),
     default=10,
     show_default=True,
-    help="Maximum number of messages.",
+    help="Maximum number of messages to show.",
 )
 @click.option(
-    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="State of the messages to show."
+    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="Show only messages in this state."
 )
 @json_option
 @remote
@@ -98,7 +98,7 @@ def _row(message: Received, has_time: bool) -> tuple[str, ...]:
     "--receipt",
     metavar="RECEIPT",
     default="",
-    help="Remove the message only if this receipt is current. Can be used only with a single ID.",
+    help="Remove the message only if this is the receipt of its current lease. Can be used only with a single ID.",
 )
 @remote
 def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: str) -> None:
@@ -119,8 +119,18 @@ def delete_command(remote: Remote, queue: str, ids: tuple[str, ...], receipt: st
 @click.command("reschedule")
 @queue_argument
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="New delay from now; 0 for immediately.")
-@click.option("--at", callback=time_of, metavar="TIME", help="New delivery time, such as 2030-05-01T09:00.")
+@click.option(
+    "--delay",
+    type=Duration(),
+    metavar="DURATION",
+    help="New delay, counted from now; 0 makes the messages available immediately.",
+)
+@click.option(
+    "--at",
+    callback=time_of,
+    metavar="TIME",
+    help="Time at which the messages become available, such as 2030-05-01T09:00.",
+)
 @remote
 def reschedule_command(
     remote: Remote, queue: str, ids: tuple[str, ...], delay: float | None, at: datetime | None

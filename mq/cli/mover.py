@@ -38,7 +38,7 @@ logger = logging.getLogger("mq.mover")
     show_default=True,
     type=Duration(),
     metavar="DURATION",
-    help="How long to wait before moving a file after its arrival; a deadline in the file name takes precedence.",
+    help="How long to wait after a file arrives before moving it. A delivery time in the file name takes precedence.",
 )
 @click.version_option(__version__, prog_name="mq-mover")
 @trust_options

@@ -43,7 +43,7 @@ def main() -> None:
 @click.option(
     "--doctor",
     metavar="FILE",
-    help="File with the output of mq doctor --json, used to include damaged messages in the report.",
+    help="File that contains the output of mq doctor --json. Damaged messages listed there are added to the report.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 @_master
@@ -73,7 +73,7 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
         "given",
         metavar="NAME=VALUE",
         multiple=True,
-        help="Option for the Spark data source. Can be repeated.",
+        help="Option of the Spark data source to set. Can be repeated.",
     )
     return url(more(_master(command)))
 
@@ -81,14 +81,16 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
 @main.command(short_help="Move messages from queues to Parquet files.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
 @click.option("--out", metavar="FOLDER", required=True, help="Archive folder.")
-@click.option("--finish", is_flag=True, help="Only clean up after interrupted runs and merge small files.")
+@click.option(
+    "--finish", is_flag=True, help="Archive nothing; only clean up after interrupted runs and merge small files."
+)
 @click.option("--browse", is_flag=True, help="Copy messages instead of moving them, so that they stay in their queues.")
 @click.option(
     "--consumer",
     metavar="NAME",
     default="archive",
     show_default=True,
-    help="Consumer name under which messages are claimed.",
+    help="Name of the consumer that claims the messages.",
 )
 @_source
 def archive(
@@ -120,35 +122,40 @@ def archive(
 @main.command(short_help="Publish messages from an archive.")
 @click.argument("folder", metavar="FOLDER")
 @click.option(
-    "--queue", "queues", metavar="QUEUE", multiple=True, help="Publish only messages from this queue. Can be repeated."
+    "--queue",
+    "queues",
+    metavar="QUEUE",
+    multiple=True,
+    help="Replay only messages that came from this queue. Can be repeated.",
 )
 @click.option(
     "--since",
     metavar="TIME",
     type=click.DateTime(),
-    help="Publish only messages first published at or after this time (UTC).",
+    help="Replay only messages that were originally published at or after this time (UTC).",
 )
 @click.option(
     "--until",
     metavar="TIME",
     type=click.DateTime(),
-    help="Publish only messages first published before this time (UTC).",
+    help="Replay only messages that were originally published before this time (UTC).",
 )
-@click.option(
-    "--id", "ids", metavar="ID", multiple=True, help="Publish only the message with this ID. Can be repeated."
-)
+@click.option("--id", "ids", metavar="ID", multiple=True, help="Replay only the message with this ID. Can be repeated.")
 @click.option(
     "--where",
     metavar="SQL",
-    help="Publish only messages that match this SQL condition, such as \"CAST(value AS STRING) LIKE 'a%'\".",
+    help="Replay only messages that match this SQL condition, such as \"CAST(value AS STRING) LIKE 'a%'\".",
 )
-@click.option("--to", metavar="QUEUE", help="Publish to this queue instead of the original queues.")
+@click.option("--to", metavar="QUEUE", help="Publish all messages to this queue instead of their original queues.")
 @click.option(
     "--run",
     metavar="NAME",
     default="replay",
     show_default=True,
-    help="Name of the run. A run publishes each message once; use a new name to publish the messages again.",
+    help=(
+        "Name of this replay run. A run publishes each message only once; to publish the messages again, choose "
+        "a new name."
+    ),
 )
 @_source
 def replay(

@@ -91,8 +91,8 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
 def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
     """Change a queue's settings. Either all changes are applied or none are.
 
-    VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a keyword, true or false; default resets the
-    setting.
+    VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a keyword, true or false. To reset a setting,
+    use NAME=default.
     """
     changes = parse_settings(settings)
     with remote.client() as client:
@@ -118,7 +118,7 @@ def delete_command(remote: Remote, queue: str, yes: bool) -> None:
 def pause_command(remote: Remote, queue: str, delivery: bool, publishing: bool) -> None:
     """Pause delivery from a queue or publishing to it.
 
-    The pause applies to all protocols and lasts until mq resume.
+    The pause applies to all protocols and lasts until the queue is resumed with mq resume.
     """
     changes = _pauses(delivery or not publishing, publishing, is_on=True)
     with remote.client() as client:

@@ -53,7 +53,7 @@ class Receiver(Protocol):
     show_default=True,
     help="Number of messages to receive.",
 )
-@click.option("--follow", is_flag=True, help="Keep receiving new messages until interrupted.")
+@click.option("--follow", is_flag=True, help="Keep receiving new messages until the command is interrupted.")
 @click.option(
     "--wait",
     type=Duration(0, 3600),
@@ -66,7 +66,7 @@ class Receiver(Protocol):
     "--visibility",
     type=Duration(0.001, 43_200),
     metavar="DURATION",
-    help="Visibility timeout: how long the message is leased. [default: the queue's setting]",
+    help="Visibility timeout: time for which a message is leased. [default: the queue's setting]",
 )
 @click.option(
     "--max-handling",
@@ -74,19 +74,27 @@ class Receiver(Protocol):
     default=show_duration(MAX_HANDLING_SECONDS),
     show_default=True,
     metavar="DURATION",
-    help="Maximum time for handling one message; its lease is extended until then.",
+    help="Maximum time for handling one message. During this time, its lease is extended automatically.",
 )
 @click.option(
-    "--keep", is_flag=True, help="Do not acknowledge messages; each message is delivered again when its lease ends."
+    "--keep", is_flag=True, help="Do not acknowledge the messages: each one is delivered again when its lease ends."
 )
 @click.option(
     "--exec",
     "command",
     metavar="CMD",
-    help="Run this shell command with the body on standard input; exit status 0 acknowledges the message.",
+    help=(
+        "Run this shell command for each message, with the body on standard input. The message is acknowledged "
+        "if the exit status is 0."
+    ),
 )
 @click.option(
-    "--to", "target", metavar="URL", help="POST the body to this webhook; a 2xx response acknowledges the message."
+    "--to",
+    "target",
+    metavar="URL",
+    help=(
+        "Send the body to this webhook in a POST request. The message is acknowledged if the response status is 2xx."
+    ),
 )
 @click.option(
     "--timeout",
@@ -94,13 +102,14 @@ class Receiver(Protocol):
     default="30s",
     show_default=True,
     metavar="DURATION",
-    help="Timeout for the webhook's response.",
+    help="How long to wait for the webhook's response.",
 )
 @click.option(
     "--retry-delay",
     type=Duration(0, 43_200),
     metavar="DURATION",
-    help="Delay before redelivery when CMD or the webhook fails. [default: the queue's retry_delay, or 1s]",
+    help="Delay before a message is delivered again if CMD or the webhook fails. "
+    "[default: the queue's retry_delay, or 1s]",
 )
 @click.option(
     "--grace",
@@ -108,7 +117,7 @@ class Receiver(Protocol):
     default="5s",
     show_default=True,
     metavar="DURATION",
-    help="Time between SIGTERM and SIGKILL when CMD and its child processes are terminated.",
+    help="Time that CMD and its child processes get to exit after SIGTERM before they are killed with SIGKILL.",
 )
 @json_option
 @remote
@@ -130,9 +139,9 @@ def receive_command(
 ) -> None:
     """Fetch messages, print their bodies and acknowledge them.
 
-    A message is acknowledged after its body has been printed, or after CMD or the webhook has succeeded. Otherwise it
-    is delivered again: consumers must expect duplicates. If mq receive is stopped or the lease is lost, CMD and all
-    its child processes are terminated before the message is requeued.
+    A message is acknowledged after its body has been printed, or after CMD or the webhook has succeeded. Otherwise the
+    message is delivered again, so consumers must tolerate duplicates. If mq receive is stopped or the lease is lost,
+    CMD and all its child processes are terminated before the message is requeued.
     """
     if command is not None and target is not None:
         raise click.UsageError("--exec cannot be combined with --to")

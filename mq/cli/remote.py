@@ -99,17 +99,22 @@ _REMOTE_FLAGS: Final = (
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help=f"File that contains a token or NAME:PASSWORD. A token can also be set in {TOKEN_VARIABLE}.",
+        help=f"File that contains a token or NAME:PASSWORD. A token can also be set in the environment variable "
+        f"{TOKEN_VARIABLE}.",
     ),
     click.option(
-        "--ca", envvar="MQ_CA", type=click.Path(exists=True), metavar="FILE", help="CA certificates to trust (PEM)."
+        "--ca",
+        envvar="MQ_CA",
+        type=click.Path(exists=True),
+        metavar="FILE",
+        help="PEM file with the CA certificates to trust.",
     ),
     click.option(
         "--certificate",
         envvar="MQ_CERTIFICATE",
         type=click.Path(exists=True),
         metavar="FILE",
-        help="Client certificate with its key (PEM), if the daemon requires one.",
+        help="PEM file with the client certificate and its key, if the daemon requires a certificate.",
     ),
     click.option(
         "--patience",
@@ -118,7 +123,7 @@ _REMOTE_FLAGS: Final = (
         default="5s",
         show_default=True,
         metavar="DURATION",
-        help="How long to retry while the daemon is unreachable or full.",
+        help="How long to keep retrying while the daemon is unreachable or temporarily refuses requests.",
     ),
 )
 

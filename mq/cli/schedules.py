@@ -48,25 +48,36 @@ def list_command(remote: Remote, as_json: bool) -> None:
 )
 @click.option("--zone", metavar="ZONE", help="Time zone for --cron, such as Europe/Berlin. [default: UTC]")
 @click.option(
-    "--every", type=Duration(1), metavar="DURATION", help="Fixed interval between messages, used instead of --cron."
+    "--every",
+    type=Duration(1),
+    metavar="DURATION",
+    help="Publish a message at this fixed interval, instead of at the times given with --cron.",
 )
-@click.option("--unless-waiting", is_flag=True, help="Skip a run while the previous message is still in the queue.")
-@click.option("-m", "--message", help="Message body to publish instead of a file.")
+@click.option(
+    "--unless-waiting", is_flag=True, help="Skip a run if the message of the previous run is still in the queue."
+)
+@click.option(
+    "-m", "--message", help="Publish this text as the message body instead of reading standard input or FILE."
+)
 @click.option("--content-type", metavar="TYPE", help="Content type of the message body, such as application/json.")
 @click.option("--content-encoding", metavar="CODING", help="Content encoding of the message body, such as gzip.")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the message can be fetched.")
+@click.option(
+    "--delay", type=Duration(), metavar="DURATION", help="Delay before the message becomes available to consumers."
+)
 @click.option(
     "--ttl",
     type=Duration(0.001),
     metavar="DURATION",
-    help="Time to live: the message expires if it is not fetched within this time.",
+    help="Time to live: if the message is not fetched within this time, it expires.",
 )
 @click.option(
     "--priority",
     metavar="N",
     type=Number(0, 255),
-    help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
-    "max_priority set.",
+    help=(
+        "Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to "
+        "be set on the queue."
+    ),
 )
 @click.option(
     "--attribute",

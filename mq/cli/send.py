@@ -78,31 +78,35 @@ class _BodyFile(click.Path):
 @click.command("send")
 @queue_argument
 @click.argument("files", nargs=-1, type=_BodyFile(exists=True, dir_okay=False, allow_dash=True), metavar="[FILE]...")
-@click.option("-m", "--message", help="Message body to send instead of files.")
+@click.option("-m", "--message", help="Send this text as the message body instead of reading standard input or files.")
 @click.option(
     "--lines", is_flag=True, help="Publish each line as a message, without its line ending. Empty lines are skipped."
 )
 @click.option("--content-type", metavar="TYPE", help="Content type of the message bodies, such as application/json.")
 @click.option("--content-encoding", metavar="CODING", help="Content encoding of the message bodies, such as gzip.")
-@click.option("--delay", type=Duration(), metavar="DURATION", help="Delay before the messages can be fetched.")
+@click.option(
+    "--delay", type=Duration(), metavar="DURATION", help="Delay before the messages become available to consumers."
+)
 @click.option(
     "--at",
     callback=time_of,
     metavar="TIME",
-    help="Time from which the messages can be fetched, such as 2030-05-01T09:00.",
+    help="Time at which the messages become available, such as 2030-05-01T09:00.",
 )
 @click.option(
     "--ttl",
     type=Duration(0.001),
     metavar="DURATION",
-    help="Time to live: messages expire if they are not fetched within this time.",
+    help="Time to live: a message that is not fetched within this time expires.",
 )
 @click.option(
     "--priority",
     metavar="N",
     type=Number(0, 255),
-    help="Priority from 0 to 255; messages with a higher priority are delivered first. The queue must have "
-    "max_priority set.",
+    help=(
+        "Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to "
+        "be set on the queue."
+    ),
 )
 @click.option(
     "--group",
@@ -121,13 +125,17 @@ class _BodyFile(click.Path):
 @click.option(
     "--key",
     metavar="KEY",
-    help="Idempotency key for a single message: if the message is sent again with the same key, it is not stored "
-    "twice.",
+    help=(
+        "Idempotency key of a single message: if a message with the same key has already been stored, the "
+        "message is not stored again."
+    ),
 )
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not send idempotency keys. Required for daemons with --peers, which do not support them.",
+    help=(
+        "Do not send idempotency keys. Required if the daemon runs with --peers, because it then does not support them."
+    ),
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not print message IDs.")
 @json_option
@@ -144,9 +152,9 @@ def send_command(
     as_json: bool,
     **fields: Any,
 ) -> None:
-    """Publish messages from standard input, files or lines.
+    """Publish messages and print their IDs.
 
-    Prints their IDs.
+    The message bodies are read from standard input or from files: each file is a message, or with --lines each line.
     """
     if message is not None and (files or lines):
         raise click.UsageError("--message cannot be combined with files or --lines")

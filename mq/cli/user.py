@@ -92,19 +92,19 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         "--max-connections",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of open connections; none means no limit.",
+        help="Maximum number of connections that the user may have open; none means no limit.",
     )
     @click.option(
         "--max-queues",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of queues the user may create; none means no limit.",
+        help="Maximum number of queues that the user may create; none means no limit.",
     )
     @click.option(
         "--max-publish-rate",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum publish rate, in messages per second; none means no limit.",
+        help="Maximum rate at which the user may publish, in messages per second; none means no limit.",
     )
     @functools.wraps(command)
     def with_limits(*args: Any, **rest: Any) -> Any:
@@ -153,13 +153,13 @@ def user_command() -> None:
     metavar="RIGHT=PATTERN",
     multiple=True,
     callback=_parse_rights,
-    help="Right to grant and the queues it covers, such as publish=orders.*. Can be repeated.",
+    help="Right to grant to the user, and the queues to which it applies, such as publish=orders.*. Can be repeated.",
 )
 @click.option("--password", "asks", is_flag=True, help="Ask for a password instead of creating a token.")
 @click.option(
     "--unix",
     metavar="LOGIN",
-    help="Authenticate the user by this login name on the daemon's Unix socket instead of by a token.",
+    help="Let the operating-system user LOGIN connect as this user over the daemon's Unix socket, without a token.",
 )
 @click.option("--aws-key", "has_key", is_flag=True, help="Create an AWS access key (for AWS SDKs) instead of a token.")
 @_limit_flags
@@ -174,7 +174,7 @@ def add_command(
     has_key: bool,
     limits: dict[str, float | None],
 ) -> None:
-    """Add a user and print the new token once."""
+    """Add a user and print the user's token. The token cannot be shown again."""
     if unix is not None or has_key:
         _with_keys(editor)
     most = limits_of({key: value for key, value in limits.items() if value is not None})
@@ -248,11 +248,11 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     "lasts",
     metavar="DURATION",
     type=Duration(1, _LONGEST_SECONDS),
-    help="How long the token is valid, such as 12h or 30d. [default: no limit]",
+    help="Time for which the token is valid, such as 12h or 30d. [default: no limit]",
 )
 @_editing
 def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, lasts: float | None) -> None:
-    """Create another token for a user and print it once."""
+    """Create another token for a user and print it. The token cannot be shown again."""
     token = editor.add_token(name, only=only, expires=None if lasts is None else int(time.time() + lasts))
     _print_token(editor, token)
 
@@ -262,7 +262,7 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 @click.option("--only", is_flag=True, help="Revoke the user's other AWS access keys.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Create another AWS access key for a user and print it once."""
+    """Create another AWS access key for a user and print it. The key cannot be shown again."""
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 

@@ -25,7 +25,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
     logging.getLogger("mq.vsqs.mount").addHandler(logging.NullHandler())  # the verbs say it themselves
     given = [name for name, value in flags.items() if value is not None]
     if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is an option of mq serve, not of vsqs")
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is an option of mq serve, not of mq vsqs")
 
 
 @vsqs.command()
@@ -34,7 +34,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
     "--capacity",
     type=Number(1),
     metavar="N",
-    help="Maximum number of messages in the queue; further messages are refused.",
+    help="Refuse the message if the queue already contains this number of messages.",
 )
 @click.option("--create", is_flag=True, help="Create the folder if it does not exist.")
 def send(folder: str, capacity: int | None, create: bool) -> None:

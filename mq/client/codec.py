@@ -242,7 +242,7 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
         raise UnexpectedResponse(
-            "the daemon returned a message without an ID. Check that the URL belongs to an mq daemon"
+            "the daemon returned a message without an ID. Check that the URL points to an mq daemon"
         )
     return kind(
         queue=queue,

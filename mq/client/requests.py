@@ -408,7 +408,8 @@ def _id(answer: Answer) -> str:
     id = answer.headers.get("x-message-id")
     if not id:
         raise UnexpectedResponse(
-            "the daemon stored a message without returning its ID. Check that the URL belongs to an mq daemon"
+            "the server accepted the message, but its response contains no message ID. Check that the URL points "
+            "to an mq daemon"
         )
     return id
 
@@ -416,7 +417,7 @@ def _id(answer: Answer) -> str:
 def _count(answer: Answer, name: str) -> int:
     value = answer.members().get(name)
     if not isinstance(value, int):
-        raise UnexpectedResponse(f"the daemon did not report the number of messages that it {name}")
+        raise UnexpectedResponse(f'the response does not contain the message count "{name}"')
     return value
 
 

@@ -250,7 +250,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise source.wrong(
             "password_file",
-            f"the password file is writable by users other than its owner. Run chmod go-w {shorten(path)}",
+            f"users other than its owner can modify the password file. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
         logger.warning("the file %s is readable by every user of this machine. Restrict access with chmod o-r", path)

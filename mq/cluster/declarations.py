@@ -258,7 +258,11 @@ class ClusterDeclarations:
                 await self.share([record], [])
                 await self._local.drop(record.kind, record.key)
             except CallerError as error:
-                logger.warning("node %s does not share a declaration with the cluster: %s", self._node, error)
+                logger.warning(
+                    "node %s cannot share an exchange or binding with the other nodes, so only this node uses it: %s",
+                    self._node,
+                    error,
+                )
                 return
             except StorageError as error:
                 logger.debug("temporarily unable to share a declaration with the cluster: %s", error)

@@ -317,7 +317,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For each queue the number of its batch, and how many rows that has."""
         if offset["consumer"] != self._options.consumer:
             raise SparkSourceError(
-                f'option "consumer" is {self._options.consumer}, but the checkpoint belongs to consumer '
+                f'option "consumer" is {self._options.consumer}, but the checkpoint was created by consumer '
                 f"{offset['consumer']}. Use another checkpointLocation, or the name {offset['consumer']}"
             )
         if "queues" in offset:
@@ -552,7 +552,7 @@ class QueueClaims:
         if options.take_over or position["checkpoint"] in (None, checkpoint):
             return
         raise SparkSourceError(
-            f'option "consumer": {options.consumer} belongs to a query with a different checkpoint. Use the '
+            f'option "consumer": {options.consumer} is in use by a query with a different checkpoint. Use the '
             "checkpointLocation of that query, or another consumer name. If the checkpoint is lost, or this "
             f"query replaces the other one, start this query with {_TAKE_OVER}. It then continues at the "
             f"consumer's position and may read the last rows again {self._where()}"

@@ -313,7 +313,7 @@ def _read_codings(text: Any) -> str | None:
         return None
     if not isinstance(text, str) or CODINGS.fullmatch(text.strip()) is None:
         raise InvalidRequest(
-            f"content_encoding must name content codings, such as gzip or br, not {shorten(str(text))}"
+            f"content_encoding must consist of content codings, such as gzip or br, not {shorten(str(text))}"
         )
     return content_codings(text)
 

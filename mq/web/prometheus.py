@@ -43,7 +43,7 @@ COUNTED: Final = {
     ),
     Kind.DEAD_LETTER: (
         "mq_messages_dead_lettered",
-        "messages moved to a dead-letter queue, counted for their original queue",
+        "messages moved to a dead-letter queue, counted under their original queue",
     ),
     Kind.REROUTE: ("mq_messages_moved", "messages moved to another queue by a client"),
 }
@@ -129,7 +129,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, otherwise 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
         "mq_clock_untrusted",
-        "1 if mq does not trust the wall clock, otherwise 0; while it is 1, no messages expire and no schedules fire",
+        "1 if mq does not trust the wall clock, otherwise 0; while it is 1, no messages expire and no schedules run",
         float(snapshot.is_clock_untrusted),
     )
     yield GaugeMetricFamily("mq_queues", "number of queues", len(snapshot.queues))
@@ -149,7 +149,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     reserved, limit = snapshot.memory
     yield GaugeMetricFamily(
         "mq_memory_reserved_bytes",
-        "bytes of memory reserved for clients; when the limit is reached, requests are refused",
+        "bytes of memory reserved for clients; when they reach mq_memory_limit_bytes, requests are refused",
         reserved,
     )
     yield GaugeMetricFamily(
@@ -168,12 +168,12 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
         "mq_staging_reserved_bytes",
-        "bytes of disk space reserved for incoming message bodies and open write jobs",
+        "bytes of disk space reserved for incoming message bodies and uncommitted write jobs",
         reserved,
     )
     yield GaugeMetricFamily(
         "mq_staging_limit_bytes",
-        "maximum number of bytes of disk space for incoming message bodies and open write jobs",
+        "maximum number of bytes of disk space for incoming message bodies and uncommitted write jobs",
         limit,
     )
     yield CounterMetricFamily(
@@ -223,7 +223,7 @@ def _of_health(health: Health) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_messages_unchecked",
-        "message reads that could not be verified because the message has no checksum",
+        "messages that were read without verification, because they have no checksum",
         health.unchecked,
     )
     yield CounterMetricFamily("mq_messages_verified", "messages verified by the background check", health.verified)
@@ -287,11 +287,11 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
         "mq_cluster_lease_remaining_seconds", "seconds until this node's membership expires unless it is renewed", left
     )
     up = GaugeMetricFamily(
-        "mq_cluster_link_up", "1 if the link to the neighbor is connected, otherwise 0", labels=["neighbor"]
+        "mq_cluster_link_up", "1 if this node is connected to the neighbor, otherwise 0", labels=["neighbor"]
     )
     heard = GaugeMetricFamily(
         "mq_cluster_link_inbound_up",
-        "1 if the neighbor's link to this node is connected, otherwise 0",
+        "1 if the neighbor is connected to this node, otherwise 0",
         labels=["neighbor"],
     )
     lag = GaugeMetricFamily(

@@ -143,8 +143,8 @@ def hops_of(headers: Mapping[str, str]) -> Sequence[Hop]:
     if len(found) == 2 and found[0] and found[1] and found[0][-1].address != found[1][-1].address:
         # A proxy adds one of the two and passes on what the client sent as the other.
         raise ContradictoryReports(
-            "the headers X-Forwarded-For and Forwarded name different clients. Configure the proxy to set or "
-            "remove both headers"
+            "the headers X-Forwarded-For and Forwarded contain different client addresses. Configure the "
+            "proxy to set or remove both headers"
         )
     hops = found[0] if found else [Hop()]
     return [_with_rest(hop, headers, len(hops) - at) for at, hop in enumerate(hops)]

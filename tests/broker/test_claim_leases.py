@@ -89,7 +89,7 @@ async def test_a_message_of_a_claim_has_no_lease_of_its_own(broker: Broker) -> N
     for message in (first, second):
         await message.body.aclose()
     for act in (broker.requeue, lambda queue, id: broker.extend(queue, id, 60)):
-        with pytest.raises(NotLeased, match="belongs to a claim"):
+        with pytest.raises(NotLeased, match="was claimed as part of a batch"):
             await act("q", first.id)
     with pytest.raises(ReceiptMismatch):
         await broker.remove("q", first.id, receipt="0123456789abcdef")

@@ -422,9 +422,12 @@ async def test_a_consumer_goes_with_the_checkpoint_under_which_it_read(broker: B
     epoch = (await broker.claims.start("q", "c", "kept")).epoch  # nothing was read under the one before
     await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 2, "kept")
     for other in ("lost", ""):
-        with pytest.raises(Conflict, match=f"belongs to checkpoint kept, not {other or 'none'}.*take_over"):
+        with pytest.raises(
+            Conflict,
+            match=f"was started with checkpoint kept, but this query has checkpoint {other or 'none'}.*take_over",
+        ):
             await broker.claims.start("q", "c", other)
-    with pytest.raises(Conflict, match="belongs to checkpoint kept"):
+    with pytest.raises(Conflict, match="was started with checkpoint kept"):
         await broker.claims.note_read("q", "c", 1, epoch, 0, 2, 2, "lost")
     await broker.claims.claim("q", "c", 1, epoch)  # who was refused has shut nobody out
     standing = await broker.claims.start("q", "c", "kept", take_over=True)
@@ -435,7 +438,7 @@ async def test_a_consumer_goes_with_the_checkpoint_under_which_it_read(broker: B
         await broker.claims.acknowledge("q", "c", 1, standing.epoch, if_read=True)
     await broker.claims.note_read("q", "c", 1, standing.epoch, 0, 2, 2, "other")
     await broker.claims.acknowledge("q", "c", 1, standing.epoch, if_read=True)
-    with pytest.raises(Conflict, match="belongs to checkpoint other"):
+    with pytest.raises(Conflict, match="was started with checkpoint other"):
         await broker.claims.start("q", "c", "kept")
 
 
@@ -650,7 +653,7 @@ async def test_what_was_read_and_under_which_checkpoint_is_known_after_a_restart
         await broker.claims.note_read("q", "c", 1, epoch, 0, 1, 5, "kept")
         await broker.claims.note_read("q", "c", 1, epoch, 3, 5, 5, "kept")
     async with opened(disk_address) as broker:
-        with pytest.raises(Conflict, match="belongs to checkpoint kept"):
+        with pytest.raises(Conflict, match="was started with checkpoint kept"):
             await broker.claims.start("q", "c", "other")
         epoch = (await broker.claims.start("q", "c", "kept")).epoch
         await broker.claims.acknowledge("q", "c", 1, epoch, if_read=True)

@@ -481,7 +481,13 @@ def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any,
         hand.open("#/queue/shop")
         hand.row("an order").wait_for()
         buttons = [text for text in hand.tab.locator("main button").all_inner_texts() if text]
-        assert [text for text in buttons if text != "More"] == ["Ready", "Leased", "Delayed", "Remove…", "an order"]
+        assert [text for text in buttons if text != "Show more"] == [
+            "Ready",
+            "Leased",
+            "Delayed",
+            "Remove…",
+            "an order",
+        ]
         assert hand.tab.get_by_text("Publish a message").count() == 0
         assert hand.tab.get_by_text("Settings").count() == 0
         hand.open("#/queue/secret")

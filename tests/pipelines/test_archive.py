@@ -316,7 +316,7 @@ def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_pat
         with pytest.raises(Conflict, match="was lost, or is an old copy"):
             archive(spark, ["orders"], str(out), options)
         with pytest.raises(
-            StreamingQueryException, match=r'belongs to a query with a different checkpoint.* "takeOver"'
+            StreamingQueryException, match=r'is in use by a query with a different checkpoint.* "takeOver"'
         ):
             archive(spark, ["orders"], str(tmp_path / "other"), options)
         archive(spark, ["orders"], str(tmp_path / "other"), {**options, "takeOver": "true"})

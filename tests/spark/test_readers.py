@@ -236,10 +236,10 @@ def test_a_consumer_goes_with_its_checkpoint(client: Client, options: Options) -
     assert rows(reader, reader.partitions(start, end)) == bodies[:10]
     other = stream(options)
     with pytest.raises(
-        SparkSourceError, match=r'"consumer": c belongs to a query with a different checkpoint.* "takeOver"'
+        SparkSourceError, match=r'"consumer": c is in use by a query with a different checkpoint.* "takeOver"'
     ):
         other.latestOffset(other.initialOffset(), LIMIT)
-    with pytest.raises(SparkSourceError, match="belongs to a query with a different checkpoint"):
+    with pytest.raises(SparkSourceError, match="is in use by a query with a different checkpoint"):
         other.partitions(start, {**end, "checkpoint": "another"})
     start, end = end, reader.latestOffset(end, LIMIT)  # who was refused has shut nobody out
     assert rows(reader, reader.partitions(start, end)) == bodies[10:]
@@ -252,7 +252,7 @@ def test_a_consumer_goes_with_its_checkpoint(client: Client, options: Options) -
     again = stream(options)
     assert rows(again, again.partitions(begin, last)) == bodies[10:]
     assert again.latestOffset(last, LIMIT) == last
-    with pytest.raises(SparkSourceError, match="belongs to a query with a different checkpoint"):
+    with pytest.raises(SparkSourceError, match="is in use by a query with a different checkpoint"):
         stream(options).latestOffset(end, LIMIT)
     assert unsettled(client, options) == 0
 
@@ -308,7 +308,7 @@ def test_a_checkpoint_that_is_older_than_the_consumer(client: Client, options: O
     assert rows(going_on, going_on.partitions(offsets[1], end)) == bodies[10:]
     assert going_on.latestOffset(end, LIMIT) == end
     other = stream(with_options(options, consumer="d"))
-    with pytest.raises(SparkSourceError, match="the checkpoint belongs to consumer c"):
+    with pytest.raises(SparkSourceError, match="the checkpoint was created by consumer c"):
         other.latestOffset(end, LIMIT)
 
 

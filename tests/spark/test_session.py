@@ -264,7 +264,7 @@ def test_the_older_of_two_queries_with_one_name_fails_and_nothing_is_lost(
         lambda: start(stream, "older", processingTime="200 milliseconds"), lambda query: query.processAllAvailable()
     )[-1]
     client.publish_many("q", [Outgoing(f"{number}") for number in range(100, 200)])
-    with pytest.raises(StreamingQueryException, match=r'belongs to a query with a different checkpoint.* "takeOver"'):
+    with pytest.raises(StreamingQueryException, match=r'is in use by a query with a different checkpoint.* "takeOver"'):
         patiently(lambda: start(stream, "newer", availableNow=True), to_the_end)
     older.processAllAvailable()  # who was refused has not ended it
     client.publish_many("q", [Outgoing(f"{number}") for number in range(200, 300)])
@@ -304,7 +304,7 @@ def test_a_checkpoint_that_is_lost_takes_no_message_with_it(
     assert there() == list(range(300))
     client.publish_many("q", [Outgoing(f"{number}") for number in range(300, 600)])
     shutil.rmtree(checkpoint)
-    with pytest.raises(StreamingQueryException, match=r'belongs to a query with a different checkpoint.* "takeOver"'):
+    with pytest.raises(StreamingQueryException, match=r'is in use by a query with a different checkpoint.* "takeOver"'):
         run()
     shutil.rmtree(checkpoint)
     with pytest.raises(StreamingQueryException, match=r'read only 0 of its 100 rows.*_spark_metadata .* "takeOver"'):

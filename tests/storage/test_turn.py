@@ -96,7 +96,7 @@ def test_a_root_of_a_stranger_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "root"
     open_turn(str(root), OPTIONS).close()
     (root / "state").chmod(0o777)
-    with pytest.raises(StorageUnusable, match="is writable by every user of this machine"):
+    with pytest.raises(StorageUnusable, match="every user of this machine can write to"):
         open_turn(str(root), OPTIONS)
 
 

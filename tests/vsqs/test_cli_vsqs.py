@@ -111,7 +111,7 @@ def test_create(folder: Path) -> None:
 def test_a_flag_of_the_daemon_before_it_is_refused(folder: Path) -> None:
     refused = CliRunner().invoke(cli.main, ["--max-body", "1", "vsqs", "size", str(folder)])
     assert refused.exit_code == 2
-    assert "--max-body is an option of mq serve, not of vsqs" in refused.stderr
+    assert "--max-body is an option of mq serve, not of mq vsqs" in refused.stderr
 
 
 def test_it_loads_no_event_loop(folder: Path) -> None:

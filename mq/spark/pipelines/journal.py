@@ -107,7 +107,9 @@ def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
         raise InvalidSetting(f"no journal segment in {', '.join(folders)} contains a complete batch")
     if len(stores) > 1:
         named = ", ".join(f"{store} on {host}" for host, store in stores)
-        raise InvalidSetting(f"the journals belong to several stores: {named}. Specify the journals of a single store")
+        raise InvalidSetting(
+            f"these journals were written for different stores: {named}. Specify the journals of a single store"
+        )
     segments = place(found)
     placed = [(each.found.path, each.ordinal, each.era) for each in segments]
     spark.dataSource.register(_Source)

@@ -88,8 +88,8 @@ def use_before(
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}, so it is unknown whether the log contains messages "
-                f"that are missing from the files. {cure(root)}"
+                f"cannot serve root {shorten(root, 200)}: {error}. The log may contain messages that are "
+                f"missing from the files, but mq cannot check it. {cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:

@@ -70,13 +70,13 @@ class Guard:
             found = self._calls.ownership(path)
             if found.mode & stat.S_IWOTH and not found.mode & stat.S_ISVTX:
                 raise self._refusal(
-                    "every user of this machine could replace the root, because the parent folder "
-                    f"{_shown(path)} is writable for everyone (mode {_octal(found)}). Restrict access to that "
-                    "folder (chmod o-w), or choose another --root"
+                    f"every user of this machine can write to the parent folder {_shown(path)} (mode "
+                    f"{_octal(found)}), and so can replace the root with another folder. Restrict access to "
+                    "the parent folder (chmod o-w), or choose another --root"
                 )
             if self._is_strange(found):
                 logger.warning(
-                    "%s belongs to %s, who can replace the root with another folder. Choose another --root "
+                    "%s is owned by %s, who can replace the root with another folder. Choose another --root "
                     "unless you trust this user",
                     _shown(path),
                     _user(found.user),
@@ -118,9 +118,9 @@ class Guard:
             raise self._open_to_all(found, path)
         if found.mode & stat.S_IWGRP and not self._trusts_group:
             raise self._refusal(
-                f"{_shown(path)} is writable by group {_group(found.group)} (mode {_octal(found)}), whose "
-                "members could redirect mq to other folders. Restrict access (chmod g-w), or trust the group "
-                "with --group-writable"
+                f"the members of group {_group(found.group)} can write to {_shown(path)} (mode "
+                f"{_octal(found)}) and could redirect mq to other folders. Restrict access (chmod g-w), or "
+                "trust the group with --group-writable"
             )
 
     def check_inside(self, fd: int, path: str) -> None:
@@ -147,8 +147,8 @@ class Guard:
                     of_group.append(name)
         if of_group:
             logger.warning(
-                "the folder of queue %s is writable by its group, whose members can add and remove messages. "
-                "Restrict access with chmod g-w",
+                "the members of its group can write to the folder of queue %s, and so can add and remove "
+                "messages. Restrict access with chmod g-w",
                 shorten(", ".join(sorted(of_group)), 200),
             )
 
@@ -159,16 +159,16 @@ class Guard:
         owner = _user(found.user)
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
-            f"{_shown(path)} belongs to {owner}, who could redirect mq to other folders, but mq runs as "
+            f"{_shown(path)} is owned by {owner}, who could redirect mq to other folders, but mq runs as "
             f"{_user(os.geteuid())}. Run mq as {owner}, check the folder's contents and change its owner "
             f"(chown), choose another --root, or trust {owner} with --root-owner {owner}{mapped}"
         )
 
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
         return self._refusal(
-            f"{_shown(path)} is writable by every user of this machine (mode {_octal(found)}), so any of them "
-            "could redirect mq to other folders. Check the folder's contents and restrict access (chmod "
-            "go-w), or choose another --root"
+            f"every user of this machine can write to {_shown(path)} (mode {_octal(found)}) and could "
+            "redirect mq to other folders. Check the folder's contents and restrict access (chmod go-w), or "
+            "choose another --root"
         )
 
     def _refusal(self, why: str) -> StorageUnusable:

@@ -22,7 +22,7 @@ export function exchangesView({ onState }) {
   const table = makeTable("Bindings", [
     ["Source", (way) => way.from.label],
     ["Destination", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
-    ["Kind", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
+    ["Type", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
     ["Routing key", (way) => way.key],
   ], (way) => `${way.from.id} ${way.to.id} ${way.key} ${way.isDead}`, "No bindings.");
   let told = null, drawn = "";

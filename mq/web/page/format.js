@@ -65,7 +65,7 @@ export function time(milliseconds) {
   return isToday ? at.toLocaleTimeString() : at.toLocaleString();
 }
 
-const HOLDERS = { connection: "when the connection closes", consumer: "when the consumer's batch ends" };
+const HOLDERS = { connection: "when the consumer's connection closes", consumer: "when the consumer finishes its batch" };
 
 /** Until when a message is delayed or leased, and for how long that is; nothing for a ready one. */
 export function until({ at_ms: milliseconds, leased_by: holder }) {
@@ -131,7 +131,7 @@ const REASONS = {
   dropped: () => "dropped to make room for newer messages",
   rejected: () => "rejected by a consumer",
   maxlen: () => "dropped to make room for newer messages",
-  delivery_limit: () => "returned by consumers too many times",
+  delivery_limit: () => "requeued by consumers too many times",
 };
 
 /** Why a message died, as the broker knows it. */

@@ -25,7 +25,7 @@ export function queueView(name, { onState }) {
   const gone = h("p", { class: "problem", role: "alert" });
   const table = messageTable({ queue: name, actions: actionsOf(name), onChange: reload });
   const choices = STATES.map((each) => button(titled(each), () => choose(each), { "aria-pressed": String(each === state) }));
-  const more = button("More", showMore);
+  const more = button("Show more", showMore);
   const mayPause = may("pause", name) || may("configure", name);
   const pauses = mayPause && PAUSES.map(([setting, what]) => ({
     setting, what, button: button(`Pause ${what}`, act(() => togglePause(setting, what))),

@@ -54,7 +54,7 @@ function newSchedule() {
       field("Queue", queue),
       field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
       field("Time zone", zone),
-      field("Interval, instead of a cron expression", every),
+      field("Interval (instead of a cron expression)", every),
       field("Body", body),
       field("Content type", type),
       h("label", { class: "check" }, unlessWaiting, " Skip a run while the previous message is still in the queue"),

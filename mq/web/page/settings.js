@@ -6,7 +6,7 @@ import { notation } from "./format.js";
 
 const FIELDS = [
   ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message, such as 30s, 10m or 1.5h"],
-  ["delay", "duration", "Delay", "time from publishing until a message can be fetched"],
+  ["delay", "duration", "Delay", "time after publishing before a message can be fetched"],
   ["ttl", "duration", "Time to live", "time after which a message expires"],
   ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
   ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MB"],
@@ -14,7 +14,7 @@ const FIELDS = [
   ["retry_delay", "duration", "Retry delay", "time before a message is redelivered after a failure"],
   ["retry_factor", "number", "Retry factor", "factor by which the retry delay grows with each further failure"],
   ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
-  ["retry_max", "duration", "Maximum retry delay", "upper limit of the retry delay"],
+  ["retry_max", "duration", "Maximum retry delay", "upper limit for the retry delay"],
   ["max_receives", "number", "Maximum receives", "number of times a message can be received before it is dead-lettered; requires a dead-letter queue"],
   ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
   ["unique", "checkbox", "Unique", "do not store a message if the queue already contains one with the same body"],

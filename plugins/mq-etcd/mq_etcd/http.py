@@ -106,7 +106,7 @@ class ReplyParser:
             elif name == b"connection" and value.lower() == b"close":
                 keeps_alive = False
         if length is None and not self._is_chunked:
-            raise Malformed("the response does not declare its length")
+            raise Malformed("the response has neither a Content-Length header nor chunked encoding")
         self._left = 0 if self._is_chunked else length or 0
         return Head(status, keeps_alive)
 
@@ -118,7 +118,7 @@ class ReplyParser:
             self._check_length()
             return None
         if self._buffer[:start] != b"\r\n"[:start]:
-            raise Malformed("a chunk of the response is longer than declared")
+            raise Malformed("a chunk of the response is longer than its chunk size")
         size = _number(bytes(self._buffer[start:end]).partition(b";")[0], 16)
         if size:
             del self._buffer[: end + 2]
@@ -152,8 +152,8 @@ class ReplyParser:
 
 def _number(digits: bytes, base: int) -> int:
     if not digits or len(digits) > 15 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise Malformed(f"the response has the invalid length {digits[:60]!r}")
+        raise Malformed(f"the Content-Length or chunk size of the response is invalid: {digits[:60]!r}")
     try:
         return int(digits, base)
     except ValueError as error:
-        raise Malformed(f"the response has the invalid length {digits[:60]!r}") from error
+        raise Malformed(f"the Content-Length or chunk size of the response is invalid: {digits[:60]!r}") from error

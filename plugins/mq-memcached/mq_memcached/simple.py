@@ -150,7 +150,8 @@ class SimpleMessageQueue:
         """
         if not self.unique:
             raise ValueError(
-                f"{self.name} is not a unique queue, and only unique queues can check whether they contain a message"
+                f"queue {self.name} does not detect duplicates, so it cannot check whether it contains a "
+                "message. Open it with unique=True"
             )
         with self._translated():
             number = self._listed(_body(_encode(message)))

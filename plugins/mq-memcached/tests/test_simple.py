@@ -79,7 +79,7 @@ def test_a_unique_message_is_stored_once(make) -> None:
 
 
 def test_one_that_is_not_unique_does_not_say_what_it_contains(make) -> None:
-    with pytest.raises(ValueError, match="is not a unique queue"):
+    with pytest.raises(ValueError, match="does not detect duplicates"):
         make().contains("a")
 
 

@@ -61,8 +61,9 @@ class Address(NamedTuple):
             with open(self.password_file, encoding="utf-8") as file:
                 if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IROTH:
                     raise StorageUnusable(
-                        f"the password file {shorten(self.password_file)} is readable by every user of this "
-                        "machine: run chmod 600 on the file, or chmod 640 with a group for mq"
+                        "every user of this machine can read the password file "
+                        f"{shorten(self.password_file)}: run chmod 600 on the file, or chmod 640 with a group "
+                        "for mq"
                     )
                 return file.readline().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:
