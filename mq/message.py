@@ -87,7 +87,9 @@ class MessageId(str):
         if type(text) is cls:
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
-            raise InvalidId(f"invalid message ID: {shorten(text)}. Use the X-Message-Id returned by a publish or fetch")
+            raise InvalidId(
+                f"invalid message ID: {shorten(text)}. Use the X-Message-Id from the response to a publish or fetch"
+            )
         return super().__new__(cls, text)
 
     @property

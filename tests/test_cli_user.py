@@ -212,7 +212,7 @@ def test_a_user_of_the_machine_may_have_a_password_too(path: str) -> None:
 def test_a_login_name_of_nobody_is_refused(path: str) -> None:
     done = run("add", "us", "--users", path, "--unix", "nobody-of-that-name")
     assert done.exit_code == 2
-    assert "does not identify exactly one user on this machine" in done.stderr
+    assert "this machine has no such user" in done.stderr
     assert not Path(path).exists()
 
 

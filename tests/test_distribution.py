@@ -192,5 +192,5 @@ mq.cli.main()
     (line,) = done.stderr.splitlines()
     assert (done.returncode, done.stdout) == (1, "")
     assert re.match(
-        r"mq: (serve|doctor) requires Linux .*, but this is darwin\. Run mq (serve|doctor) on Linux", line
+        r"mq: mq (serve|doctor) requires Linux .*, but this system is darwin\. Run mq (serve|doctor) on Linux", line
     ), line

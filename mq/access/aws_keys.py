@@ -98,7 +98,7 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
     if _KEY_ID.fullmatch(id) is None:
-        raise _wrong(path, f"{where} must be an access key ID created with the mq user command")
+        raise _wrong(path, f"{where} is not an access key ID that was created with mq user aws-key")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
         raise _wrong(path, f"{where} must contain exactly the keys user and secret")
     user, secret = table["user"], table["secret"]
@@ -107,8 +107,8 @@ def _key(path: str, id: str, table: Any) -> AwsKey:
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
         raise _wrong(
             path,
-            f"{where}.secret must consist of 16 to 128 printable ASCII characters without spaces. "
-            "Create one with mq user",
+            f"{where}.secret must consist of 16 to 128 printable ASCII characters without spaces. Create a "
+            "secret with mq user aws-key",
         )
     return AwsKey(id, secret, user)
 

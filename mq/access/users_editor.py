@@ -81,7 +81,10 @@ class UsersEditor(ABC):
         token = None
         if unix is not None:
             if uid_of_login(unix) is None:
-                raise InvalidSetting(f"login name {shorten(unix)} does not identify exactly one user on this machine")
+                raise InvalidSetting(
+                    f"login name {shorten(unix)} cannot be used: this machine has no such user, or the user's ID "
+                    "also stands for unknown users"
+                )
             table["unix"] = unix
         if password is not None:
             table["password"] = str(PasswordHash.of(password))

@@ -433,7 +433,7 @@ class BatchConsumers:
 
     def _check_alone(self) -> None:
         if self._others_move:
-            raise Conflict("claims are not supported on a root shared by peers. Start mq with --peers=0")
+            raise Conflict("claims are not supported if several daemons share a root. Start mq with --peers=0")
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
         self._check_alone()
@@ -533,7 +533,7 @@ class BatchConsumers:
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
-            raise StorageFull(f"{error}. A claim of fewer than {len(ids)} messages may need less space") from None
+            raise StorageFull(f"{error}. Claim fewer than {len(ids)} messages to use less space") from None
         places = await _in_slices(_sequences, chosen)
         return ClaimedBatch(batch, len(chosen), 0, min(places), max(places), is_new=True)
 
@@ -892,7 +892,8 @@ class LeaseEnds:
                 return
             except (StorageFull, StorageUnsure) as error:
                 logger.warning(
-                    "temporarily unable to end the lease of consumer %s in queue %s: %s",
+                    "temporarily unable to release the messages of consumer %s in queue %s, whose lease has "
+                    "expired: %s",
                     consumer.name,
                     index.name,
                     error,
@@ -1091,7 +1092,11 @@ class ConsumerRecords:
             queue, _, name = key.partition("/")
             index = queues.get(queue)
             if index is None and queue in damaged:
-                logger.error("consumer %s is suspended because the record of its queue is damaged", key)
+                logger.error(
+                    "consumer %s is suspended, because the record of its queue is damaged. Run mq doctor to find "
+                    "the damaged files",
+                    key,
+                )
             elif index is None or incarnation_of(record) != index.incarnation:
                 with suppress(StorageFull, StorageUnsure):  # dropped at a later start, then
                     await drop_record(self._storage, KIND, key)
@@ -1296,8 +1301,9 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
         raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim the batch first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were expected. Claim "
-            "the batch again to learn what happened to the others, then read the batch from position 0"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were "
+            "expected. Claim the batch again to find out what happened to the missing messages, then read "
+            "the batch from position 0"
         )
     return claim
 

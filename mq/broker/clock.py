@@ -334,9 +334,9 @@ class Clock:
             f"the wall clock is {_span(abs(ahead_ns) / 1e9)} {behind_or_ahead} the last time recorded in this store"
         )
         logger.warning(
-            "%s. No messages expire and no schedules fire until the clock has been set, has been "
-            "synchronized for %.0f minutes, or has run for %.0f hours without a jump. If the clock is "
-            "correct, run mq clock --trust",
+            "%s. No messages expire and no schedules run until the clock has been set, has been synchronized "
+            "for %.0f minutes, or has run for %.0f hours without a jump. If the clock is correct, run mq "
+            "clock --trust",
             self.doubt,
             TRUST_SECONDS / 60,
             PATIENCE_SECONDS / 3600,

@@ -321,7 +321,9 @@ class Publisher:
         """The message that the draft stands for, if it is in the queue or being published; else None."""
         if draft.key is not None:
             if self._keys is None:
-                raise Conflict("idempotency keys are not supported with peers. Publish without a key")
+                raise Conflict(
+                    "idempotency keys are not supported if several daemons share a root. Publish without a key"
+                )
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)
             id = self._keys.find(index, draft.key)
@@ -1000,7 +1002,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "cannot remove a message whose publish outcome is unknown")
+            raise error_of(moved, "cannot remove a message that may have been stored")
 
     @property
     def _most_bytes(self) -> float:

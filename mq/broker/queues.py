@@ -544,7 +544,7 @@ class Queues:
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._others_move:
-            raise Conflict("unique queues are not supported on a root shared by peers. Start mq with --peers=0")
+            raise Conflict("unique queues are not supported if several daemons share a root. Start mq with --peers=0")
         if settings.groups:
             check_groups(self._config)
         if settings.unique and any(
@@ -570,7 +570,10 @@ class Queues:
             name = index.settings.dead_letter_queue if index is not None else None
         found = await self.look_up(target, surely=True)
         if found is None:
-            raise Conflict(f"the dead-letter queue {target} does not exist. Create it with PUT /{target} first")
+            raise Conflict(
+                f"the dead-letter queue {target} does not exist. Create it first, with mq queue create {target} "
+                f"or PUT /{target}"
+            )
         if found.settings.unique:
             raise Conflict(
                 f"unique is set on queue {target}, so it would refuse some dead letters. Choose another "
@@ -647,7 +650,7 @@ def check_groups(config: BrokerConfig) -> None:
         Conflict: others hand out messages of the store, too.
     """
     if config.others_move:
-        raise Conflict("message groups are not supported on a root shared by peers. Start mq with --peers=0")
+        raise Conflict("message groups are not supported if several daemons share a root. Start mq with --peers=0")
 
 
 def _held_back(index: QueueIndex) -> int:

@@ -163,7 +163,9 @@ class Unacked:
             QueueHeld: another consumer has it alone already.
         """
         if self._config.sharing is Sharing.PEERS:
-            raise Conflict("exclusive consumers are not supported with peers. Start mq with --peers=0")
+            raise Conflict(
+                "exclusive consumers are not supported if several daemons share a root. Start mq with --peers=0"
+            )
         self._consuming.check_exclusion(index, None)
         exclusion = Exclusion(index)
         self._waiters.refuse(index, QueueHeld(f"queue {index.name} has an exclusive consumer. Try again later"))

@@ -220,7 +220,7 @@ class WriteJobs:
             Conflict: there can be none.
         """
         if self._keys is None or self._core.storage.description.shared:
-            raise Conflict("write jobs are not supported on a root shared by peers. Start mq with --peers=0")
+            raise Conflict("write jobs are not supported if several daemons share a root. Start mq with --peers=0")
         async with self._loading:
             if not self._is_loaded:
                 await self._load(self._keys)
@@ -245,7 +245,7 @@ class WriteJobs:
             try:
                 await self._clear()
             except StorageError as error:
-                logger.debug("temporarily unable to remove rows without a write job: %s", error)
+                logger.debug("temporarily unable to remove rows that have no write job: %s", error)
             for job in list(self._jobs.values()):
                 try:
                     await self._care_for(job)
@@ -269,11 +269,13 @@ class WriteJobs:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
-            logger.error("found damaged rows of a write job; the rows were left in new/: %s", entry.id)
+            logger.error("found damaged rows of a write job; the rows were left in the folder new/: %s", entry.id)
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
-            logger.error("found rows of a write job that has no job record; the rows were left in new/: %s", entry.id)
+            logger.error(
+                "found rows of a write job whose record is missing; the rows were left in the folder new/: %s", entry.id
+            )
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
         else:

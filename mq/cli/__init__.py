@@ -114,9 +114,9 @@ def load_verb(name: str) -> click.Command:
     """
     if name in NEED_LINUX and sys.platform != "linux":
         raise click.ClickException(
-            f"{name} requires Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run mq {name} on "
-            "Linux or in a container. The clients and the commands that connect to a daemon also work on "
-            "this system"
+            f"mq {name} requires Linux (renameat2, syncfs, inotify), but this system is {sys.platform}. Run "
+            f"mq {name} on Linux or in a container. The client libraries and the commands that connect to a "
+            "daemon also work on this system"
         )
     module, _, attribute = VERBS[name].place.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)

@@ -123,7 +123,7 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
         known = f"{len(losses)} losses found" if losses else "no losses found"
-        say(f"{known}; the root can now be served")
+        say(f"{known}; mq can now serve the root")
 
 
 def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
@@ -156,13 +156,17 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         return
     for queue, id, why in damaged:
         say(f"background check: message {id} of queue {queue} is damaged: {why}")
-    ended = _utc(progress.ended_ms) if progress.ended_ms else "never"
+    last = (
+        f"the last complete pass finished at {_utc(progress.ended_ms)}"
+        if progress.ended_ms
+        else "no pass has been completed yet"
+    )
     now = (
-        f"; current pass: {progress.checked} of {progress.total} messages, started {_utc(progress.began_ms)}"
+        f"; current pass: {progress.checked} of {progress.total} messages, started at {_utc(progress.began_ms)}"
         if progress.queue
         else ""
     )
-    say(f"background check: the last complete pass finished {ended}{now}")
+    say(f"background check: {last}{now}")
 
 
 def _utc(ms: int) -> str:

@@ -129,7 +129,7 @@ class Command:
         while self._running():
             now = time.monotonic()
             if killed is not None and now - killed > _KILL_SECONDS:
-                raise StillRuns(f"processes {', '.join(map(str, sorted(self._running())))} did not exit")
+                raise StillRuns(f"the processes {', '.join(map(str, sorted(self._running())))} did not exit")
             if hurries() or now - begun >= seconds:
                 killed = killed or now
                 self._end_with(signal.SIGKILL)

@@ -160,4 +160,4 @@ def _send(address: str, message: str) -> None:
             sender.setblocking(False)
             sender.sendto(message.encode(), name)
     except OSError as error:
-        logger.warning("cannot notify the service manager at %s (message %s): %s", address, message, error.strerror)
+        logger.warning("cannot notify the service manager at %s (message: %s): %s", address, message, error.strerror)

@@ -227,7 +227,7 @@ def _refuse_settings() -> None:
     for name, value in flags.items():
         if value is not None:
             raise click.UsageError(
-                f"--{name.replace('_', '-')} is an option of mq serve; --url selects the daemon for other commands"
+                f"--{name.replace('_', '-')} is an option of mq serve. For other commands, select the daemon with --url"
             )
 
 

@@ -294,7 +294,7 @@ def _with_keys(editor: UsersFile | ClusterUsers) -> UsersFile:
     if isinstance(editor, UsersFile):
         return editor
     raise click.UsageError(
-        "AWS access keys and login names are stored in the users file of a single machine: omit --cluster"
+        "AWS access keys and login names can only be stored in the users file of a single machine: omit --cluster"
     )
 
 

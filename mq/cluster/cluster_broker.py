@@ -232,7 +232,9 @@ class ClusterBroker(Forwarding):
                 is_given = True
                 return await self._local.publish_many(queue, drafts, has_place)
             if any(isinstance(draft.body, Upload) and not isinstance(draft.body, SpooledBody) for draft in drafts):
-                raise NotServed(f"queue {queue} became a cluster queue during the publish. Try again")
+                raise NotServed(
+                    f"queue {queue} became a cluster queue while the message was being published. Try again"
+                )
             return await self._remote.publish_many(queue, drafts)
         finally:
             for draft in drafts:

@@ -253,7 +253,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
             f"users other than its owner can modify the password file. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
-        logger.warning("the file %s is readable by every user of this machine. Restrict access with chmod o-r", path)
+        logger.warning("every user of this machine can read the file %s. Restrict access with chmod o-r", path)
     if not password:
         raise source.wrong("password_file", f"the password file {shorten(path)} is empty")
     return password

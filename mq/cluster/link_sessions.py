@@ -218,12 +218,18 @@ class LinkSessions:
     def _greet(self, session: LinkSession, correlation: str, args: Sequence[Any]) -> Published | MQError:
         secret, node, version = (*args, None, None, None)[:3]
         if version != VERSION:
-            session.send(correlation, CallerError(f"node {self._node} uses version {VERSION} of the link protocol"))
+            session.send(
+                correlation,
+                CallerError(
+                    f"node {self._node} uses version {VERSION} of the link protocol. Run the same version of mq on "
+                    "all nodes"
+                ),
+            )
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning("refused node %s because its cluster password is different", node)
             session.send(
                 correlation,
-                CallerError(f"node {self._node} has a different password. Use the same password on all nodes"),
+                CallerError(f"node {self._node} has a different cluster password. Use the same password on all nodes"),
             )
         else:
             session.node = str(node)

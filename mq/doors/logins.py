@@ -138,7 +138,10 @@ class Logins:
     def _refuse_if_delayed(self, line: LoginLine) -> None:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
-            raise TryLater("too many login attempts with a wrong password for this user from this address", seconds)
+            raise TryLater(
+                "too many login attempts with a wrong password for this user from this address. Try again later",
+                seconds,
+            )
 
     async def _wait(self, line: LoginLine) -> None:
         """Wait for the turn of a login."""
@@ -157,7 +160,7 @@ class Logins:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         if not waiting.is_next:
-            raise TryLater("too many logins at once", RETRY_SECONDS)
+            raise TryLater("too many logins at once. Try again", RETRY_SECONDS)
 
     def _pass_on(self) -> None:
         self._is_checking = bool(self._waiting)  # so that none comes before the one that is next

@@ -312,7 +312,7 @@ class Owner:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
                 raise CannotListen(
-                    "cannot listen for standby daemons: state/turn exists and is not a socket. Move this file away"
+                    "cannot listen for standby daemons: state/turn exists and is not a socket. Move this file elsewhere"
                 )
             os.unlink(self._path)  # of an owner that has ended, for this one has the lock
         opened = _new_socket()

@@ -515,7 +515,7 @@ class QueueClaims:
         options = self._options
         call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
         while left := self._run(call):
-            logger.warning("%d messages of batch %d still have to be removed %s", left, batch, self._where())
+            logger.warning("%d messages of batch %d have not been removed yet %s", left, batch, self._where())
 
     @property
     def _within(self) -> float:
@@ -565,14 +565,14 @@ class QueueClaims:
         here = f"the checkpoint is at batch {batch} of consumer {self._options.consumer}"
         if batch <= self._acknowledged:
             raise SparkSourceError(
-                f"{here}, which has already acknowledged batch {self._acknowledged}: the checkpoint is an old "
-                "copy, and messages read since then are no longer in the queue. To continue without them, "
-                f"start the query with {_TAKE_OVER} {self._where()}"
+                f"{here}, but the consumer has already acknowledged batch {self._acknowledged}: the "
+                "checkpoint is an old copy, and messages read since then are no longer in the queue. To "
+                f"continue without them, start the query with {_TAKE_OVER} {self._where()}"
             )
         raise SparkSourceError(
-            f"{here}, whose last acknowledged batch is {self._acknowledged}, and which has no batch {batch}: the "
-            "consumer was deleted, or the daemon's root is an old copy. To continue from batch "
-            f"{self._acknowledged}, start the query with {_TAKE_OVER} {self._where()}"
+            f"{here}, but the last batch that the consumer acknowledged is {self._acknowledged}, and it has "
+            f"no batch {batch}: either the consumer was deleted, or the daemon's root is an old copy. To "
+            f"continue from batch {self._acknowledged}, start the query with {_TAKE_OVER} {self._where()}"
         )
 
     def _where(self) -> str:

@@ -58,8 +58,8 @@ class ConfirmedFile:
             return 0
         except (OSError, ValueError) as error:
             logger.error(
-                "the file %s is damaged: %s. During this startup, mq cannot detect whether a database server "
-                "is missing confirmed changes",
+                "the file %s is damaged: %s. During this startup, mq cannot check whether the database "
+                "server has all confirmed changes",
                 path,
                 error,
             )
@@ -79,7 +79,7 @@ class ConfirmedFile:
                 self._has_failed = True
                 logger.warning(
                     "cannot record in folder %s which changes the store %s has confirmed (%s). At the next "
-                    "start, mq cannot detect whether a database server is missing confirmed changes",
+                    "start, mq cannot check whether the database server has all confirmed changes",
                     self._folder,
                     store,
                     error.strerror,

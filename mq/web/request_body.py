@@ -260,8 +260,8 @@ def making_room(body: AsyncIterator[bytes], room: Room) -> Iterator[AsyncIterato
         yield chunks
     if wanted.cancelled_caught:
         raise BodyTooSlow(
-            f"the body arrived more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB per second, and other clients "
-            f"needed the {room.resource.name}. Send smaller bodies"
+            f"the body arrived more slowly than {ENOUGH_BYTES_PER_SECOND >> 10} KiB per second, and other "
+            f"clients needed the {room.resource.name}. Send the body faster, or send smaller bodies"
         )
 
 

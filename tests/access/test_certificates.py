@@ -87,10 +87,11 @@ def test_an_encrypted_key_is_refused_and_nobody_is_asked(files: TLSFiles) -> Non
 
 def test_a_key_that_is_open_to_all_is_warned_of(files: TLSFiles, caplog: pytest.LogCaptureFixture) -> None:
     Certificates(files, [])
-    assert "readable by every user" not in caplog.text
+    assert "every user of this machine can read" not in caplog.text
     Path(files.key).chmod(0o644)
     Certificates(files, [])
-    assert "key.pem is readable by every user" in caplog.text
+    assert "every user of this machine can read the file" in caplog.text
+    assert "key.pem. Restrict access" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["certificate", "key", "client_ca"])

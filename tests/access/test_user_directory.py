@@ -182,7 +182,7 @@ def test_a_login_name_that_says_nobody_is_a_warning(path: Path, caplog: pytest.L
     assert access.knows("us")
     assert access.by_uid(0) is None
     assert access.by_uid(65_534) is None
-    assert any('users."us".unix in the users file' in message for message in caplog.messages)
+    assert any('users."us".unix of the users file' in message for message in caplog.messages)
     assert access.reload() == 3
 
 

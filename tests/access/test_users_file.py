@@ -107,7 +107,7 @@ def test_a_file_that_is_open_to_all_is_warned_of(
     write_users(path, "")
     path.chmod(mode)
     read_users(str(path))
-    assert ("readable by every user" in caplog.text) is is_open
+    assert ("every user of this machine can read the file" in caplog.text) is is_open
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o622, 0o602, 0o660, 0o620])

@@ -122,7 +122,7 @@ async def test_a_dead_letter_queue_takes_every_message_so_it_is_not_unique(broke
         await broker.change_settings("dead", {"unique": True})
     await broker.change_settings("q", {"dead_letter_queue": None})
     await broker.change_settings("dead", {"unique": True})
-    with pytest.raises(Conflict, match="is unique"):
+    with pytest.raises(Conflict, match="unique is set on queue dead"):
         await broker.change_settings("q", {"dead_letter_queue": "dead"})
 
 

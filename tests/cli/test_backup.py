@@ -124,7 +124,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
         (("backup", "root", "there"), "choose an empty folder, a new one, or one with earlier backups"),
         (("restore", "there", "new"), "is not a backup folder"),
         (("restore", "nowhere", "new"), "is not a backup folder"),
-        (("restore", "backups", "there"), "is not empty: move it away"),
+        (("restore", "backups", "there"), "is not empty: move it elsewhere"),
         (("restore", "backups", "backups/root"), "choose another root"),
         (
             ("restore", "backups", "new", "--number", 7),

@@ -140,10 +140,12 @@ def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Pa
     trio.run(put, {**progress._asdict(), "damaged": damaged})
     found, passes = mq("doctor", root).lines[-2:]
     assert found == "background check: message the-id of queue a is damaged: the checksum does not match"
-    assert passes.endswith("finished never; current pass: 20 of 40 messages, started 2023-11-14T22:13:20Z")
+    assert passes.endswith(
+        "no pass has been completed yet; current pass: 20 of 40 messages, started at 2023-11-14T22:13:20Z"
+    )
     assert mq("doctor", root, "--json").json[-1] == {"check": progress._asdict(), "damaged": damaged}
     trio.run(put, {**PassProgress(ended_ms=1_700_000_000_000)._asdict(), "damaged": []})
-    assert mq("doctor", root).lines[-1] == "background check: the last complete pass finished 2023-11-14T22:13:20Z"
+    assert mq("doctor", root).lines[-1] == "background check: the last complete pass finished at 2023-11-14T22:13:20Z"
 
 
 def test_no_root_is_2(mq: Mq, tmp_path: Path) -> None:

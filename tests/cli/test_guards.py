@@ -197,7 +197,7 @@ def test_what_is_refused_is_one_line_and_2(tmp_path: Path, args: list[str], reas
     ]
     done = run(command, capture_output=True, text=True, check=False, timeout=60, env=ENVIRONMENT)
     assert (done.returncode, done.stdout) == (2, "")
-    told = [line for line in done.stderr.splitlines() if "is readable by every user" not in line]
+    told = [line for line in done.stderr.splitlines() if "every user of this machine can read the file" not in line]
     assert len(told) == 1
     assert told[0].startswith("mq: ")
     assert reason in told[0]

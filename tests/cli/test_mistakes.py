@@ -314,7 +314,7 @@ def test_a_request_of_http_on_the_port_of_amqp_is_answered_with_the_reason() -> 
     ("sent", "reason"),
     [
         (b"GET /-/queues HTTP/1.1\r\n", "the client sent HTTP to the AMQP port"),
-        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "the client uses TLS, but mq does not"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01", "the client uses TLS, but TLS is not enabled in mq"),
         (b"SSH-2.0-OpenSSH\r\n", "the client does not speak AMQP 0-9-1"),
     ],
 )

@@ -81,7 +81,7 @@ BY_HAND: Final[dict[str, str]] = {
     "lengthened folder": "a file of another name is foreign: it is left alone",
 }
 
-_ADVICE: Final = re.compile("mq doctor|mq restore|move it away")
+_ADVICE: Final = re.compile("mq doctor|mq restore|move it elsewhere")
 Damager = Callable[[Path], object]
 
 
@@ -355,7 +355,7 @@ def verdict(case: Case, before: Seen, after: Seen, logged: str) -> str:
     name = os.path.basename(case.path)
     if after.refused:
         is_clear = case.path in after.refused and re.search(
-            r"mq doctor|mq restore|move it away|make room", after.refused
+            r"mq doctor|mq restore|move it elsewhere|make room", after.refused
         )
         return f"refused: {after.refused}" if is_clear else f"UNCLEAR: {after.refused}"
     counted = sum(after.counts.values()) > sum(before.counts.values())

@@ -346,8 +346,8 @@ SPOILED: Final[dict[str, tuple[Callable[[Path], object], str]]] = {
     "one byte short": (lambda path: os.truncate(path, SEGMENT - 1), f"has only {SEGMENT - 1} of the {SEGMENT} bytes"),
     "zeroed": (lambda path: path.write_bytes(bytes(SEGMENT)), "cannot read the header of .*"),
     "noise": (lambda path: path.write_bytes(os.urandom(SEGMENT)), "cannot read the header of .*"),
-    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file: move it away"),
-    "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is not a file: move it away"),
+    "a folder": (lambda path: (path.unlink(), path.mkdir()), "is not a file: move it elsewhere"),
+    "a link": (lambda path: (path.unlink(), path.symlink_to("/dev/zero")), "is not a file: move it elsewhere"),
 }
 
 

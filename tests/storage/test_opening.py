@@ -145,7 +145,7 @@ async def test_a_file_is_no_root() -> None:
 async def test_a_link_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    with pytest.raises(StorageUnusable, match="is a link or another kind of file, not a folder: use the folder itself"):
+    with pytest.raises(StorageUnusable, match="is a link or a file, not a folder: use the folder itself"):
         await make_posix(str(tmp_path / "link"), StorageOptions()).open()
     assert os.listdir(tmp_path / "folder") == []
 
@@ -164,7 +164,7 @@ async def test_something_else_in_the_place_of_a_folder_is_named(folder: str) -> 
         if folder == "state":
             break
     disk.put(folder, b"kept")
-    assert f'"/root/{folder}" is not a folder: move it away' in await line(disk)
+    assert f'"/root/{folder}" is not a folder: move it elsewhere' in await line(disk)
     assert disk.bytes_of(folder) == b"kept"
 
 
@@ -172,7 +172,7 @@ async def test_a_folder_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "new").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(StorageUnusable, match="is not a folder: move it away"):
+    with pytest.raises(StorageUnusable, match="is not a folder: move it elsewhere"):
         await make_posix(str(tmp_path / "root"), StorageOptions()).open()
 
 
@@ -290,7 +290,7 @@ async def test_a_file_system_that_only_says_that_it_can_is_found_out(lie: str, m
 async def test_where_nothing_was_measured_a_root_is_served_only_when_asked_for() -> None:
     disk = Disk(FAR._replace(kind="nfs4", assumed=True))
     disk.inner.mkdir("/root")
-    assert "is on nfs4, a file system on which mq has not been tested for power failures" in await line(disk)
+    assert "is on nfs4. mq has not been tested on this file system" in await line(disk)
     assert "--untested-fs" in await line(disk)
     assert disk.tree() == {}
     async with opened(disk.another(untested=True)):

@@ -97,7 +97,7 @@ async def test_a_root_that_is_this_user_s_alone_is_served(root: Path) -> None:
 async def test_another_user_s_folder_is_refused_and_may_be_trusted(root: Path, folder: str) -> None:
     os.chown(root / folder, STRANGER, STRANGER)
     text = await refusal(root)
-    assert f'{folder.strip(".")}" belongs to 4711, who could redirect mq to other folders, but mq runs as root' in text
+    assert f'{folder.strip(".")}" is owned by 4711, who could redirect mq to other folders, but mq runs as root' in text
     assert "trust 4711 with --root-owner 4711" in text
     await serve(root, StorageOptions(root_owner=STRANGER))
     os.chown(root / folder, 0, 0)
@@ -184,18 +184,18 @@ async def test_a_stranger_s_folder_above_the_root_is_worth_a_warning(
 ) -> None:
     os.chown(tmp_path, STRANGER, STRANGER)
     await serve(root)
-    assert "belongs to 4711, who can replace the root with another folder" in caplog.text
+    assert "is owned by 4711, who can replace the root with another folder" in caplog.text
 
 
 @as_root
 def test_what_moves_or_removes_besides_the_daemon_refuses_it_too(root: Path) -> None:
     os.chown(root / "remove", STRANGER, STRANGER)
     os.chown(root / "queues", STRANGER, STRANGER)
-    with pytest.raises(StorageUnusable, match=r"cannot use .* belongs to 4711"):
+    with pytest.raises(StorageUnusable, match=r"cannot use .* is owned by 4711"):
         SourceFolder(State.REMOVED, str(root / "remove"))
-    with pytest.raises(StorageUnusable, match=r"cannot use .* belongs to 4711"):
+    with pytest.raises(StorageUnusable, match=r"cannot use .* is owned by 4711"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
-    with pytest.raises(StorageUnusable, match="belongs to 4711"):
+    with pytest.raises(StorageUnusable, match="is owned by 4711"):
         check_ownership(str(root), StorageOptions())
     SourceFolder(State.REMOVED, str(root / "remove"), options=TRUSTING).close()
     check_ownership(str(root), TRUSTING)
@@ -212,7 +212,7 @@ def test_each_program_says_so_in_one_line_and_ends_with_2(root: Path, program: s
     command = [Path(sys.executable).with_name(name), *arguments]
     done = run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "belongs to 4711" in done.stderr
+    assert "is owned by 4711" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -236,7 +236,7 @@ async def test_a_root_on_which_a_peer_may_be_alive_is_nobody_s_alone(
     first = store(temp_root, FAR)
     await first.open()
     await kill(first)
-    with pytest.raises(StorageUnusable, match="may still be running without a connection"):
+    with pytest.raises(StorageUnusable, match="may still be running"):
         await store(temp_root, FAR, sharing=Sharing.ALONE).open()
     alone = store(temp_root, sharing=Sharing.ALONE)
     await alone.open()

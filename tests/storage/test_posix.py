@@ -158,7 +158,7 @@ async def test_a_message_of_which_nonsense_is_noted_is_damaged(
 async def test_a_message_whose_side_file_is_not_its_own_is_damaged(disk: Disk, side: bytes) -> None:
     entry = await disk.bring(State.READY, **LARGE)
     disk.overwrite(f"state/properties/{entry.id}", side)
-    with pytest.raises(CorruptMessage, match="side file"):
+    with pytest.raises(CorruptMessage, match="the file with the message's attributes"):
         await disk.body(entry)
     assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
 
@@ -317,7 +317,7 @@ async def test_what_lies_in_the_place_of_a_queue_refuses_it_and_fails_nothing(te
             disk.put("queues/taken", b"kept")
         else:
             os.symlink("q", temp_root / "queues" / "taken")
-        with pytest.raises(StorageError, match=r"queues/taken.*move it away"):
+        with pytest.raises(StorageError, match=r"queues/taken.*move it elsewhere"):
             await put_record(disk.storage, QUEUE, "taken", {"created": 1})
         assert set(await disk.storage.records(QUEUE)) == {"q"}
         assert not await drop_record(disk.storage, QUEUE, "taken")

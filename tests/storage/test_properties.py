@@ -133,7 +133,7 @@ WHOLE: Final = encode_side(Properties(4, 255, {"a": "x" * 50}))
 @for_each("length", range(len(WHOLE)))
 def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     for torn in (WHOLE[:length], WHOLE[:length] + b"\0" * (len(WHOLE) - length)):
-        with pytest.raises(Senseless, match="side file"):
+        with pytest.raises(Senseless, match="the file with the message's attributes"):
             decode_side(torn)
 
 
@@ -155,7 +155,7 @@ def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     ],
 )
 def test_side_file_is_not_believed(content: bytes) -> None:
-    with pytest.raises(Senseless, match="side file"):
+    with pytest.raises(Senseless, match="the file with the message's attributes"):
         decode_side(with_checksum(content))
 
 

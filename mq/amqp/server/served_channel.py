@@ -105,7 +105,8 @@ class ServedChannel:
             )
         if self._broker.description.shared:
             raise Refusal(
-                Code.NOT_IMPLEMENTED, f"{SINGLE_ACTIVE_CONSUMER} is not supported with peers. Start mq with --peers=0"
+                Code.NOT_IMPLEMENTED,
+                f"{SINGLE_ACTIVE_CONSUMER} is not supported if several daemons share a root. Start mq with --peers=0",
             )
 
     def _find_again(self, queue: Queue) -> Queue:

@@ -314,7 +314,10 @@ class FrameReader:
             if _HTTP.match(self._held) is not None:
                 raise WrongProtocol("the client sent HTTP to the AMQP port", _TO_HTTP)
             if self._held.startswith(_TLS):
-                raise WrongProtocol("the client uses TLS, but mq does not (--tls-cert)", PROTOCOL_HEADER)
+                raise WrongProtocol(
+                    "the client uses TLS, but TLS is not enabled in mq. Start mq with --tls-cert and --tls-key",
+                    PROTOCOL_HEADER,
+                )
             raise WrongProtocol("the client does not speak AMQP 0-9-1", PROTOCOL_HEADER)
         if begin != PROTOCOL_HEADER:
             return False

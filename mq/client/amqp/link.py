@@ -307,7 +307,7 @@ class Link:
         self.check()
         if not self._free and self._highest >= self.protocol.channel_max:
             raise NoFreeChannel(
-                f"all {self._highest} channels of the connection are in use: settle messages, cancel "
+                f"all {self._highest} channels of the connection are in use: acknowledge messages, cancel "
                 "consumers, or open another connection"
             )
         if not self._free:

@@ -361,7 +361,10 @@ class Protocol:
     def _header(self, frame: HeaderFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is not None:
-            raise Refusal(Code.UNEXPECTED_FRAME, "received a content header that does not belong to a message")
+            raise Refusal(
+                Code.UNEXPECTED_FRAME,
+                "received a content header without a preceding basic.deliver, basic.get-ok or basic.return",
+            )
         if frame.body_size > self._login.max_body:
             raise Refusal(
                 Code.FRAME_ERROR,
@@ -373,7 +376,7 @@ class Protocol:
     def _body(self, frame: BodyFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is None or len(frame.payload) > begun.missing:
-            raise Refusal(Code.UNEXPECTED_FRAME, "the message body is longer than declared")
+            raise Refusal(Code.UNEXPECTED_FRAME, "the message body is longer than the size in its content header")
         begun.missing -= len(frame.payload)
         begun.parts.append(frame.payload)
         yield from self._went_on(frame.channel, begun)

@@ -114,7 +114,9 @@ def back_up(
     calls = LinuxCalls()
     root, folder = os.path.realpath(root), os.path.realpath(folder)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"the backup folder {shorten(folder, 200)} and the root overlap: choose another folder")
+        raise StorageUnusable(
+            f"the backup folder {shorten(folder, 200)} must not be inside the root or contain it: choose another folder"
+        )
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(servable(calls, root, is_remote=mount_of(root).remote))

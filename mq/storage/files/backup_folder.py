@@ -217,7 +217,7 @@ class BackupFolder:
         if header.format != FORMAT:
             raise BackupDamaged(f"this version of mq does not support the backup format {header.format}")
         if header.number != number:
-            raise BackupDamaged(f"the file contains backup {header.number}")
+            raise BackupDamaged(f"the file contains backup {header.number} instead of backup {number}")
         _check_places(backup)
         return backup
 

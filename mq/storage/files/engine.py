@@ -107,9 +107,9 @@ def choose_engine(
         raise StorageUnusable(f"root {shorten(root)} {mount.flaw}")
     if mount.assumed and not options.untested:
         raise StorageUnusable(
-            f"root {shorten(root)} is on {mount.kind}, a file system on which mq has not been tested for "
-            "power failures and lost servers. Choose a --root on ext4, xfs or btrfs, or allow this file "
-            "system with --untested-fs"
+            f"root {shorten(root)} is on {mount.kind}. mq has not been tested on this file system, so "
+            "confirmed messages may be lost in a power or server failure. Choose a --root on ext4, xfs or "
+            "btrfs, or allow this file system with --untested-fs"
         )
     for is_so, why, faster in (
         (not mount.persistent, f"{mount.kind} keeps nothing over a power failure, so there is nothing to log", ""),

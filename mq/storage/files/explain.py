@@ -24,7 +24,7 @@ def explain(error: OSError) -> str:
         errno.ENOTDIR: "; choose a folder as --root",
         errno.ENOSPC: "; free some space first",
     }
-    where = f" ({shorten(str(error.filename), 200)}: move it away)" if error.errno in _IN_PLACE else ""
+    where = f" ({shorten(str(error.filename), 200)}: move it elsewhere)" if error.errno in _IN_PLACE else ""
     if error.filename and not where:
         where = f" ({shorten(str(error.filename), 200)})"
     return f"{error.strerror or error}{advice.get(error.errno or 0, '')}{where}"

@@ -42,7 +42,7 @@ READ_AT_ONCE: Final = 256 * 1024
 """Bodies up to this size, in bytes, are read and checked whole; larger ones are streamed."""
 EMPTY: Final = "without bytes and without a checksum"
 """The flaw of a file that nothing was ever written to."""
-_NO_SUM: Final = f"the message's attribute {SUM} is missing"
+_NO_SUM: Final = f"the message's extended attribute {SUM} is missing"
 _REMEMBERED_SKIPS: Final = 1000
 
 
@@ -339,7 +339,9 @@ class Folders:
         if side is None:
             raise Senseless("the file with the message's attributes is missing")
         if (side.size, side.checksum) != (noted.size, noted.checksum):
-            raise Senseless(f"the file with the message's attributes does not match its extended attribute {SUM}")
+            raise Senseless(
+                f"the file with the message's attributes does not match the checksum in the extended attribute {SUM}"
+            )
         return side
 
     def _side(self, entry: Entry) -> Properties | None:

@@ -359,7 +359,7 @@ class Sum(NamedTuple):
             return None
         match = _SUM.fullmatch(value)
         if match is None:
-            raise Senseless(f"the message's attribute {SUM} is not valid")
+            raise Senseless(f"the message's extended attribute {SUM} is not valid")
         return cls(int(match[1]), int(match[2], 16), (match[3] or b"").decode())
 
 
@@ -393,13 +393,13 @@ def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
         Senseless: there are none, their checksum does not match, or they are no JSON object.
     """
     if value is None:
-        raise Senseless(f"the message's attribute {ATTRIBUTES} is missing")
+        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is missing")
     try:
         found = json.loads(without_checksum(value))
     except _NOT_OURS as error:
-        raise Senseless(f"the message's attribute {ATTRIBUTES} is not valid: {_first_line(error)}") from error
+        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is not valid: {_first_line(error)}") from error
     if not isinstance(found, dict):
-        raise Senseless(f"the message's attribute {ATTRIBUTES} is not valid: the value is not a JSON object")
+        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is not valid: the value is not a JSON object")
     return found
 
 
@@ -420,7 +420,7 @@ def decode_side(content: bytes) -> Properties:
         found = json.loads(without_checksum(content))
         return Properties(int(found["size"]), int(found["crc32"]), dict(found["attributes"]))
     except (*_NOT_OURS, KeyError, TypeError) as error:
-        raise Senseless(f"the message's side file is not valid: {_first_line(error)}") from error
+        raise Senseless(f"the file with the message's attributes is not valid: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -271,8 +271,8 @@ def _meet_peers(peer_lease: PeerLease, root: str, *, shared: bool, alone: bool) 
         peer_lease.announce()
     elif living:
         raise RootBusy(
-            f"root {shorten(root)} was recently served by a daemon with --peers, which may still be running "
-            "without a connection: stop that daemon, or try again in 15 seconds"
+            f"root {shorten(root)} was served by a daemon with --peers until a few seconds ago, and that "
+            "daemon may still be running: stop it, or try again in 15 seconds"
         )
     return alone and not living
 

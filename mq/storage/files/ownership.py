@@ -97,7 +97,7 @@ class Guard:
             fd = self._calls.open(name, OPEN_FOLDER, dir_fd=dir_fd)
         except OSError as error:
             if error.errno in _NO_FOLDER:
-                raise self._refusal(f"{_shown(path)} is not a folder: move it away") from None
+                raise self._refusal(f"{_shown(path)} is not a folder: move it elsewhere") from None
             raise
         try:
             self.check(self._calls.ownership(fd), path)
@@ -221,7 +221,7 @@ def open_root_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> 
     """
     if (kind := calls.kind(root)) is FileKind.OTHER:
         raise StorageUnusable(
-            f"root {shorten(root)} is a link or another kind of file, not a folder: use the folder itself as --root"
+            f"root {shorten(root)} is a link or a file, not a folder: use the folder itself as --root"
         )
     if kind is FileKind.FILE:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)

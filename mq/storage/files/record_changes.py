@@ -65,7 +65,7 @@ class RecordChanges:
         folder = f"{folders.layout.queues}/{name}"
         there = calls.kind(folder)
         if there not in (FileKind.FOLDER, None):
-            reason = f"cannot create queue {name}, because {shorten(folder)} is not a folder; move it away"
+            reason = f"cannot create queue {name}, because {shorten(folder)} is not a folder; move it elsewhere"
             return Outcome(Result.FULL, reason=reason)
         made = there is None
         value = value if made else self._made_before(name, value)

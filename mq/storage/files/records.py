@@ -173,7 +173,7 @@ class Records:
             try:
                 record = decode_record(content)
                 if file != file_of(record["key"]):
-                    raise ValueError("the file contains the record of a different key")
+                    raise ValueError("the record in the file has a different key")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
                 self._note_damaged(kind, file, version)

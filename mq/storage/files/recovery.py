@@ -101,7 +101,7 @@ def _make_queue_again(folders: Folders, name: str) -> bool:
     path = folders.layout.folder(State.READY, name)
     kind = folders.calls.kind(path)
     if kind is not None:
-        folders.note_damage(Damage("", None, path, "this file is not a folder: move it away, then restart mq"))
+        folders.note_damage(Damage("", None, path, "this file is not a folder: move it elsewhere, then restart mq"))
         return False
     folders.note_damage(
         Damage(

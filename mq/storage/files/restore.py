@@ -105,7 +105,9 @@ def restore(
     calls = LinuxCalls()
     folder, root = os.path.realpath(folder), os.path.realpath(root)
     if os.path.commonpath([root, folder]) in (root, folder):
-        raise StorageUnusable(f"the backup folder {shorten(folder, 200)} and the root overlap: choose another root")
+        raise StorageUnusable(
+            f"the backup folder {shorten(folder, 200)} must not be inside the root or contain it: choose another root"
+        )
     try:
         above = root if calls.kind(root) is FileKind.FOLDER else os.path.dirname(root)
         mount = mount_of(above)
@@ -219,7 +221,7 @@ def _begin(calls: Calls, layout: Layout, root: str) -> None:
         raise StorageUnusable(f"{shorten(root, 200)} is not a folder: choose an empty folder or a new one")
     elif not (is_vacant(calls, root) or is_half_restored(calls, layout) or _has_just_begun(calls, layout, root)):
         raise StorageUnusable(
-            f"{shorten(root, 200)} is not empty: move it away, or choose an empty or new folder, so that "
+            f"{shorten(root, 200)} is not empty: move it elsewhere, or choose an empty or new folder, so that "
             "restored messages are not mixed with others"
         )
     if calls.kind(layout.state) is None:

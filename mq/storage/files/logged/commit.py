@@ -42,7 +42,7 @@ from mq.storage.interface import AnyOperation, Drop, Group, Move, Outcome, Put, 
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""
 
-_NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
+_NO_ROOM: Final = "the disk does not have enough free space for a longer write-ahead log"
 
 _Flush = Callable[[int], object]
 """As :meth:`Log.flush` takes it."""

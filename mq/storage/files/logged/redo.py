@@ -380,5 +380,5 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
-            logger.info("restored a missing record from the log: kind %s, key %s", kind, shorten(key))
+            logger.info("restored a missing record from the log: type %s, key %s", kind, shorten(key))
             records.put(kind, key, kept.value)

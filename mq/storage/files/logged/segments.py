@@ -154,7 +154,7 @@ def open_segment(calls: Calls, path: str) -> Segment:
 def _header_of(calls: Calls, path: str) -> Header:
     kind = calls.kind(path)
     if kind is not FileKind.FILE:
-        raise LogDamaged(f"{path} is missing" if kind is None else f"{path} is not a file: move it away")
+        raise LogDamaged(f"{path} is missing" if kind is None else f"{path} is not a file: move it elsewhere")
     fd = calls.open(path, OPEN_READ)
     try:
         return read_header(calls, fd, path)
@@ -190,7 +190,7 @@ def make_segment(calls: Calls, path: str, size: int) -> Segment:
 def _check_folder(calls: Calls, folder: str) -> None:
     kind = calls.kind(folder)
     if kind is not FileKind.FOLDER:
-        raise LogDamaged(f"{folder} is missing" if kind is None else f"{folder} is not a folder: move it away")
+        raise LogDamaged(f"{folder} is missing" if kind is None else f"{folder} is not a folder: move it elsewhere")
 
 
 def open_both(calls: Calls, folder: str) -> list[Segment]:

@@ -103,7 +103,8 @@ class PeerLease:
         """Renew the lease; take it again if peers took this process for dead."""
         if self._calls.kind(self._file) is None or self._calls.kind(self.stage) is None:
             logger.warning(
-                "other daemons on this root considered this daemon dead. Only unconfirmed incoming messages were lost"
+                "the other daemons on this root assumed that this daemon had stopped. Only incoming messages "
+                "that were not yet confirmed were lost"
             )
             self.announce()
         elif self._expires:
@@ -166,7 +167,7 @@ class PeerLease:
                 return False
             self._heard.pop(name, None)
             self._clear(name)
-            logger.info("cleaned up after a dead peer: %s", name)
+            logger.info("cleaned up after a peer that had stopped: %s", name)
             return True
         finally:
             close_all(self._calls, [fd])
