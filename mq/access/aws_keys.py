@@ -90,7 +90,9 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
     keys = file.get("keys", {})
     if set(file) - {"keys"} or not isinstance(keys, dict):
         raise _wrong(
-            path, 'the file must contain only the table keys, with entries [keys."ID"] that contain user and secret'
+            path,
+            'the file must contain only the table "keys". Each entry, such as [keys."ID"], must have a user '
+            "and a secret",
         )
     return tuple(_key(path, id, table) for id, table in keys.items())
 
@@ -100,7 +102,7 @@ def _key(path: str, id: str, table: Any) -> AwsKey:
     if _KEY_ID.fullmatch(id) is None:
         raise _wrong(path, f"{where} is not an access key ID that was created with mq user aws-key")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
-        raise _wrong(path, f"{where} must contain exactly the keys user and secret")
+        raise _wrong(path, f"{where} must have exactly two keys: user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
         raise _wrong(path, f"{where}.user must be a user name")

@@ -216,7 +216,7 @@ def _password(path: str, where: str, table: Mapping[str, Any]) -> PasswordHash |
     try:
         return PasswordHash.parse(str(table["password"]))
     except ValueError as error:
-        raise _wrong(path, f"{where}.password", f"{error}. Create one with mq user") from None
+        raise _wrong(path, f"{where}.password", f"{error}. Create a valid one with mq user") from None
 
 
 def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken, ...]:
@@ -226,7 +226,7 @@ def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken,
     try:
         return tuple(map(KeptToken.parse, tokens))
     except ValueError as error:
-        raise _wrong(path, f"{where}.tokens", f"{error}. Create one with mq user") from None
+        raise _wrong(path, f"{where}.tokens", f"{error}. Create a valid one with mq user") from None
 
 
 def _check_tokens_differ(accounts: tuple[Account, ...], path: str) -> None:

@@ -1321,8 +1321,8 @@ def _check_read(consumer: BatchConsumer) -> None:
 def _other_checkpoint(consumer: BatchConsumer, checkpoint: str) -> Conflict:
     return Conflict(
         f"consumer {consumer.name} was started with checkpoint {consumer.state.checkpoint}, but this query "
-        f"has checkpoint {checkpoint or 'none'}. Use the first checkpoint or another consumer name, or start "
-        "with take_over=true"
+        f"has checkpoint {checkpoint or 'none'}. Use the original checkpoint, use another consumer name, or "
+        "start with take_over=true"
     )
 
 

@@ -355,7 +355,7 @@ class Clock:
             self._age(down_ns, is_of_delays=True)
         self.doubt, self._changed, self._is_settled = "", elapsed, is_settled
         self._wall = self._date = self._seen = shown
-        logger.warning("the wall clock is trusted again: %s", why)
+        logger.warning("mq trusts the wall clock again: %s", why)
         self._trusted.set()
         self.wake()
         self._tell()

@@ -238,7 +238,9 @@ class Reaper:
                         entry.queue,
                     )
             if later:
-                reaper_logger.warning("temporarily unable to unlink %d messages: %s", len(later), outcome.reason)
+                reaper_logger.warning(
+                    "temporarily unable to delete the files of %d messages: %s", len(later), outcome.reason
+                )
                 await trio.sleep(RETRY_SECONDS)
                 for entry in later:
                     self.add(entry)

@@ -617,7 +617,9 @@ def check_room(index: QueueIndex, messages: int, size: int) -> None:
         raise QueueFull(f"queue {index.name} is full: {excess}. Try again later")
     bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
     if most_bytes is not None and bytes_then > most_bytes:
-        raise QueueFull(f"queue {index.name} is full: another {size} bytes would exceed max_bytes. Try again later")
+        raise QueueFull(
+            f"queue {index.name} is full: a message of {size} bytes would exceed max_bytes. Try again later"
+        )
 
 
 class _Prepared(NamedTuple):

@@ -551,8 +551,8 @@ class Queues:
             other.settings.dead_letter_queue == index.name for other in self._catalog.queues.values()
         ):
             raise Conflict(
-                f"queue {index.name} is a dead-letter queue and must accept every message, so unique cannot "
-                "be set on it"
+                f"queue {index.name} is a dead-letter queue and must accept every message, so it cannot have "
+                "unique=true"
             )
         if settings.dead_letter_queue is not None and settings.dead_letter_queue != index.settings.dead_letter_queue:
             await self._check_target(index.name, settings.dead_letter_queue)
@@ -576,7 +576,7 @@ class Queues:
             )
         if found.settings.unique:
             raise Conflict(
-                f"unique is set on queue {target}, so it would refuse some dead letters. Choose another "
+                f"queue {target} has unique=true, so it would refuse some dead letters. Choose another "
                 "dead-letter queue"
             )
 
@@ -588,7 +588,9 @@ class Queues:
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning(
-                "cannot unlink the messages of deleted queue %s; retrying after the next restart: %s", queue, error
+                "cannot delete the messages of deleted queue %s; mq will try again after the next restart: %s",
+                queue,
+                error,
             )
 
 

@@ -234,7 +234,7 @@ class WriteJobs:
                 if job.state is JobState.COMMITTED:
                     await self._finish(job)
         except (StorageError, CorruptMessage) as error:
-            logger.error("some rows of committed write jobs are not in their queues yet: %s", error)
+            logger.error("temporarily unable to move some rows of committed write jobs to their queues: %s", error)
 
     async def _run(self) -> None:
         """End what is left of jobs, for ever: those that were abandoned, and those whose commit was cut off."""
@@ -433,13 +433,13 @@ class WriteJobs:
         """Refuse a new job of a user if there are too many."""
         if len(self._jobs) >= MOST_JOBS:
             raise Conflict(
-                f"the maximum of {MOST_JOBS} write jobs has been reached. Commit or abort some, or wait for inactive "
-                "jobs to time out"
+                f"the maximum of {MOST_JOBS} write jobs has been reached. Commit or abort some write jobs, or "
+                "wait for inactive ones to time out"
             )
         if user is not None and sum(job.owner == user for job in self._jobs.values()) >= JOBS_PER_USER:
             raise Conflict(
-                f"user {user} has reached the maximum of {JOBS_PER_USER} write jobs. Commit or abort some, or wait for "
-                "inactive jobs to time out"
+                f"user {user} has reached the maximum of {JOBS_PER_USER} write jobs. Commit or abort some "
+                "write jobs, or wait for inactive ones to time out"
             )
 
     async def _hold(self, job: _Job, index: QueueIndex, part: str, number: int, drafts: Sequence[Draft]) -> None:
@@ -514,7 +514,10 @@ class WriteJobs:
         wanted = list(job.chunks(parts))
         stored = sum(chunk.rows for chunk in wanted)
         if stored != rows:
-            raise Conflict(f"write job {job.name} has {stored} rows in these parts, not {rows}. Write the rows again")
+            raise Conflict(
+                f"write job {job.name} has {stored} rows in the parts to commit, but {rows} rows were expected. "
+                "Write the rows again"
+            )
         await self._clear()
         for index, chunks in self._by_queue(wanted):
             _check_room(index, sum(chunk.rows for chunk in chunks), sum(chunk.bytes for chunk in chunks))

@@ -127,7 +127,9 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
             if passed >= wait:
                 for reason in reasons:
                     say(reason)
-                fail(f"node {node} was not drained within {wait:g} s. Stopping it now will break open connections")
+                fail(
+                    f"node {node} was not drained within {wait:g} s. If you stop it now, open connections will be lost"
+                )
             if passed >= close_after:
                 for id in _clients(client):
                     client.close_connection(id)

@@ -43,9 +43,9 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                "neighbors must be the comma-separated addresses of the other two nodes, but there are "
-                f"{len(settings.neighbors)} addresses. All three nodes can be listed if the host name of one of them "
-                f"is the name of this node ({settings.node or '--node'})"
+                "neighbors must be the comma-separated addresses of the other two nodes, but "
+                f"{len(settings.neighbors)} addresses were given. To list all three nodes, use the name of "
+                f"this node ({settings.node or '--node'}) as its host name"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}

@@ -239,7 +239,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
         if is_needed:
             why = "without a password, any client that reaches this node's AMQP port could act as a neighbor"
             raise source.wrong(
-                "password_file", f"password_file is missing: {why}. Add the file, or start mq with --insecure"
+                "password_file", f"password_file is missing: {why}. Set password_file, or start mq with --insecure"
             )
         return ""
     path = source.text(values, "password_file")

@@ -265,7 +265,7 @@ class ClusterDeclarations:
                 )
                 return
             except StorageError as error:
-                logger.debug("temporarily unable to share a declaration with the cluster: %s", error)
+                logger.debug("temporarily unable to share an exchange or binding with the other nodes: %s", error)
                 await trio.sleep(RETRY_SECONDS)
             else:
                 return

@@ -163,7 +163,10 @@ class Leadership:
                 try:
                     await self.broker.put_back(held)
                 except MQError as error:
-                    logger.warning("temporarily unable to requeue the messages of a lost link: %s", error)
+                    logger.warning(
+                        "temporarily unable to requeue the messages that were leased over a lost cluster link: %s",
+                        error,
+                    )
 
     # How it is done
 

@@ -226,7 +226,11 @@ class LinkSessions:
                 ),
             )
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
-            logger.warning("refused node %s because its cluster password is different", node)
+            logger.warning(
+                "refused the connection of node %s, because its cluster password is different. Use the same "
+                "password on all nodes",
+                node,
+            )
             session.send(
                 correlation,
                 CallerError(f"node {self._node} has a different cluster password. Use the same password on all nodes"),

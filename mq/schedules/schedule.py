@@ -148,8 +148,8 @@ def _zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidSetting(
-            f"the zone must be a time zone known to this machine, such as Europe/Berlin or {UTC_NAME}, not "
-            f"{shorten(name)}"
+            "the zone must be a time zone that this machine knows, such as Europe/Berlin or "
+            f"{UTC_NAME}, not {shorten(name)}"
         ) from None
 
 

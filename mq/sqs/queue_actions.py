@@ -116,7 +116,7 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
             "standard queue must be a standard queue."
         )
     if (await broker.status(target)).settings.unique:
-        raise _wrong_policy(f"unique is set on queue {target}, so it would refuse some dead letters.")
+        raise _wrong_policy(f"queue {target} has unique=true, so it would refuse some dead letters.")
     if not allows_source(await call.desk.notes.read(target), queue):
         raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow this source queue.")
 

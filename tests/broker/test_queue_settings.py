@@ -118,11 +118,11 @@ async def test_a_dead_letter_queue_has_to_be_there_and_lead_nowhere_back(broker:
 async def test_a_dead_letter_queue_takes_every_message_so_it_is_not_unique(broker: Broker) -> None:
     await broker.create_queue("dead")
     await broker.change_settings("q", {"dead_letter_queue": "dead"})
-    with pytest.raises(Conflict, match="unique cannot be set"):
+    with pytest.raises(Conflict, match="so it cannot have unique=true"):
         await broker.change_settings("dead", {"unique": True})
     await broker.change_settings("q", {"dead_letter_queue": None})
     await broker.change_settings("dead", {"unique": True})
-    with pytest.raises(Conflict, match="unique is set on queue dead"):
+    with pytest.raises(Conflict, match="queue dead has unique=true"):
         await broker.change_settings("q", {"dead_letter_queue": "dead"})
 
 

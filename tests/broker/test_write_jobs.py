@@ -146,9 +146,9 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
 
 async def test_a_commit_counts(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="has 1 rows in these parts, not 2"):
+    with pytest.raises(Conflict, match="has 1 rows in the parts to commit, but 2 rows were expected"):
         await broker.writes.commit("q", "job", ["0"], 2)
-    with pytest.raises(Conflict, match="has 0 rows in these parts, not 1"):
+    with pytest.raises(Conflict, match="has 0 rows in the parts to commit, but 1 rows were expected"):
         await broker.writes.commit("q", "job", ["1"], 1)
     assert await browsed(broker, "q") == []
     assert (await broker.writes.commit("q", "none", [], 0)).rows == 0

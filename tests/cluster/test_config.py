@@ -110,7 +110,9 @@ def test_three_lines_on_a_network_are_for_who_says_insecure(tmp_path: Path, addr
     path = tmp_path / "cluster"
     path.write_text(f"a\n{neighbor}\n[::1]:6003\n")
     settings = Settings(cluster=str(path), address=address)
-    with pytest.raises(InvalidSetting, match=r"password_file is missing: .* Add the file, or start mq with --insecure"):
+    with pytest.raises(
+        InvalidSetting, match=r"password_file is missing: .* Set password_file, or start mq with --insecure"
+    ):
         cluster_of(settings)
     assert cluster_of(replace(settings, insecure=True)) is not None
 
@@ -143,5 +145,7 @@ def test_node_leaves_itself_out_of_three_neighbors() -> None:
         config = cluster_of(Settings(node=f"mq-{number}", neighbors=all_three, amqp_port=5672, insecure=True))
         assert config is not None
         assert [str(each) for each in config.neighbors] == [each for each in all_three if f"mq-{number}." not in each]
-    with pytest.raises(InvalidSetting, match=r"but there are 3 addresses\. .* is the name of this node \(other\)"):
+    with pytest.raises(
+        InvalidSetting, match=r"but 3 addresses were given\. .* use the name of this node \(other\) as its host name"
+    ):
         cluster_of(Settings(node="other", neighbors=all_three, amqp_port=5672, insecure=True))

@@ -64,7 +64,8 @@ class Content:
             raise Refusal(Code.UNEXPECTED_FRAME, "expected a content header but received a content body")
         if len(frame.payload) > self.missing:
             raise Refusal(
-                Code.FRAME_ERROR, f"the body is {len(frame.payload) - self.missing} bytes longer than declared"
+                Code.FRAME_ERROR,
+                f"the body is {len(frame.payload) - self.missing} bytes longer than the size in its content header",
             )
         self.missing -= len(frame.payload)
         if frame.payload and not self.is_dropped:

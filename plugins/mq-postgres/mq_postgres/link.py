@@ -224,7 +224,7 @@ class Link:
             raise self._translated(connection, error) from error
         if self._is_behind:
             self.close()
-            raise Lost("changes were written to another server in the meantime")
+            raise Lost("in the meantime, changes were written to another PostgreSQL server")
         if self._warnings:
             warning = self._warnings[0]
             self.close()

@@ -291,7 +291,7 @@ class Log:
 
     def cut_off(self) -> None:
         """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
-        self._note_failure(OSError(errno.EIO, "writing a batch was interrupted"))
+        self._note_failure(OSError(errno.EIO, "the write of a batch was interrupted"))
 
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
@@ -367,7 +367,7 @@ class Log:
         segment = self._leaving
         assert segment is not None, "no segment can be read"
         epoch = segment.epoch
-        failure: OSError | None = OSError(errno.EIO, "writing a checkpoint was interrupted")
+        failure: OSError | None = OSError(errno.EIO, "the write of a checkpoint was interrupted")
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:
