@@ -515,7 +515,7 @@ class WriteJobs:
         stored = sum(chunk.rows for chunk in wanted)
         if stored != rows:
             raise Conflict(
-                f"write job {job.name} has {stored} rows in the parts to commit, but {rows} rows were expected. "
+                f"the parts of write job {job.name} to commit contain {stored} instead of {rows} rows. "
                 "Write the rows again"
             )
         await self._clear()

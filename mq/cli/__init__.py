@@ -50,7 +50,7 @@ class CliVerb(NamedTuple):
 VERBS: Final = {
     "serve": CliVerb("mq.cli.serve:serve_command", "Run the daemon: serve queues over HTTP and AMQP."),
     "user": CliVerb("mq.cli.user:user_command", "Manage users, their limits, tokens and keys."),
-    "send": CliVerb("mq.cli.send:send_command", "Publish messages from standard input, files or lines."),
+    "send": CliVerb("mq.cli.send:send_command", "Publish messages and print their IDs."),
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies and acknowledge them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages without fetching them."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by ID."),
@@ -72,12 +72,15 @@ VERBS: Final = {
     "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
     "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
     "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
-    "clock": CliVerb("mq.cli.daemon:clock_command", "Show a daemon's clock status, or declare its clock correct."),
+    "clock": CliVerb(
+        "mq.cli.daemon:clock_command",
+        "Show the state of the clock, or confirm that it is correct.",
+    ),
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."
     ),
     "doctor": CliVerb("mq.cli.doctor:doctor_command", "Check a root for damaged, foreign and duplicate files."),
-    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, even while its daemon is running."),
+    "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, even while a daemon is serving it."),
     "restore": CliVerb("mq.cli.backup:restore_command", "Restore a backup to an empty root."),
     "bench": CliVerb("mq.cli.bench:bench_command", "Measure the throughput and latency of a daemon."),
     "vsqs": CliVerb("mq.cli.vsqs:vsqs", "Use a folder as a queue, without a daemon."),

@@ -159,7 +159,7 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show whether a daemon trusts its wall clock, or confirm that the clock is correct.
+    """Show the state of the clock, or confirm that it is correct.
 
     After startup, no messages expire and no schedules publish until the daemon trusts its wall clock.
     """

@@ -24,7 +24,7 @@ REFUSALS: Final[Mapping[int, str]] = {
     409: "the request conflicts with the current state or configuration",
     412: "the receipt or lease is no longer valid: the message was released or delivered again",
     413: "the body is too large, or the batch has too many entries",
-    421: "the Host header does not name this daemon: use its address, or add the name to the setting `hosts`",
+    421: "the Host header is not a known name of this daemon: use its address, or add the name to the setting `hosts`",
     423: "an AMQP consumer has exclusive access to the queue",
     429: "the queue is full, publishing is paused, or the user publishes too fast",
     500: "the message is damaged, or mq has an internal error",

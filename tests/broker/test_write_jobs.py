@@ -146,9 +146,9 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
 
 async def test_a_commit_counts(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="has 1 rows in the parts to commit, but 2 rows were expected"):
+    with pytest.raises(Conflict, match="contain 1 instead of 2 rows"):
         await broker.writes.commit("q", "job", ["0"], 2)
-    with pytest.raises(Conflict, match="has 0 rows in the parts to commit, but 1 rows were expected"):
+    with pytest.raises(Conflict, match="contain 0 instead of 1 rows"):
         await broker.writes.commit("q", "job", ["1"], 1)
     assert await browsed(broker, "q") == []
     assert (await broker.writes.commit("q", "none", [], 0)).rows == 0

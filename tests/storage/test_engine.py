@@ -25,18 +25,18 @@ def choice(mount: Mount = EXT4, *, syncfs: bool = True, xattrs: bool = True, **o
 def test_one_daemon_on_a_journal_gets_the_log() -> None:
     engine, why, faster = choice()
     assert (engine, faster) == (LOGGED, "")
-    assert "one flush" in why
+    assert "one disk flush" in why
 
 
 @pytest.mark.parametrize(
     ("given", "word", "better"),
     [
-        ({"mount": NO_JOURNAL}, "has no journal, so every message takes several flushes", "ext4 with a journal"),
+        ({"mount": NO_JOURNAL}, "has no journal, so each message requires several disk flushes", "ext4 with a journal"),
         ({"mount": Mount("btrfs", atomic_rename=True, syncfs=True)}, "btrfs", "ext4 or xfs"),
-        ({"mount": Mount("tmpfs", persistent=False, atomic_rename=True)}, "nothing to log", ""),
+        ({"mount": Mount("tmpfs", persistent=False, atomic_rename=True)}, "no log is needed", ""),
         ({"sharing": Sharing.PEERS}, "--peers", "--standby"),
         ({"sharing": Sharing.WATCHED}, "mq-mover", ""),
-        ({"log": False}, "not wanted", ""),
+        ({"log": False}, "disabled", ""),
         ({"syncfs": False}, "syncfs", "Linux 5.8"),
         ({"xattrs": False}, "extended attributes", "user_xattr"),
     ],
@@ -77,6 +77,6 @@ async def test_an_open_store_knows_its_engine(logged: bool, engine: str) -> None
 def test_the_doctor_names_the_engine_of_a_root() -> None:
     found = engine_of("/", lambda root: NO_JOURNAL)
     assert str(found) == (
-        "engine stepwise: this ext4 has no journal, so every message takes several flushes. "
-        "Faster: ext4 with a journal (tune2fs -O has_journal), or xfs"
+        "engine stepwise: this ext4 file system has no journal, so each message requires several disk flushes. "
+        "For higher throughput, use ext4 with a journal (tune2fs -O has_journal), or xfs"
     )

@@ -197,5 +197,5 @@ def test_memory_is_a_store() -> None:
 def test_file_stores_say_that_they_require_linux(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the line of a store that cannot be loaded ends with."""
     monkeypatch.setattr(sys, "platform", "darwin")
-    with pytest.raises(ImportError, match=r"but this is darwin\. Run mq on Linux"):
+    with pytest.raises(ImportError, match=r"but this system is darwin\. Run mq on Linux"):
         importlib.reload(mq.storage.files)

@@ -45,7 +45,7 @@ import sys
 
 if sys.platform != "linux":
     raise ImportError(
-        f"file-based stores require Linux (renameat2, syncfs, inotify), but this is {sys.platform}. Run mq on "
-        "Linux or in a container. The clients and the commands that connect to a daemon also work on this "
+        f"file-based stores require Linux (renameat2, syncfs, inotify), but this system is {sys.platform}. Run mq on "
+        "Linux or in a container. The client libraries and the commands that connect to a daemon also work on this "
         "system"
     )

@@ -500,7 +500,7 @@ class _Inspector:
             if id is None or kind is not FileKind.FILE:
                 self._add(FindingKind.FOREIGN, path, _what(kind))
             elif id.key not in self._ids:
-                self._add(FindingKind.SIDE, path, "the message of this side file does not exist", id)
+                self._add(FindingKind.SIDE, path, "the message whose attributes this file contains does not exist", id)
 
     def _see_stage(self) -> None:
         self._see_bodies(self._layout.stage)

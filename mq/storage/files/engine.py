@@ -37,7 +37,9 @@ class EngineChoice(NamedTuple):
     faster: str = ""
 
     def __str__(self) -> str:
-        return f"engine {self.engine}: {self.why}" + (f". Faster: {self.faster}" if self.faster else "")
+        return f"engine {self.engine}: {self.why}" + (
+            f". For higher throughput, use {self.faster}" if self.faster else ""
+        )
 
 
 class Traits(NamedTuple):
@@ -112,23 +114,27 @@ def choose_engine(
             "btrfs, or allow this file system with --untested-fs"
         )
     for is_so, why, faster in (
-        (not mount.persistent, f"{mount.kind} keeps nothing over a power failure, so there is nothing to log", ""),
+        (not mount.persistent, f"{mount.kind} loses all files in a power failure, so no log is needed", ""),
         (options.sharing is Sharing.PEERS, "--peers lets several daemons change the root", "--standby"),
         (options.sharing is Sharing.WATCHED, "mq-mover or mq-reaper may change the root", ""),
-        (not options.log, "a log is not wanted", ""),
+        (not options.log, "the log is disabled", ""),
         (not mount.logged, *_without_log(mount)),
         (not syncfs, "this kernel does not report failed syncs of a file system (syncfs)", "Linux 5.8 or newer"),
-        (not xattrs, "files here have no extended attributes", "mount the file system with user_xattr"),
+        (
+            not xattrs,
+            "the file system does not support extended attributes",
+            "a file system that is mounted with user_xattr",
+        ),
     ):
         if is_so:
             return EngineChoice(STEPWISE, why, faster)
-    why = f"one daemon has the root to itself on {mount.kind}, so one flush makes a batch durable"
+    why = f"a single daemon uses the root on {mount.kind}, so one disk flush makes a whole batch durable"
     return EngineChoice(LOGGED, why)
 
 
 def _without_log(mount: Mount) -> tuple[str, str]:
     """Why no log is used on a file system, and what would be faster."""
     if mount.kind == "ext4":  # with one it would have a log
-        why = "this ext4 has no journal, so every message takes several flushes"
+        why = "this ext4 file system has no journal, so each message requires several disk flushes"
         return why, "ext4 with a journal (tune2fs -O has_journal), or xfs"
     return f"a log has not been tested on {mount.kind}", "a --root on ext4 or xfs"
