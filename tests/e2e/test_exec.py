@@ -183,6 +183,7 @@ def test_no_process_of_a_command_runs_when_a_lease_ends_that_cannot_be_extended(
     assert (consumers.folder / "succeeded").read_text() == "[]"
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("name", ["processes that ignore SIGTERM", proof("a shell that starts others")])
 def test_no_process_of_a_command_runs_when_the_lease_of_a_killed_program_ends(
     name: str, client: Client, consumers: Consumers
