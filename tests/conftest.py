@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from trio.testing import MockClock
 
 from mq.testing.ports import HeldPort
 
@@ -36,6 +37,13 @@ def own_log_level(request: pytest.FixtureRequest) -> Iterator[None]:
     if plugin is not None:
         for handler in (plugin.caplog_handler, plugin.report_handler):
             handler.setFormatter(plugin.formatter)
+
+
+@pytest.fixture
+def quick_clock() -> MockClock:
+    """Seconds pass once both ends of the test's sockets wait. The kernel passes bytes on in much less time than this
+    clock waits for them."""
+    return MockClock(autojump_threshold=0.05)
 
 
 @pytest.fixture

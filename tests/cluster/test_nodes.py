@@ -22,7 +22,7 @@ from mq.client.errors import Conflict, NotAllowed, Unavailable
 from mq.cluster.config import Neighbor
 from mq.cluster.directory import Directory
 from mq.cluster.leadership import Holder
-from mq.cluster.node import SILENT_LEASES
+from mq.cluster.node import ALONE_SECONDS, SILENT_LEASES
 from mq.cluster.peer_link import MovedNeighbors, PeerLink
 from mq.lifecycle import State
 from mq.message import QueueName
@@ -79,16 +79,13 @@ async def test_store_of_each_queue_is_shown_at_every_node(autojump_clock: MockCl
             assert dict(re.findall(r'mq_queue_info\{queue="(\w+)",store="(\w+)"\} 1', metrics.decode())) == expected
 
 
-async def test_a_node_that_stays_alone_says_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
-    monkeypatch.setattr("mq.cluster.node.ALONE_SECONDS", 1.0)
+async def test_a_node_that_stays_alone_says_so(caplog: pytest.LogCaptureFixture, autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
-        await trio.sleep(1.5)
+        await trio.sleep(ALONE_SECONDS + 0.5)
         assert "only member of its cluster" not in caplog.text
         for name in "ab":
             await cluster.hosts[name].kill()
-        await trio.sleep(4.5)  # a lease, and then that second
+        await trio.sleep(ALONE_SECONDS + 3.5)  # after a lease
         assert caplog.text.count("node c is the only member of its cluster") == 1
 
 

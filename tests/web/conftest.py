@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from mq.broker import Broker, BrokerConfig, open_broker
 from mq.storage.memory import MemoryStorage
@@ -37,13 +36,6 @@ def endpoints(broker: Broker) -> Endpoints:
 def fast_lane(request: pytest.FixtureRequest) -> bool:
     """For what has to be so in both lanes."""
     return request.param
-
-
-@pytest.fixture
-def quick_clock() -> MockClock:
-    """Seconds pass once both ends of the test's sockets wait. The kernel passes bytes on in much less time than this
-    clock waits for them."""
-    return MockClock(autojump_threshold=0.05)
 
 
 @pytest.fixture

@@ -205,13 +205,11 @@ async def test_half_a_handshake_is_waited_for_only_so_long(
 
 @HALVES
 async def test_half_a_handshake_ends_its_connection_only(
-    server: Server, authority: Authority, monkeypatch: pytest.MonkeyPatch, part: int
+    quick_clock: MockClock, server: Server, authority: Authority, part: int
 ) -> None:
-    """Real time: a short one."""
-    monkeypatch.setattr(listeners, "HANDSHAKE_SECONDS", 0.1)
     async with await server.connect() as client:
         await client.send_all(client_hello(authority.client_context())[:part])
-        assert await closes_within(client, 10)
+        assert await closes_within(client, 2 * listeners.HANDSHAKE_SECONDS)
     assert await is_alive(server, authority)
 
 
