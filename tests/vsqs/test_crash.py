@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
+import pytest
+
 from mq.storage.files.calls import OPEN_FOLDER
 from mq.storage.files.mount import Mount
 from mq.testing.disk import Disk, Medium
@@ -140,6 +142,7 @@ class Life:
         return got
 
 
+@pytest.mark.in_turn(2)
 @for_each("seed", SEEDS)
 @for_each("medium", Medium)
 def test_what_was_answered_survives_a_cut_at_every_call(medium: Medium, seed: int) -> None:
