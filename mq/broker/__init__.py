@@ -11,8 +11,9 @@ Its files, in reading order:
 * ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
   memory; ``body_loader``: loads the former; ``watched_body``: a body whose damage is told.
 * ``queues``: queues made, deleted, set, emptied; what servers declare.
-* ``publishing``: from a draft to a durable message; ``jobs``: changes of messages; ``commit``: many under one barrier,
-  and the requests that are not finished; ``fairness``: whose changes come next, and how many at once.
+* ``publishing``: from a draft to a durable message; ``transient_memory``: room for one that stays in memory; ``jobs``:
+  changes of messages; ``commit``: many under one barrier, and the requests that are not finished; ``fairness``: whose
+  changes come next, and how many at once.
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a

@@ -29,6 +29,7 @@ from mq.broker.jobs import Job
 from mq.broker.keys import Keys
 from mq.broker.ledger import LedgerWrite, segments_changed
 from mq.broker.settings import DELAY, REJECT, TTL, QueueSettings, check_time, check_value
+from mq.broker.transient_memory import TransientMemory
 from mq.errors import (
     BodyTooLarge,
     BrokerClosed,
@@ -39,6 +40,7 @@ from mq.errors import (
     PublishPaused,
     QueueFull,
     StorageError,
+    StorageFull,
     TooLargeForQueue,
 )
 from mq.lifecycle import PROTOCOL, Span, State
@@ -145,6 +147,7 @@ class Publisher:
         self.in_flight = in_flight
         self.took = core.catalog.tellers_of(Span.PUBLISH)
         self.now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self.memory = TransientMemory(core.storage)
         self._committer = core.committer
         self._loader = loader
         self._keys = keys
@@ -214,6 +217,9 @@ class Publisher:
                     raise _deleted(index)
                 self._check(index, draft)
                 job = self._new_job(index, draft, None, submitted)
+            except StorageFull as error:  # those behind it would overtake it
+                submitted.outcomes += [error] * (len(drafts) - len(submitted.outcomes))
+                break
             except MQError as error:
                 submitted.outcomes.append(error)
                 continue
@@ -265,16 +271,18 @@ class Publisher:
         """As :meth:`publish`, for as many as one batch takes."""
         if index.settings.knows_bodies:
             await self._loader.load(index)
+        prepared: list[_Prepared] = []
         given, has_keys = drafts, any(draft.key is not None for draft in drafts)
         if len(drafts) <= turns.FRAMES_A_TURN:
             if has_keys:
                 drafts = [_after_purges(draft, index.purges) for draft in drafts]
-            prepared = [self._prepare(index, draft) for draft in drafts]
+            for draft in drafts:
+                self._prepare_next(index, draft, prepared)
         else:
-            drafts, prepared = [], []
+            drafts = []
             async for draft in turns.in_turns(given, turns.FRAME):
                 drafts.append(_after_purges(draft, index.purges))  # a purge may come between two of them
-                prepared.append(self._prepare(index, drafts[-1]))
+                self._prepare_next(index, drafts[-1], prepared)
         if not (has_keys and self._put_with_keys(drafts, prepared)):
             if has_keys:
                 await self._note_keys(index, drafts, prepared)
@@ -285,7 +293,7 @@ class Publisher:
             ]
             if jobs:
                 self._jobs.put(jobs)
-            if has_place is not None and not has_keys:
+            if has_place is not None and not has_keys and not _is_full(prepared[-1]):
                 has_place()
         outcomes = [_answered(entry) or await _outcome(entry) for entry in prepared]
         for number, entry in enumerate(prepared):
@@ -299,6 +307,10 @@ class Publisher:
     def _with_keys(self, index: QueueIndex) -> list[Future[MessageId]]:
         """The outcomes of the publishes with keys to a queue that have not ended."""
         return [job.future for (queue, _), job in self._by_key.items() if queue is index]
+
+    def _prepare_next(self, index: QueueIndex, draft: Draft, prepared: list[_Prepared]) -> None:
+        """Prepare the draft behind others. Behind one that found no room it would overtake that one."""
+        prepared.append(prepared[-1] if prepared and _is_full(prepared[-1]) else self._prepare(index, draft))
 
     def _prepare(self, index: QueueIndex, draft: Draft) -> _Prepared:
         """A job for the draft, or its answer without one."""
@@ -631,6 +643,11 @@ class _Prepared(NamedTuple):
     future: Future[MessageId] | None = None
 
 
+def _is_full(entry: _Prepared) -> bool:
+    """Whether a draft found no room; then those behind it have none either."""
+    return isinstance(entry.answer, StorageFull)
+
+
 def _waiting_for(job: PublishJob, *, is_new: bool) -> _Prepared:
     return _Prepared(job, is_new, future=job.future)  # as it is now: a job in doubt gets another one
 
@@ -668,6 +685,9 @@ class PublishJob:
         publisher: gives the direct dispatch, the recent bodies and the core.
         meta: delay and expiry.
         landed: called before the answer, with the id when the message is durable, with None when it failed.
+
+    Raises:
+        StorageFull: it is transient, and memory has no room for it now.
     """
 
     __slots__ = (
@@ -681,6 +701,7 @@ class PublishJob:
         "_is_moved",
         "_is_writing",
         "_landed",
+        "_memory",
         "_meta",
         "_priority",
         "_protocol",
@@ -716,6 +737,9 @@ class PublishJob:
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient or index.is_transient
+        self._memory = 0
+        if self._transient and isinstance(body, bytes) and not draft.replaces:
+            self._memory = publisher.memory.reserve(index.name, body, draft.attributes)
         self._has_callers_id = draft.id is not None
         self._replaces = draft.replaces
         self._is_dispatched = self._is_writing = self._is_moved = False
@@ -756,7 +780,7 @@ class PublishJob:
             meta,
             transient=transient,
             state=state,
-            replaces=self._replaces,
+            has_room=self._replaces or self._memory > 0,
         )
 
     def _is_placed(self) -> bool:
@@ -845,6 +869,8 @@ class PublishJob:
         self.index.reserved_bytes -= self._size
         self.index.writing -= self._is_writing
         self.index.writing_moved -= self._is_moved
+        if self._memory:
+            self._publisher.memory.give_back(self.index.name, self._memory)
         if self.index.deleted:
             self._catalog.let_go(self.index)
 

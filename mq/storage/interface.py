@@ -129,8 +129,8 @@ class Write(NamedTuple):
         durable: as everywhere.
         transient: it need not outlive this process. Most stores keep it all the same.
         state: NEW; READY or DELAYED only in a store that :attr:`Description.places` messages.
-        replaces: it takes the place of a message in memory, which is removed once this one is stored. So there is room
-            for it, however full the memory for messages is.
+        has_room: room in memory is reserved for it, or it takes the place of a message there that is removed next. So
+            it is stored however full the memory for messages is.
     """
 
     queue: str
@@ -141,7 +141,7 @@ class Write(NamedTuple):
     durable: bool = True
     transient: bool = False
     state: State = State.NEW
-    replaces: bool = False
+    has_room: bool = False
 
     @property
     def entry(self) -> Entry:
@@ -535,6 +535,31 @@ class InstantStorage(Storage, Protocol):
 def is_instant(storage: Storage) -> TypeGuard[InstantStorage]:
     """Return whether a store commits in the caller's step."""
     return bool(getattr(storage, "is_instant", False))
+
+
+MESSAGE_BYTES: Final = 600
+"""What a message takes in memory besides its body and its attributes, the broker's index of it included."""
+
+
+class MemoryLimitedStorage(Storage, Protocol):
+    """What a store can do besides, if transient messages stay in memory, which has a limit."""
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether there is a limit. Fixed."""
+
+    def no_room_for(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
+        """Return why a transient message has no room now; None if it has.
+
+        Args:
+            size: bytes of its body.
+            beside: bytes that it takes besides.
+        """
+
+
+def limits_memory(storage: Storage) -> TypeGuard[MemoryLimitedStorage]:
+    """Return whether a store does."""
+    return bool(getattr(storage, "limits_memory", False))
 
 
 Hear = Callable[[Sequence[Outcome], float], object]

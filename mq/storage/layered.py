@@ -84,6 +84,8 @@ class LayeredStorage:
         self._telling: TellingStorage | None = None  # the same, where it tells of first outcomes
         self._instant: InstantStorage | None = None  # the same, where its batches wait for nothing
         self._above = MemoryStorage(max_memory)
+        self.no_room_for = self._above.no_room_for
+        self.limits_memory = self._above.limits_memory
         self._below_places = True
         self._transient: set[str] = set()
         self._is_used = False  # memory may hold messages, or has held some

@@ -22,6 +22,7 @@ from mq.lifecycle import State
 from mq.message import BytesBody, MessageId, Properties, checksum, encode_attributes
 from mq.storage.groups import undoing
 from mq.storage.interface import (
+    MESSAGE_BYTES,
     QUEUE,
     AnyOperation,
     Description,
@@ -67,8 +68,6 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
     return MemoryStorage()
 
 
-MESSAGE_BYTES: Final = 600
-"""What a message takes in memory besides its body and its attributes, the broker's index of it included."""
 MOST_BESIDE: Final = 16 << 20
 """Bytes that messages may take besides what bodies may have: a limit of bodies alone is none of messages of a byte."""
 
@@ -287,13 +286,18 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        if not write.replaces:
+        if not write.has_room:
             full = self.no_room_for(entry.queue, len(body), _bytes_beside(kept))
             if full is not None:
                 return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
+
+    @property
+    def limits_memory(self) -> bool:
+        """Whether there is a limit."""
+        return self._max_bytes is not None
 
     def no_room_for(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
         """Return why a message with a body of so many bytes has no room in a queue now; None if it has."""

@@ -9,8 +9,9 @@ import pytest
 from pamqp import commands
 from trio.testing import MockClock
 
+from mq.storage.interface import MESSAGE_BYTES
 from mq.storage.layered import LayeredStorage
-from mq.storage.memory import MESSAGE_BYTES, MemoryStorage
+from mq.storage.memory import MemoryStorage
 from tests.amqp.dialling import Client, open_house
 
 Basic = commands.Basic

@@ -10,9 +10,21 @@ import trio
 from mq.errors import StorageFull, StorageUnusable
 from mq.lifecycle import State
 from mq.message import encode_attributes
-from mq.storage.interface import QUEUE, Entry, Meta, Move, Outcome, Result, Sharing, Storage, Stored, Unlink, Write
+from mq.storage.interface import (
+    MESSAGE_BYTES,
+    QUEUE,
+    Entry,
+    Meta,
+    Move,
+    Outcome,
+    Result,
+    Sharing,
+    Storage,
+    Stored,
+    Unlink,
+    Write,
+)
 from mq.storage.layered import LayeredStorage, make_layered
-from mq.storage.memory import MESSAGE_BYTES
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record, put_record
 from tests.record_hooks import hook_records
