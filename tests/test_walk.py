@@ -13,10 +13,10 @@ import pytest
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (33, 290),
-    "HTTP fetch with wait, and the publish that ends it": (40, 325),
-    "AMQP publish, with its confirm": (37, 365),
-    "HTTP remove": (34, 195),
+    "HTTP publish": (33, 260),
+    "HTTP fetch with wait, and the publish that ends it": (41, 295),
+    "AMQP publish, with its confirm": (37, 330),
+    "HTTP remove": (34, 168),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 

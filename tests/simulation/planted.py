@@ -14,17 +14,17 @@ BUGS: Final = {
     "a file is not synced": Bug("Barrier._sync_files", "sync(self._calls, fd)", "pass"),
     "an fsync that failed is tried again": Bug(
         "mq.storage.files.sync:sync",
-        "calls.fsync(fd)",
+        "_sync_by(calls.fsync, fd)",
         """
         try:
             calls.fsync(fd)
         except OSError:
-            calls.fsync(fd)
+            _sync_by(calls.fsync, fd)
         """,
     ),
     "a batch that failed is answered as done": Bug("Batch.run", "volume.fail(error)", "return self._outcomes"),
     "a message carries no checksum": Bug(
-        "Batch._write", "self._folders.attributes.note(fd, attributes, size, crc)", "pass"
+        "write_message", "folders.attributes.note(fd, attributes, size, crc)", "pass"
     ),
     "a link is not durable before its unlink": Bug("LinkBatch._move_name", "self._must_flush = True", "pass"),
     "a durable batch is not synced": Bug(
@@ -35,7 +35,7 @@ BUGS: Final = {
         "mq.storage.files.stepwise.batch:Batch._note_moved", "[left] if is_durable else []", "[]"
     ),
     "the folder that was entered is not synced": Bug(
-        "LinkBatch._note_moved", "self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))", "pass"
+        "LinkBatch._note_moved", "self._barrier.add_folders(_folder(target))", "pass"
     ),
     "one folder is synced of two where names have no order": Bug(
         "mq.storage.files.stepwise.barrier:Barrier.add_folders",

@@ -10,7 +10,7 @@ import pytest
 
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
 from mq.storage.files.stepwise.barrier import Barrier
-from mq.storage.files.sync import FEW_FOLDERS, make_syncs, sync_folder
+from mq.storage.files.sync import WholeSyncs, make_syncs, sync_folder
 from mq.testing.calls import FaultyCalls
 from tests.cases import for_each
 from tests.storage.disks import make_calls
@@ -53,7 +53,7 @@ def medium() -> Iterator[Medium]:
 
 @for_each("syncfs", [False, True])
 @for_each("files", range(2))
-@for_each("folders", range(1, FEW_FOLDERS + 1), medium=Medium)
+@for_each("folders", range(1, WholeSyncs.most_folders + 1), medium=Medium)
 def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: bool, files: int, folders: int) -> None:
     synced = medium.barrier(syncfs=syncfs, files=files, folders=folders).flush()
     expected = [*(f"fsync a/{number}" for number in range(files)), *(f"fsync {name}" for name in FOLDERS[:folders])]
@@ -62,7 +62,7 @@ def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: boo
     assert medium.left_open() == 0
 
 
-@pytest.mark.parametrize(("files", "folders"), [(2, 1), (0, FEW_FOLDERS + 1), (1, FEW_FOLDERS + 1)])
+@pytest.mark.parametrize(("files", "folders"), [(2, 1), (0, WholeSyncs.most_folders + 1), (1, WholeSyncs.most_folders + 1)])
 def test_many_are_synced_by_one_call(medium: Medium, files: int, folders: int) -> None:
     assert medium.barrier(syncfs=True, files=files, folders=folders).flush() is None
     assert medium.said("fsync", "syncfs") == ["syncfs ."]

@@ -72,27 +72,14 @@ async def no_attributes(mount: str) -> AsyncIterator[Disk]:
 
 
 @renaming_mounts
-async def test_a_write_is_noted_written_synced_and_then_its_folder(mount: str) -> None:
+@pytest.mark.parametrize("sharing", Sharing)
+async def test_a_write_is_staged_completed_named_and_synced(mount: str, sharing: Sharing) -> None:
     """The sum comes after the attributes: where a cut leaves the one, it leaves the others."""
-    async with open_disk(MOUNTS[mount]) as disk:
+    async with open_disk(MOUNTS[mount], sharing=sharing) as disk:
         await disk.done(Write("q", new_id(), b"body", {"a": 1}))
         assert shown(disk) == [
-            "open new/q:ID new",
-            "set_attribute new/q:ID user.mq.attributes",
-            "set_attribute new/q:ID user.mq.sum",
-            "write new/q:ID 4",
-            "fsync new/q:ID",
-            *([] if MOUNTS[mount].ordered else syncing("new")),
-        ]
-
-
-@renaming_mounts
-@pytest.mark.parametrize("sharing", [Sharing.PEERS, Sharing.WATCHED])
-async def test_where_others_watch_a_name_appears_when_its_file_is_complete(mount: str, sharing: Sharing) -> None:
-    async with open_disk(MOUNTS[mount], sharing=sharing) as disk:
-        await disk.done(Write("q", new_id(), b"body"))
-        assert shown(disk) == [
             "open state/stage/ID new",
+            "set_attribute state/stage/ID user.mq.attributes",
             "set_attribute state/stage/ID user.mq.sum",
             "write state/stage/ID 4",
             "rename state/stage/ID new/q:ID",
@@ -106,7 +93,7 @@ async def test_several_writes_share_one_barrier(mount: str) -> None:
     async with open_disk(MOUNTS[mount]) as disk:
         await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
         syncs = [line for line in shown(disk) if "sync" in line]
-        assert syncs == (["fsync new/q:ID"] if MOUNTS[mount].ordered else [*["fsync new/q:ID"] * 3, "fsync new"])
+        assert syncs == (["fsync state/stage/ID"] if MOUNTS[mount].ordered else [*["fsync state/stage/ID"] * 3, "fsync new"])
 
 
 async def test_where_names_are_ordered_all_bytes_are_written_out_and_then_the_last_file_is_changed_and_synced() -> None:
@@ -117,12 +104,15 @@ async def test_where_names_are_ordered_all_bytes_are_written_out_and_then_the_la
         disk.calls.log.clear()
         await disk.commit(first, second, third, Move(other, State.REMOVED))
         assert disk.calls.said("rename", "write_out", "touch", "fsync", "syncfs") == [
-            f"write_out new/q:{second.id} begin",
-            f"write_out new/q:{third.id} begin",
+            f"rename state/stage/{first.id} new/q:{first.id}",
+            f"rename state/stage/{second.id} new/q:{second.id}",
+            f"write_out state/stage/{second.id} begin",
+            f"rename state/stage/{third.id} new/q:{third.id}",
+            f"write_out state/stage/{third.id} begin",
             f"rename queues/q/{other.id} remove/q:{other.id}",
-            *(f"write_out new/q:{write.id} wait" for write in (first, second, third)),
-            f"touch new/q:{third.id}",
-            f"fsync new/q:{third.id}",
+            *(f"write_out state/stage/{write.id} wait" for write in (first, second, third)),
+            f"touch state/stage/{third.id}",
+            f"fsync state/stage/{third.id}",
         ]
 
 
@@ -164,9 +154,9 @@ async def test_a_durable_move_is_a_rename_and_both_folders_are_synced(mount: str
 @pytest.mark.parametrize(
     ("order", "synced"),
     [
-        ("MMW", ["fsync new/q:ID"]),
-        ("WMM", ["fsync new/q:ID"]),
-        ("MWM", ["fsync new/q:ID"]),
+        ("MMW", ["fsync state/stage/ID"]),
+        ("WMM", ["fsync state/stage/ID"]),
+        ("MWM", ["fsync state/stage/ID"]),
         ("MM", ["fsync remove"]),
     ],
 )
@@ -184,9 +174,9 @@ async def test_where_names_are_ordered_the_last_change_of_a_batch_brings_the_oth
 @pytest.mark.parametrize(
     ("order", "synced"),
     [
-        ("WL", ["fsync new/q:ID"]),
-        ("WML", ["fsync new/q:ID"]),
-        ("WLM", ["fsync new/q:ID"]),
+        ("WL", ["fsync state/stage/ID"]),
+        ("WML", ["fsync state/stage/ID"]),
+        ("WLM", ["fsync state/stage/ID"]),
         ("ML", ["fsync delay"]),
     ],
 )
@@ -215,7 +205,7 @@ async def test_a_lease_behind_a_refused_write_is_brought_by_the_write_before() -
             Write("q", new_id(), b"body"), Write("q", new.id, b"body"), Move(new, State.DELAYED, LEASE)
         )
         assert [outcome.result for outcome in outcomes] == [Result.DONE, Result.EXISTS, Result.DONE]
-        assert [line for line in shown(disk) if "sync" in line] == ["fsync new/q:ID"]
+        assert [line for line in shown(disk) if "sync" in line] == ["fsync state/stage/ID"]
 
 
 async def test_where_names_are_ordered_a_move_between_queues_syncs_both() -> None:
@@ -590,7 +580,15 @@ async def assert_failed(disk: Disk, kept: Entry) -> None:
 @pytest.mark.parametrize(
     ("mount", "appears"),
     [
-        ("rename", ["open new/q:ID new", "write new/q:ID 4", "fsync new/q:ID"]),
+        (
+            "rename",
+            [
+                "open state/stage/ID new",
+                "write state/stage/ID 4",
+                "rename state/stage/ID new/q:ID",
+                "fsync state/stage/ID",
+            ],
+        ),
         (
             "link",
             [

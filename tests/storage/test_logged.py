@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -873,6 +874,38 @@ async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: 
     await disk.cut()
     assert await disk.storage.records("key") == {"k": {"n": 2}}
     await disk.check_whole()
+
+
+@pytest.mark.parametrize("log", [True, False])
+async def test_start_that_is_cut_off_at_any_call_reports_no_dropped_record_as_missing(log: bool) -> None:
+    for calls in itertools.count(1):
+        disk = CutDisk()
+        await disk.open()
+        await put_record(disk.storage, "key", "kept", {"n": 1})
+        await put_record(disk.storage, "key", "dropped", {"n": 2})
+        await disk.open()  # the inventory lists both
+        await drop_record(disk.storage, "key", "dropped")
+        disk.options = replace(disk.options, log=log)
+        is_open = await disk.cut(calls)
+        if not is_open:
+            disk.options = replace(disk.options, log=True)
+            await disk.cut()
+        assert disk.folders.health.damages == [], calls
+        assert await disk.storage.records("key") == {"kept": {"n": 1}}
+        if is_open:
+            break
+    assert calls > 50
+
+
+async def test_large_body_on_a_failed_disk_makes_no_call() -> None:
+    disk = CutDisk()
+    await disk.open()
+    await disk.make_queue()
+    disk.folders.volume.fail(OSError(errno.EIO, "broken"))
+    disk.calls.log.clear()
+    body = b"x" * (LARGEST_INLINE + 1)
+    assert await disk.one(Write("q", new_id(), body)) is Result.FAILED
+    assert disk.calls.log == []
 
 
 async def test_format_says_how_a_root_is_used_and_how_it_was_left() -> None:

@@ -16,8 +16,8 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.explain import RootBusy
 from mq.storage.files.opening import open_root
+from mq.storage.files.ownership import RootBusy
 from mq.storage.files.stepwise.engine import kit_for
 from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import Change, Entry, Move, Outcome, Result, Sharing, Unlink, Write

@@ -12,7 +12,7 @@ In reading order:
 What opens a root, or looks at it from outside, knows both:
 
 * ``opening``: a root is checked, locked, made and repaired before it is served. ``start``: the repair, and a new log.
-  ``lost``: what a root in use has lost. ``turn``: by which of several daemons it is served.
+  ``lost``: folders that a root in use has lost. ``turn``: by which of several daemons it is served.
 * ``doctor``: finds what is wrong in a root, for ``mq doctor``.
 * ``backup``: saves a root as it is at one instant. ``live_names``: the names in it, while brokers change them.
 * ``backup_folder``: where backups lie. ``restore``: makes a root of one.
@@ -24,7 +24,8 @@ What both engines use knows neither:
 * ``attributes``: a message's properties as extended attributes of its file.
 * ``volume``: the file system below a root: its traits, its syncs, and whether it has failed.
 * ``sync``: what makes a file, a folder, or everything durable.
-* ``unlinks``: messages and deleted queues are unlinked.
+* ``writes``: a message's file is written and named. ``unlinks``: messages and deleted queues are unlinked.
+  ``outcomes``: what both report.
 * ``records``: small JSON files with checksums, never half there. ``record_changes``: Puts and Drops of queues, with
   their folders, and of all records without a log.
 * ``staging``: large bodies on their way to the disk, and read from it.
@@ -33,7 +34,7 @@ What both engines use knows neither:
 * ``recovery``: brings every state that a crash can leave back to one that mq knows.
 * ``reserve``: room that is given up for removals when the disk is full.
 * ``movers``: the lock between a broker and mq-mover and mq-reaper.
-* ``ownership``: refuses a root that a stranger could change.
+* ``ownership``: refuses a root that a stranger could change, or that another process has to itself.
 * ``probes``: tries whether a file system has the calls that mq needs.
 * ``mount``: what the file system below keeps over a power cut.
 * ``hop``: how a call that may block is made, in a thread or inline, and how it tells of its first results.

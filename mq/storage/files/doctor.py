@@ -25,11 +25,11 @@ from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, Linu
 from mq.storage.files.engine import EngineChoice, choose_engine
 from mq.storage.files.explain import explain
 from mq.storage.files.folders import EMPTY, Folders
-from mq.storage.files.format import FormatDamaged, RootUse, open_moves_lock, read_use
+from mq.storage.files.format import FormatDamaged, RootUse, open_moves_lock, read_use, use_of_root
 from mq.storage.files.inventory import read_inventory
 from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_leaf
 from mq.storage.files.logged.segments import LogDamaged, read_log
-from mq.storage.files.lost import LOST_STATE, use_of_root
+from mq.storage.files.lost import LOST_STATE
 from mq.storage.files.mount import Mount, mount_of
 from mq.storage.files.opening import open_root
 from mq.storage.files.ownership import check_root

@@ -1,19 +1,14 @@
-"""The text of an error from the system, for an operator; and the error of a root that is busy."""
+"""The text of an error from the system, for an operator."""
 
 from __future__ import annotations
 
 import errno
 from typing import Final
 
-from mq.errors import StorageUnusable
 from mq.message import shorten
 
 _IN_PLACE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
 """Errors where something else is in the place of a file or a folder."""
-
-
-class RootBusy(StorageUnusable):
-    """Another daemon has the root to itself: for good, or just while it repairs it."""
 
 
 def explain(error: OSError) -> str:

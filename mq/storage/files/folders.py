@@ -128,6 +128,11 @@ class Folders:
                 self.skip(self.layout.queues, name, "not the folder of a queue")
         return found
 
+    def is_queue_missing(self, target: Entry) -> bool:
+        """Whether the queue of an entry in READY has no folder."""
+        folder = f"{self.layout.queues}/{target.queue}"
+        return target.state is State.READY and self.calls.kind(folder) is not FileKind.FOLDER
+
     def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """Entries in a state, at most `limit`, in no order."""
         if limit is None:

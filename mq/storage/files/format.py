@@ -16,7 +16,10 @@ from mq.errors import StorageUnusable
 from mq.message import shorten, with_checksum, without_checksum
 from mq.storage.files.calls import OPEN_READ, Calls, FileKind, write_all
 from mq.storage.files.layout import Layout
+from mq.storage.files.lost import cure
+from mq.storage.files.records import Records
 from mq.storage.files.sync import sync, sync_folder
+from mq.storage.interface import Damage
 
 FORMAT: Final = 4
 """The number of the format. A version of mq serves roots of its own format alone."""
@@ -127,3 +130,62 @@ def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
         OSError: from the system.
     """
     return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)
+
+
+# How its last daemon left a root that is opened
+
+
+def use_of_root(calls: Calls, layout: Layout) -> RootUse | None:
+    """How a root was left by its last daemon; None if it is new, or has lost all of state/.
+
+    Raises:
+        FormatDamaged: nothing tells, though the root has been in use.
+        StorageUnusable: another version of mq wrote it.
+    """
+    use = read_use(calls, layout)
+    if use is None and (calls.kind(layout.log_folder) is not None or _has_records(calls, layout)):
+        raise FormatDamaged(f"{layout.format} is missing")
+    return use
+
+
+def _has_records(calls: Calls, layout: Layout) -> bool:
+    records = Records(calls, layout.records)
+    return calls.kind(layout.records) is not None and any(map(records.files, records.kinds()))
+
+
+def use_before(
+    calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool
+) -> RootUse | None:
+    """How the root was left by its last daemon; None if it is new, or has lost all of state/.
+
+    Args:
+        calls: the system.
+        layout: the root's folders.
+        root: its path.
+        accepted: gets what is lost, where that is accepted; else None.
+        alone: whether no other daemon serves the root.
+
+    Raises:
+        StorageUnusable: this version cannot serve it, or it is damaged.
+    """
+    try:
+        use = use_of_root(calls, layout)
+    except FormatDamaged as error:
+        kind = calls.kind(layout.format)
+        if accepted is None or kind not in (FileKind.FILE, None):
+            raise StorageUnusable(
+                f"cannot serve root {shorten(root, 200)}: {error}. The log may contain messages that are "
+                f"missing from the files, but mq cannot check this. {cure(root)}"
+            ) from error
+        accepted.append(Damage("", None, layout.format, str(error)))
+        if kind is FileKind.FILE:
+            calls.unlink(layout.format)
+        return RootUse.FILES if calls.kind(layout.log_folder) is None else RootUse.LOG
+    if use is RootUse.RESTORING:
+        raise StorageUnusable(
+            f"root {shorten(root)} is only partially restored: run mq restore again with the same backup and the same "
+            "root"
+        )
+    if use is None and alone:
+        note_use(calls, layout, RootUse.FILES)  # before the first record and the log
+    return use

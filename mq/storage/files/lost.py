@@ -1,4 +1,4 @@
-"""The state in which a root was left, and the folders and files that it has lost since."""
+"""What a root has lost: its folders, or all of state/."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Final
 from mq.errors import StorageUnusable
 from mq.message import shorten
 from mq.storage.files.calls import Calls, FileKind
-from mq.storage.files.format import FormatDamaged, RootUse, note_use, read_use
 from mq.storage.files.layout import Layout
-from mq.storage.files.records import Records
 from mq.storage.interface import Damage
 
 LOST_STATE: Final = (
@@ -47,59 +45,3 @@ def lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool) 
             f"missing, including all contents. {cure(root)}"
         )
     return [Damage("", None, path, "the folder was missing, including all its contents") for path in lost]
-
-
-def use_of_root(calls: Calls, layout: Layout) -> RootUse | None:
-    """How a root was left by its last daemon; None if it is new, or has lost all of state/.
-
-    Raises:
-        FormatDamaged: nothing tells, though the root has been in use.
-        StorageUnusable: another version of mq wrote it.
-    """
-    use = read_use(calls, layout)
-    if use is None and (calls.kind(layout.log_folder) is not None or _has_records(calls, layout)):
-        raise FormatDamaged(f"{layout.format} is missing")
-    return use
-
-
-def _has_records(calls: Calls, layout: Layout) -> bool:
-    records = Records(calls, layout.records)
-    return calls.kind(layout.records) is not None and any(map(records.files, records.kinds()))
-
-
-def use_before(
-    calls: Calls, layout: Layout, root: str, accepted: list[Damage] | None, *, alone: bool
-) -> RootUse | None:
-    """How the root was left by its last daemon; None if it is new, or has lost all of state/.
-
-    Args:
-        calls: the system.
-        layout: the root's folders.
-        root: its path.
-        accepted: gets what is lost, where that is accepted; else None.
-        alone: whether no other daemon serves the root.
-
-    Raises:
-        StorageUnusable: this version cannot serve it, or it is damaged.
-    """
-    try:
-        use = use_of_root(calls, layout)
-    except FormatDamaged as error:
-        kind = calls.kind(layout.format)
-        if accepted is None or kind not in (FileKind.FILE, None):
-            raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}. The log may contain messages that are "
-                f"missing from the files, but mq cannot check this. {cure(root)}"
-            ) from error
-        accepted.append(Damage("", None, layout.format, str(error)))
-        if kind is FileKind.FILE:
-            calls.unlink(layout.format)
-        return RootUse.FILES if calls.kind(layout.log_folder) is None else RootUse.LOG
-    if use is RootUse.RESTORING:
-        raise StorageUnusable(
-            f"root {shorten(root)} is only partially restored: run mq restore again with the same backup and the same "
-            "root"
-        )
-    if use is None and alone:
-        note_use(calls, layout, RootUse.FILES)  # before the first record and the log
-    return use

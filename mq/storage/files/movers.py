@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from mq.message import shorten
 from mq.storage.files.calls import NO_HANDLES, Calls
-from mq.storage.files.explain import RootBusy
 from mq.storage.files.format import is_in_use, open_moves_lock
 from mq.storage.files.layout import Layout
+from mq.storage.files.ownership import RootBusy
 
 
 @contextlib.contextmanager

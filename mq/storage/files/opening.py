@@ -12,23 +12,23 @@ from mq.message import MessageIds, shorten
 from mq.storage.files.attributes import make_attributes
 from mq.storage.files.calls import NO_ROOM, Calls, Native, is_transient
 from mq.storage.files.engine import LOGGED, Engine, EngineChoice, choose_engine
-from mq.storage.files.explain import RootBusy, explain
+from mq.storage.files.explain import explain
 from mq.storage.files.folders import Folders
-from mq.storage.files.format import RootUse, note_use
+from mq.storage.files.format import RootUse, note_use, use_before
 from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import Layout
 from mq.storage.files.logged.engine import LoggedEngine
 from mq.storage.files.logged.segments import LogDamaged
-from mq.storage.files.lost import cure, lost_folders, use_before
+from mq.storage.files.lost import cure, lost_folders
 from mq.storage.files.mount import Mount
 from mq.storage.files.movers import lock_moves, nobody_moves
-from mq.storage.files.ownership import Guard, open_root_folders
+from mq.storage.files.ownership import Guard, RootBusy, open_root_folders
 from mq.storage.files.probes import check_calls, has_xattrs, named
 from mq.storage.files.records import Records
 from mq.storage.files.reserve import Reserve
 from mq.storage.files.start import Start
 from mq.storage.files.stepwise.engine import StepwiseEngine, kit_for, stepped_root
-from mq.storage.files.stepwise.others import Alone
+from mq.storage.files.stepwise.others import OtherProcesses
 from mq.storage.files.stepwise.peers import Heartbeat, PeerLease
 from mq.storage.files.stepwise.watch import OwnChanges
 from mq.storage.files.sync import Spare, close_all
@@ -240,7 +240,7 @@ class _Opening:
         has_side_files = not (is_alone and attributes.fit(b""))
         return Folders(calls, layout, volume, attributes=attributes, has_side_files=has_side_files, native=native)
 
-    def _check_joinable(self, use: RootUse | None, others: Alone) -> None:
+    def _check_joinable(self, use: RootUse | None, others: OtherProcesses) -> None:
         """Check that a root that other daemons serve can be served, too.
 
         Raises:

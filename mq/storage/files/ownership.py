@@ -1,4 +1,4 @@
-"""Refuses roots that a stranger may change.
+"""Refuses roots that a stranger may change, or that another process has to itself.
 
 A user with the right to write in a folder can replace its contents by another folder, or by a link. So a stranger could
 prepare a root, move its messages away, and lead mq's own removals to other folders.
@@ -29,6 +29,10 @@ from mq.storage.options import StorageOptions
 logger = logging.getLogger("mq.storage")
 
 _NO_FOLDER: Final = frozenset({errno.ENOTDIR, errno.ELOOP})
+
+
+class RootBusy(StorageUnusable):
+    """Another daemon has the root to itself: for good, or just while it repairs it."""
 
 
 class Guard:

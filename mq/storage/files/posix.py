@@ -27,11 +27,12 @@ from mq.storage.files.calls import (
     is_transient,
 )
 from mq.storage.files.engine import EngineChoice, Traits
-from mq.storage.files.explain import RootBusy, explain
+from mq.storage.files.explain import explain
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults, FreeLock, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.opening import OpenRoot, open_root
+from mq.storage.files.ownership import RootBusy
 from mq.storage.files.staging import FileBody, StagedBody, StagedFile
 from mq.storage.files.stepwise.watch import KeptLook, NotedCalls, OwnChanges
 from mq.storage.interface import (

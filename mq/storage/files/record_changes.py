@@ -11,9 +11,9 @@ from mq.message import MessageIds, shorten
 from mq.storage.files.calls import Calls, FileKind, is_transient, is_unsure
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import flat_name
+from mq.storage.files.outcomes import DONE, GONE
 from mq.storage.files.records import Records
 from mq.storage.files.sync import make_folder, sync_folder, synced_after
-from mq.storage.files.unlinks import DONE, GONE
 from mq.storage.interface import QUEUE, Drop, Outcome, Put, Result
 
 

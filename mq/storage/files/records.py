@@ -134,7 +134,9 @@ class Records:
             self._kept.is_new = True
             self._kept.is_less = self._kept.is_less or have_gone
 
-    def check(self, *, is_settled: bool, answered: Container[tuple[str, str]] = ()) -> dict[tuple[str, str], Damage]:
+    def check(
+        self, *, is_settled: bool, answered: Container[tuple[str, str]] = (), unlogged: str = ""
+    ) -> dict[tuple[str, str], Damage]:
         """Read all records, and take away versions that a later one has replaced. Only while no other process changes
         records.
 
@@ -142,6 +144,7 @@ class Records:
             is_settled: whether no crash can have left a torn version. Otherwise a record of which only a first version
                 is there, not written to its end, was never answered: it is taken away.
             answered: records that are known to have been durable, by kind and first part of the file's name.
+            unlogged: a kind of which a crash can always have left a torn version.
 
         Returns:
             The damaged ones by kind and first part of the file's name.
@@ -157,7 +160,7 @@ class Records:
                     path = f"{self._folder}/{kind}/{name}"
                     found[kind, match[1]] = Damage(kind, key_of(match[1]), path, "the path is a folder or a link")
             for file in sorted(self._listed(kind)):
-                damage = self._check_one(kind, file, is_settled=is_settled)
+                damage = self._check_one(kind, file, is_settled=is_settled and kind != unlogged)
                 if damage is not None and not is_settled and (kind, file) not in answered:
                     damage = self._forget_unanswered(kind, file, damage)
                 if damage is not None:

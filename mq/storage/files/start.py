@@ -107,9 +107,7 @@ class Start:
         return log, live
 
     def _go_on_with(self, log: Log) -> LoggedRoot:
-        self._folders.volume.syncs.everything()
-        log.forget()
-        keep_inventory(self._records)
+        self._forget(log)
         note_use(self._calls, self._layout, RootUse.LOG)
         mark_whole(self._folders)
         log.begin()
@@ -118,13 +116,19 @@ class Start:
 
     def _go_on_without(self, last: Log | None) -> None:
         if last is not None:
-            self._folders.volume.syncs.everything()
-            last.forget()
+            self._forget(last)
         note_use(self._calls, self._layout, RootUse.FILES)  # first: the segments of a log in use must exist
         if last is not None:
             last.close()
         if self._calls.kind(self._layout.log_folder) is FileKind.FOLDER:
             _remove_log(self._calls, self._layout)
+
+    def _forget(self, log: Log) -> None:
+        """Let no record of the log count any more: all that they say is in the files."""
+        # First: a start that finds an empty log and an old inventory would report the dropped records as missing.
+        keep_inventory(self._records)
+        self._folders.volume.syncs.everything()
+        log.forget()
 
     def _make_log(self, draw: Callable[[int], bytes], unless_opened: contextlib.ExitStack, *, in_use: bool) -> Log:
         folders = self._folders
@@ -161,7 +165,7 @@ class Start:
         """Note records that are damaged or missing."""
         # The record of a queue is durable before the queue's folder is made.
         made = {(QUEUE, file_of(queue)) for queue in self._folders.queues()}
-        damaged = self._records.check(is_settled=is_settled, answered=made)
+        damaged = self._records.check(is_settled=is_settled, answered=made, unlogged=INVENTORY)
         for damage in damaged.values():
             self._folders.note_damage(damage)
         if not is_settled:

@@ -7,10 +7,11 @@ there).
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Final
 
 from mq.storage.files.calls import (
     OPEN_FOLDER,
@@ -20,9 +21,6 @@ from mq.storage.files.calls import (
     is_transient,
     is_unsure,
 )
-
-FEW_FOLDERS: Final = 4
-"""So many folders are synced one by one, and no more, where everything can be synced at once."""
 
 
 class Syncs:
@@ -35,8 +33,12 @@ class Syncs:
         folders: whether the sync of a folder does anything; if not, none is made.
 
     Attributes:
+        most_files, most_folders: more files or folders than these are synced by :meth:`everything`.
         spare: a handle for when no other is free.
     """
+
+    most_files: float = math.inf
+    most_folders: float = math.inf
 
     def __init__(
         self, calls: Calls, root_fd: int, held: Mapping[str, int] = MappingProxyType({}), *, folders: bool = True
@@ -65,12 +67,6 @@ class Syncs:
             sync(self.calls, self.held[path])
         else:
             sync_folder(self.calls, path)
-
-    # Whether everything is synced instead
-
-    def are_many(self, *, files: int = 0, folders: int = 0) -> bool:
-        """Whether so many files and folders are synced by :meth:`everything`."""
-        return False
 
     def can_do_without_handles(self) -> bool:
         """Whether :meth:`everything` may be used when no file can be opened."""
@@ -107,9 +103,8 @@ class Syncs:
 class WholeSyncs(Syncs):
     """Syncs below a root, where one syncfs(2) for everything is cheaper than many others."""
 
-    def are_many(self, *, files: int = 0, folders: int = 0) -> bool:
-        """From a second file, or a fifth folder on."""
-        return files > 1 or folders > FEW_FOLDERS
+    most_files = 1
+    most_folders = 4
 
     def can_do_without_handles(self) -> bool:
         """It needs no handle of its own."""
@@ -201,10 +196,7 @@ def sync(calls: Calls, fd: int) -> None:
     Raises:
         SyncFailed: it is not known to be.
     """
-    try:
-        calls.fsync(fd)
-    except OSError as error:
-        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+    _sync_by(calls.fsync, fd)
 
 
 def bring_in_order(calls: Calls, files: Sequence[int], *others: int) -> None:
@@ -233,10 +225,7 @@ def write_out(calls: Calls, fd: int, *, waits: bool) -> None:
     Raises:
         SyncFailed: the bytes may never be on the medium.
     """
-    try:
-        calls.write_out(fd, waits=waits)
-    except OSError as error:
-        raise SyncFailed(error.errno, error.strerror, error.filename) from error
+    _sync_by(partial(calls.write_out, fd, waits=waits))
 
 
 def sync_all(calls: Calls, root_fd: int) -> None:
@@ -245,8 +234,12 @@ def sync_all(calls: Calls, root_fd: int) -> None:
     Raises:
         SyncFailed: it is not known to be.
     """
+    _sync_by(calls.syncfs, root_fd)
+
+
+def _sync_by(call: Callable[..., object], *fds: int) -> None:
     try:
-        calls.syncfs(root_fd)
+        call(*fds)
     except OSError as error:
         raise SyncFailed(error.errno, error.strerror, error.filename) from error
 

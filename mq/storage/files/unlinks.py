@@ -1,4 +1,4 @@
-"""Unlinks of messages and deleted queues, some files at a time; and what a refused operation leaves behind."""
+"""Unlinks of messages, and of deleted queues some files at a time."""
 
 from __future__ import annotations
 
@@ -8,40 +8,14 @@ from collections.abc import Callable
 from typing import Final
 
 from mq.lifecycle import State
-from mq.storage.files.calls import FileKind, is_transient, is_unsure
+from mq.storage.files.calls import FileKind
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import parse_leaf
-from mq.storage.files.staging import StagedBody
-from mq.storage.interface import Entry, MessageOperation, Outcome, Result, Unlink, Write
+from mq.storage.files.outcomes import DONE, EXISTS, GONE, MORE
+from mq.storage.interface import Entry, MessageOperation, Outcome, Unlink
 
 FILES_PER_UNLINK: Final = 256
 """Files of a deleted queue that one Unlink takes away."""
-
-DONE: Final = Outcome(Result.DONE)
-GONE: Final = Outcome(Result.GONE)
-EXISTS: Final = Outcome(Result.EXISTS)
-NO_QUEUE: Final = Outcome(Result.NO_QUEUE)
-_MORE: Final = Outcome(Result.MORE)
-
-
-def refusal(error: OSError) -> Outcome:
-    """Return the outcome of an operation that changed nothing.
-
-    Raises:
-        OSError: it is not known that nothing was changed.
-    """
-    if error.errno == errno.EEXIST:
-        return EXISTS
-    if is_unsure(error):
-        return Outcome(Result.UNKNOWN, reason=error.strerror or str(error))
-    if is_transient(error):
-        return Outcome(Result.FULL, reason=error.strerror or str(error))
-    raise error
-
-
-def failed(folders: Folders, count: int) -> list[Outcome]:
-    """Return the outcomes of so many operations on a disk that has failed."""
-    return [Outcome(Result.FAILED, reason=folders.volume.failure)] * count
 
 
 def is_removal(operation: MessageOperation) -> bool:
@@ -98,12 +72,12 @@ def _unlink_folder(
             _unlink_side(folders, name.partition(",")[0])
         unlinked(path)
         if len(listed) > FILES_PER_UNLINK:
-            return _MORE
+            return MORE
         if has_foreign:
             return EXISTS
         rmdir(path)
     except FileNotFoundError:
-        return _MORE if calls.kind(path) else GONE  # another reaper is at work on it
+        return MORE if calls.kind(path) else GONE  # another reaper is at work on it
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
@@ -115,35 +89,3 @@ def _unlink_side(folders: Folders, id: str) -> None:
     if folders.has_side_files:
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(f"{folders.layout.properties}/{id}")
-
-
-def undo_side(folders: Folders, id: str) -> None:
-    """Unlink the side file of a message that is refused."""
-    with contextlib.suppress(OSError):  # recovery unlinks a side file without a message
-        folders.calls.unlink(f"{folders.layout.properties}/{id}")
-
-
-def undo_write(folders: Folders, operation: Write, fd: int, path: str) -> None:
-    """Leave nothing of a refused Write behind, and a staged body as it was.
-
-    Args:
-        folders: of the root.
-        operation: is refused.
-        fd: its open file.
-        path: the name of that file.
-
-    Raises:
-        OSError: the file cannot be removed.
-    """
-    if isinstance(operation.body, StagedBody):
-        operation.body.file.give_back(fd)
-        return
-    folders.calls.close(fd)
-    if operation.state is State.NEW:
-        with contextlib.suppress(OSError):  # what is left is torn, and recovery takes it away
-            folders.calls.unlink(path)
-        return
-    try:
-        folders.volume.reserve.give_way(folders.calls.unlink, path)
-    except OSError as error:  # no start would take it for torn, once the log says nothing of it
-        raise OSError(errno.EIO, "cannot remove one of the message's files", path) from error

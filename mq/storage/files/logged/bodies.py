@@ -9,9 +9,9 @@ from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.logged.groups import Unit
 from mq.storage.files.logged.record import LARGEST_INLINE
+from mq.storage.files.outcomes import refusal
 from mq.storage.files.staging import StagedBody, StagedFile
 from mq.storage.files.sync import bring_in_order
-from mq.storage.files.unlinks import refusal
 from mq.storage.interface import AnyOperation, Outcome, Write
 
 

@@ -35,8 +35,8 @@ from mq.storage.files.logged.record import (
 )
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import run_plain
+from mq.storage.files.outcomes import DONE, failed
 from mq.storage.files.staging import StagedBody
-from mq.storage.files.unlinks import DONE, failed
 from mq.storage.interface import AnyOperation, Drop, Group, Move, Outcome, Put, Result, Unlink, Write
 
 _DROP_BYTES: Final = 8
@@ -199,10 +199,10 @@ def _encoding_once(operation: AnyOperation) -> AnyOperation:
 def _commit_plain(root: LoggedRoot, plain: Plain, early: EarlyResults) -> list[Outcome]:
     """Do what one record holds."""
     if root.folders.volume.failure:
-        return failed(root.folders, len(plain.planned))
+        return failed(root.folders.volume.failure, len(plain.planned))
     do = partial(_DoingPlain, root, plain, early)
     done = _record_and_do(root, plain.payload, do, flushes=plain.flushes)
-    return failed(root.folders, len(plain.planned)) if done is None else done.outcomes
+    return failed(root.folders.volume.failure, len(plain.planned)) if done is None else done.outcomes
 
 
 class _DoingPlain:
@@ -246,6 +246,8 @@ def _saying(layout: Layout, planned: Planned) -> Saying:
 
 def _commit(root: LoggedRoot, units: Sequence[Unit], largest: int) -> list[Outcome]:
     """Do what one record holds."""
+    if root.folders.volume.failure:
+        return failed(root.folders.volume.failure, len(units))
     volume = root.folders.volume
     large = LargeBodies(root.folders, largest)
     flush: _Flush | None = None
@@ -258,7 +260,7 @@ def _commit(root: LoggedRoot, units: Sequence[Unit], largest: int) -> list[Outco
     except OSError as error:
         volume.fail(error)
     if volume.failure:
-        return failed(root.folders, len(units))
+        return failed(volume.failure, len(units))
     doing = [each for each in prepared if not isinstance(each, Outcome)]
     done = iter(_commit_units(root, doing, flush) if doing else ())
     outcomes = [each if isinstance(each, Outcome) else next(done) for each in prepared]
@@ -272,7 +274,7 @@ def _commit_units(root: LoggedRoot, units: Sequence[Unit], flush: _Flush | None)
         before = [refused_before(root.folders, unit) if len(unit) > 1 else None for unit in units]
     except OSError as error:
         root.folders.volume.fail(error)
-        return failed(root.folders, len(units))
+        return failed(root.folders.volume.failure, len(units))
     doing = [unit for unit, refused in zip(units, before, strict=True) if refused is None]
     if not doing:
         return [refused for refused in before if refused is not None]
@@ -284,7 +286,7 @@ def _commit_units(root: LoggedRoot, units: Sequence[Unit], flush: _Flush | None)
     flushes = any(not isinstance(operation, Move | Unlink) or operation.durable for operation in operations)
     do = partial(Units, root, doing, planned)
     done = _record_and_do(root, payload, do, flushes=flushes, flush=flush)
-    outcomes = iter(failed(root.folders, len(doing)) if done is None else done.outcomes)
+    outcomes = iter(failed(root.folders.volume.failure, len(doing)) if done is None else done.outcomes)
     return [next(outcomes) if refused is None else refused for refused in before]
 
 

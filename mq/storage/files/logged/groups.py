@@ -22,7 +22,7 @@ from mq.storage.files.layout import Planned
 from mq.storage.files.logged.record import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Steps
-from mq.storage.files.unlinks import DONE, refusal
+from mq.storage.files.outcomes import DONE, refusal
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
 NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})

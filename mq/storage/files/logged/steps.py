@@ -18,15 +18,16 @@ from typing import Final
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.attributes import write_side
-from mq.storage.files.calls import OPEN_NEW, FileKind, Step, is_transient, write_all
+from mq.storage.files.calls import Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import ATTRIBUTES, LARGEST_ATTRIBUTES, SUM, Planned, noted_of
+from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of
 from mq.storage.files.logged.record import Plain
 from mq.storage.files.logged.root import LoggedRoot
+from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
 from mq.storage.files.reserve import BatchReserve
-from mq.storage.files.staging import StagedBody
-from mq.storage.files.unlinks import DONE, GONE, NO_QUEUE, failed, is_removal, refusal, undo_side, undo_write, unlink
+from mq.storage.files.unlinks import is_removal, unlink
+from mq.storage.files.writes import undo_side, write_message
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
 
 _TWIN_KNOWS: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
@@ -94,7 +95,7 @@ class Steps:
                 return self._outcomes
             except OSError as error:
                 volume.fail(error)
-        return failed(self._folders, len(self._planned))
+        return failed(volume.failure, len(self._planned))
 
     def _write_and_move(self) -> None:
         for index, planned in enumerate(self._planned):
@@ -103,7 +104,7 @@ class Steps:
             operation = planned.operation
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(operation, planned)
+                    outcome = self._write(planned)
                 elif isinstance(operation, Move):
                     outcome = self._move(planned)
                 elif is_removal(operation):
@@ -165,44 +166,16 @@ class Steps:
 
     # Writing
 
-    def _write(self, operation: Write, planned: Planned) -> Outcome:
-        _, entry, target, _, attributes, size, crc = planned
+    def _write(self, planned: Planned) -> Outcome:
         self._room.need()
-        fd: int | None
-        if isinstance(operation.body, bytes):
-            path = target
-            try:
-                fd = self._calls.open(path, OPEN_NEW)
-            except FileNotFoundError:
-                if self._is_queue_missing(entry):
-                    return NO_QUEUE
-                raise
-        else:
-            assert isinstance(operation.body, StagedBody), "staged in another store"
-            staged = operation.body.file
-            path, fd = staged.path, staged.take()
-        if fd is None:
-            return GONE  # discarded by its stager
-        try:
-            self._note(fd, attributes, size, crc)
-            if isinstance(operation.body, bytes):
-                write_all(self._calls, fd, operation.body)
-            else:
-                self._calls.rename(path, target)
-        except OSError:
-            undo_write(self._folders, operation, fd, path)
-            if self._is_queue_missing(entry):
-                return NO_QUEUE
-            raise
-        self._calls.close(fd)
-        return Outcome(Result.DONE, entry)
+        written = write_message(self._folders, planned, planned.path, self._name)
+        if isinstance(written, Outcome):
+            return written
+        self._calls.close(written)
+        return Outcome(Result.DONE, planned.entry)
 
-    def _note(self, fd: int, attributes: bytes, size: int, crc: int) -> None:
-        """Set the checksum before the first byte, so that a torn file can be told from a whole one."""
-        attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-        if attributes:
-            self._calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
-        self._calls.set_attribute(fd, SUM, noted)
+    def _name(self, _: int, path: str, target: str) -> None:
+        self._calls.rename(path, target)
 
     def _write_sides(self) -> None:
         """Write the side files of messages with long attributes."""
@@ -222,16 +195,12 @@ class Steps:
         try:
             self._reserve.give_way(self._calls.rename, planned.source, planned.path)
         except OSError as error:
-            if self._is_queue_missing(planned.entry):
+            if self._folders.is_queue_missing(planned.entry):
                 return NO_QUEUE
             if error.errno == errno.ENOENT:
                 return GONE
             raise
         return Outcome(Result.DONE, planned.entry)
-
-    def _is_queue_missing(self, target: Entry) -> bool:
-        folder = f"{self._layout.queues}/{target.queue}"
-        return target.state is State.READY and self._calls.kind(folder) is not FileKind.FOLDER
 
     def _unlink_removed(self) -> None:
         """Unlink what is in remove/, after all else."""

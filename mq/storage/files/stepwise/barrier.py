@@ -32,7 +32,7 @@ class Barrier:
     def __init__(self, syncs: Syncs, files: int = 0) -> None:
         self._syncs = syncs
         self._calls = syncs.calls
-        self._keeps_files = not syncs.are_many(files=files)
+        self._keeps_files = files <= syncs.most_files
         self._files: list[int] = []
         self._moved: list[int] = []
         self._not_synced: SyncFailed | None = None
@@ -81,7 +81,7 @@ class Barrier:
         try:
             if self._not_synced is not None:
                 raise self._not_synced
-            if self._everything or self._syncs.are_many(folders=len(self._folders)):
+            if self._everything or len(self._folders) > self._syncs.most_folders:
                 self._syncs.everything()
                 return None
             if self._sync_files():
@@ -118,6 +118,8 @@ class Barrier:
 
     def _sync_moved(self) -> None:
         """Sync what was moved so far. An error is raised for the whole batch: it may concern any of them."""
+        if not self._moved:
+            return
         moved, self._moved = self._moved, []
         for fd in moved:
             try:

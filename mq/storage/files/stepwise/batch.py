@@ -1,13 +1,13 @@
 """One commit: what a batch of operations does to the four folders, and which syncs make it durable.
 
-Each message is written, gets its name, and is synced with its folder; moves and unlinks that need not be durable ride
-on the next sync. How a name moves depends on what the file system keeps over a power cut
-(:mod:`mq.storage.files.mount`):
+Each message is written in ``state/stage/``, gets its name once it is complete, and is synced with its folder; moves
+and unlinks that need not be durable ride on the next sync. How a name moves depends on what the file system keeps over
+a power cut (:mod:`mq.storage.files.mount`):
 
 * :class:`Batch`: by a rename, which is done or not. The names of two folders have no order.
 * :class:`OrderedBatch`: the same, where all names reach the disk in the order in which they were changed.
 * :class:`LinkBatch`: by link, sync, unlink, where a rename can be half done: at no
-  instant is a message without a durable name.
+  instant is a message without a durable name. A file is synced before it is named.
 
 An error that can pass refuses one operation. Any other, and any at all from a sync, leaves the state on the disk
 unknown: the store has failed, and every operation of the batch with it.
@@ -20,17 +20,17 @@ import errno
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.files.attributes import write_side
-from mq.storage.files.calls import OPEN_NEW, OPEN_READ, FileKind, is_unsure, write_all
+from mq.storage.files.calls import OPEN_READ, FileKind, is_unsure
 from mq.storage.files.layout import Planned, plan
+from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
 from mq.storage.files.reserve import BatchReserve
-from mq.storage.files.staging import StagedBody
 from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
 from mq.storage.files.stepwise.root import SteppedRoot
-from mq.storage.files.sync import close_all, sync, sync_folder
-from mq.storage.files.unlinks import DONE, GONE, NO_QUEUE, failed, is_removal, refusal, undo_side, undo_write, unlink
+from mq.storage.files.sync import sync, sync_folder
+from mq.storage.files.unlinks import is_removal, unlink
+from mq.storage.files.writes import undo_side, write_message
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
@@ -50,12 +50,12 @@ class Batch:
 
     def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
         self._root = root
+        self._others = root.others
         self._folders = root.folders
         self._calls = root.folders.calls
         self._layout = root.folders.layout
         self._mount = root.folders.volume.mount
         self._reserve = root.folders.volume.reserve
-        self._operations = operations
         self._planned = [plan(self._layout, operation) for operation in operations]
         self._outcomes = [DONE] * len(operations)
         self._written: set[MessageId] = set()
@@ -80,13 +80,10 @@ class Batch:
                     volume.fail(error)
                 self._take_back()
                 if is_unsure(error):
-                    return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._operations)
+                    return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._planned)
             finally:
-                self._close()
-        return failed(self._folders, len(self._operations))
-
-    def _close(self) -> None:
-        self._barrier.close()
+                self._barrier.close()
+        return failed(volume.failure, len(self._planned))
 
     def _take_back(self) -> None:
         """Take the messages of a failed batch away, wherever they are: they are answered with an error."""
@@ -99,14 +96,15 @@ class Batch:
 
     def _write_and_move(self) -> None:
         durable = False
-        for index, operation in enumerate(self._operations):
+        for index, planned in enumerate(self._planned):
             if self._outcomes[index] is not DONE:
                 continue  # refused with its side file
+            operation = planned.operation
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(operation, self._planned[index], index)
+                    outcome = self._write(operation, planned)
                 elif isinstance(operation, Move):
-                    outcome = self._move(operation, self._planned[index], index)
+                    outcome = self._move(operation, planned, index)
                 elif is_removal(operation):
                     outcome = self._remove(operation)
                 else:
@@ -117,89 +115,54 @@ class Batch:
             durable |= self._is_durable(operation) and outcome.result is Result.DONE
             if index in self._side_files and outcome.result is not Result.DONE:
                 undo_side(self._folders, self._side_files[index])
-        self._before_flush()
         if durable or self._must_flush or self._barrier.has_failed:
             self._flush(self._barrier)
 
-    def _before_flush(self) -> None:
-        """Called before the batch is synced."""
-
     def _refusal(self, operation: MessageOperation, error: OSError) -> Outcome:
-        lost = self._root.others.lost(error) if isinstance(operation, Write) else None
+        lost = self._others.lost(error) if isinstance(operation, Write) else None
         return lost or refusal(error)
-
-    def _note_written(self, entry: Entry) -> None:
-        self._written.add(entry.id)
-        self._root.others.wrote(entry.id)
-        self._barrier.add_folders(self._layout.folder(entry.state, entry.queue))
 
     def _new_barrier(self, files: int = 0) -> Barrier:
         return self.barrier(self._folders.volume.syncs, files)
 
     def _is_durable(self, operation: MessageOperation) -> bool:
-        return self._root.others.is_durable(operation)
+        return operation.durable or self._others.sync_all
 
     def _flush(self, barrier: Barrier) -> None:
         synced = barrier.flush()
-        self._root.others.check()
+        self._others.check()
         self._root.dirty_folders = set() if synced is None else self._root.dirty_folders - synced
 
     # Writing
 
-    def _write(self, operation: Write, planned: Planned, index: int) -> Outcome:
-        _, entry, target, _, attributes, size, crc = planned
-        refused = self._root.others.refusal(operation)
+    def _write(self, operation: Write, planned: Planned) -> Outcome:
+        entry = planned.entry
+        refused = self._others.admit(operation)
         if refused is not None:
             return refused
         self._room.need()
-        fd: int | None
-        if isinstance(operation.body, bytes):
-            path = self._arrival(planned)
-            try:
-                fd = self._calls.open(path, OPEN_NEW)
-            except FileNotFoundError:
-                if self._is_queue_missing(entry):
-                    return NO_QUEUE
-                raise
-        else:
-            assert isinstance(operation.body, StagedBody), "staged in another store"
-            staged = operation.body.file
-            path, fd = staged.path, staged.take()
-        if fd is None:
-            return GONE  # discarded by its stager
-        try:
-            self._folders.attributes.note(fd, attributes, size, crc)
-            if isinstance(operation.body, bytes):
-                write_all(self._calls, fd, operation.body)
-            self._name(path, target)
-        except OSError:
-            undo_write(self._folders, operation, fd, path)
-            if self._is_queue_missing(entry):
-                return NO_QUEUE
-            raise
-        self._note_written(entry)
-        self._keep(fd, path, planned, index)
+        written = write_message(self._folders, planned, f"{self._root.stage}/{entry.id}", self._name)
+        if isinstance(written, Outcome):
+            return written
+        self._written.add(entry.id)
+        self._barrier.add_folders(_folder(planned.path))
+        self._keep(written)
         return Outcome(Result.DONE, entry)
 
-    def _arrival(self, planned: Planned) -> str:
-        """Return the path under which a small body is written."""
-        return self._root.others.arrival(planned)
-
-    def _name(self, path: str, target: str) -> None:
+    def _name(self, _: int, path: str, target: str) -> None:
         """Give a file that was written its name."""
-        if path != target:
-            self._rename(path, target)
+        self._rename(path, target)
 
-    def _keep(self, fd: int, path: str, planned: Planned, index: int) -> None:
-        """Keep a file that was written for its sync."""
+    def _keep(self, fd: int) -> None:
+        """Keep a file that was written and named for its sync."""
         self._barrier.add_file(fd)
 
     def _write_sides(self) -> None:
         """Side files, durable before the names of their messages appear."""
         needed = [
-            (index, operation)
-            for index, operation in enumerate(self._operations)
-            if isinstance(operation, Write) and not self._folders.attributes.fit(self._planned[index].attributes)
+            (index, planned)
+            for index, planned in enumerate(self._planned)
+            if isinstance(planned.operation, Write) and not self._folders.attributes.fit(planned.attributes)
         ]
         if not needed:
             return
@@ -207,11 +170,11 @@ class Batch:
         barrier = self._new_barrier(len(needed))
         barrier.add_folders(self._layout.properties)
         try:
-            for index, operation in needed:
+            for index, planned in needed:
                 try:
                     self._room.need()
-                    barrier.add_file(write_side(self._calls, self._layout, self._planned[index]))
-                    self._side_files[index] = operation.id
+                    barrier.add_file(write_side(self._calls, self._layout, planned))
+                    self._side_files[index] = planned.entry.id
                 except OSError as error:
                     self._outcomes[index] = refusal(error)
             self._flush(barrier)
@@ -223,30 +186,29 @@ class Batch:
     def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
         moved, target, source = planned.entry, planned.path, planned.source
         try:
-            if self._root.others.needs_sync(operation):
+            if self._others.needs_sync(operation):
                 self._barrier.add_file(self._calls.open(source, OPEN_READ))
                 self._must_flush = True
             self._move_name(source, target, index)
         except OSError as error:
-            if self._is_queue_missing(moved):
+            if self._folders.is_queue_missing(moved):
                 return NO_QUEUE
             if error.errno == errno.ENOENT:
                 return GONE
             raise
-        self._note_moved(operation, moved)
+        self._note_moved(operation, source, target)
         return Outcome(Result.DONE, moved)
 
     def _move_name(self, source: str, target: str, index: int) -> None:
         self._reserve.give_way(self._rename, source, target)
 
-    def _note_moved(self, operation: Move, moved: Entry) -> None:
+    def _note_moved(self, operation: Move, source: str, target: str) -> None:
         """Add a move to the barrier."""
         is_durable = self._is_durable(operation)
         if is_durable and not self._mount.folder_syncs:
-            self._barrier.add_moved(self._layout.path(moved))
-        left = self._layout.folder(operation.entry.state, operation.entry.queue)
-        entered = self._layout.folder(moved.state, moved.queue)
-        self._barrier.add_folders(entered, *([left] if is_durable else []))
+            self._barrier.add_moved(target)
+        left = _folder(source)
+        self._barrier.add_folders(_folder(target), *([left] if is_durable else []))
         self._root.dirty_folders.add(left)
 
     def _rename(self, source: str, target: str) -> None:
@@ -257,10 +219,6 @@ class Batch:
             # the source may be gone by the first of two renames of ours
             if self._mount.kind not in _REPEATS_RENAMES or self._calls.kind(target) is not FileKind.FILE:
                 raise
-
-    def _is_queue_missing(self, target: Entry) -> bool:
-        folder = f"{self._layout.queues}/{target.queue}"
-        return target.state is State.READY and self._calls.kind(folder) is not FileKind.FOLDER
 
     # Unlinking
 
@@ -273,9 +231,11 @@ class Batch:
     def _unlink_removed(self) -> None:
         """Take removed messages away, when no older name of theirs can come back any more."""
         unlinks = [
-            (index, operation)
-            for index, operation in enumerate(self._operations)
-            if isinstance(operation, Unlink) and not is_removal(operation) and self._outcomes[index] is DONE
+            (index, planned.operation)
+            for index, planned in enumerate(self._planned)
+            if isinstance(planned.operation, Unlink)
+            and not is_removal(planned.operation)
+            and self._outcomes[index] is DONE
         ]
         if not unlinks:
             return
@@ -309,13 +269,9 @@ class OrderedBatch(Batch):
 
     barrier = OrderedBarrier
 
-    def _note_moved(self, operation: Move, moved: Entry) -> None:
+    def _note_moved(self, operation: Move, source: str, target: str) -> None:
         if self._is_durable(operation):
-            left = self._layout.folder(operation.entry.state, operation.entry.queue)
-            self._barrier.add_folders(self._layout.folder(moved.state, moved.queue), left)
-
-
-# Where a rename can be half done
+            self._barrier.add_folders(_folder(target), _folder(source))
 
 
 class _Link(NamedTuple):
@@ -324,18 +280,9 @@ class _Link(NamedTuple):
     target: str
 
 
-class _Hidden(NamedTuple):
-    """A file that is written and has no name in new/ yet."""
-
-    position: int
-    fd: int
-    source: str
-    target: str
-
-
 class LinkBatch(Batch):
     """One commit where no rename is atomic. A name can reach the disk before its file: a cut would leave one that leads
-    to what its inode held before. So files are synced before they get their names.
+    to what its inode held before. So each file is synced before it gets its name.
 
     Args:
         root: the root.
@@ -345,73 +292,37 @@ class LinkBatch(Batch):
     def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
         super().__init__(root, operations)
         self._links: list[_Link] = []
-        self._hidden: dict[MessageId, _Hidden] = {}
-
-    def _close(self) -> None:
-        super()._close()
-        close_all(self._calls, [hidden.fd for hidden in self._hidden.values()])
 
     def _write_and_move(self) -> None:
         super()._write_and_move()
         if self._links:
             self._finish_links()
 
-    def _before_flush(self) -> None:
-        self._reveal()
-
     # Writing
 
-    def _arrival(self, planned: Planned) -> str:
-        return f"{self._root.stage}/{planned.entry.id}"
-
-    def _name(self, path: str, target: str) -> None:
-        """It gets its name once it is durable: :meth:`_reveal`."""
-
-    def _keep(self, fd: int, path: str, planned: Planned, index: int) -> None:
-        self._hidden[planned.entry.id] = _Hidden(index, fd, path, planned.path)
-
-    def _reveal(self) -> None:
-        """Sync the files that were written, and give them their names."""
-        for hidden in self._hidden.values():
-            sync(self._calls, hidden.fd)
-        for id in list(self._hidden):
-            position, fd, source, target = self._hidden.pop(id)
-            operation = self._operations[position]
-            assert isinstance(operation, Write)
-            try:
-                self._relink(source, target)
-            except OSError as error:
-                undo_write(self._folders, operation, fd, source)
-                if position in self._side_files:
-                    undo_side(self._folders, self._side_files[position])
-                self._outcomes[position] = refusal(error)
-            else:
-                close_all(self._calls, [fd])
-
-    def _relink(self, source: str, target: str) -> None:
-        """Let a complete file appear under its name. Its temporary name may stay after a crash."""
-        self._calls.link(source, target)
+    def _name(self, fd: int, path: str, target: str) -> None:
+        sync(self._calls, fd)
+        self._calls.link(path, target)
         try:
-            self._calls.unlink(source)
+            self._calls.unlink(path)
         except OSError:
             with contextlib.suppress(OSError):
                 self._calls.unlink(target)
             raise
 
-    # Moving
+    def _keep(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # its sync has reported all errors
+            self._calls.close(fd)
 
-    def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
-        if operation.entry.id in self._hidden:
-            self._reveal()
-        return super()._move(operation, planned, index)
+    # Moving
 
     def _move_name(self, source: str, target: str, index: int) -> None:
         self._reserve.give_way(self._calls.link, source, target)
         self._links.append(_Link(index, source, target))
         self._must_flush = True  # the new name is durable before the old one goes
 
-    def _note_moved(self, operation: Move, moved: Entry) -> None:
-        self._barrier.add_folders(self._layout.folder(moved.state, moved.queue))
+    def _note_moved(self, operation: Move, source: str, target: str) -> None:
+        self._barrier.add_folders(_folder(target))
 
     def _finish_links(self) -> None:
         """Remove the old names, now that the new ones are durable. The racer that removes a name has moved the
@@ -419,8 +330,6 @@ class LinkBatch(Batch):
         barrier = self._new_barrier()
         durable = False
         for position, source, target in self._links:
-            operation = self._operations[position]
-            assert isinstance(operation, Move)
             try:
                 self._reserve.give_way(self._calls.unlink, source)
             except FileNotFoundError:
@@ -428,9 +337,9 @@ class LinkBatch(Batch):
                     self._calls.unlink(target)
                 self._outcomes[position] = GONE
                 continue
-            left = self._layout.folder(operation.entry.state, operation.entry.queue)
+            left = _folder(source)
             self._root.dirty_folders.add(left)  # not before: the first barrier may have synced it
-            if self._is_durable(operation):
+            if self._is_durable(self._planned[position].operation):
                 durable = True
                 barrier.add_folders(left)
         if durable:
@@ -440,3 +349,7 @@ class LinkBatch(Batch):
 
     def _unlinked(self, folder: str) -> None:
         sync_folder(self._calls, folder)  # no name in it may outlive its file: inodes are used again
+
+
+def _folder(path: str) -> str:
+    return path[: path.rindex("/")]

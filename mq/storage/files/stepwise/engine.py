@@ -15,7 +15,7 @@ from mq.storage.files.hop import EarlyResults
 from mq.storage.files.mount import Mount
 from mq.storage.files.records import Records
 from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch
-from mq.storage.files.stepwise.others import Alone, Others, OthersOutOfOrder
+from mq.storage.files.stepwise.others import NoOthers, Others, OthersOutOfOrder
 from mq.storage.files.stepwise.queues import LinkedRecords, SyncedRecords
 from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.files.stepwise.watch import OwnChanges, watch_folders
@@ -65,7 +65,7 @@ def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> Ste
         stage: the folder in which this process's bodies arrive.
         shared: whether other processes change it, too.
     """
-    others = kit.others(folders, stage) if shared else Alone()
+    others = kit.others(folders) if shared else NoOthers()
     folders.volume.failing = others.failed
     return SteppedRoot(folders, others, stage)
 

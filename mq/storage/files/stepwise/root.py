@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mq.storage.files.folders import Folders
-from mq.storage.files.stepwise.others import Alone
+from mq.storage.files.stepwise.others import OtherProcesses
 
 
 class SteppedRoot:
@@ -19,7 +19,7 @@ class SteppedRoot:
         dirty_folders: folders that lost names since their last sync.
     """
 
-    def __init__(self, folders: Folders, others: Alone, stage: str) -> None:
+    def __init__(self, folders: Folders, others: OtherProcesses, stage: str) -> None:
         self.folders = folders
         self.others = others
         self.stage = stage

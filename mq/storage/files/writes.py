@@ -1,0 +1,85 @@
+"""The file of a new message: its properties, its body and its name."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable
+
+from mq.lifecycle import State
+from mq.message import MessageId
+from mq.storage.files.calls import OPEN_NEW, write_all
+from mq.storage.files.folders import Folders
+from mq.storage.files.layout import Planned
+from mq.storage.files.outcomes import GONE, NO_QUEUE
+from mq.storage.files.staging import StagedBody
+from mq.storage.interface import Outcome, Write
+
+
+def write_message(
+    folders: Folders, planned: Planned, path: str, name: Callable[[int, str, str], object]
+) -> int | Outcome:
+    """Write the file of a message. Returns the open file, or why there is none.
+
+    Args:
+        folders: of the root.
+        planned: the Write.
+        path: the file for a body in memory. A staged body is in a file already.
+        name: gives an open file its name: called with the file, its path and the path of the message, if they differ.
+
+    Raises:
+        OSError: it was refused, and nothing of it is left.
+    """
+    operation, entry, target, _, attributes, size, crc = planned
+    assert isinstance(operation, Write), "only a Write makes a file"
+    body = operation.body
+    try:
+        if isinstance(body, bytes):
+            fd = folders.calls.open(path, OPEN_NEW)
+        else:
+            assert isinstance(body, StagedBody), "staged in another store"
+            path, taken = body.file.path, body.file.take()
+            if taken is None:
+                return GONE  # discarded by its stager
+            fd = taken
+        try:
+            folders.attributes.note(fd, attributes, size, crc)
+            if isinstance(body, bytes):
+                write_all(folders.calls, fd, body)
+            if path != target:
+                name(fd, path, target)
+        except OSError:
+            _undo(folders, planned, fd, path)
+            raise
+    except FileNotFoundError:
+        if folders.is_queue_missing(entry):
+            return NO_QUEUE
+        raise
+    return fd
+
+
+def _undo(folders: Folders, planned: Planned, fd: int, path: str) -> None:
+    """Leave nothing of a refused Write behind, and a staged body as it was.
+
+    Raises:
+        OSError: the file cannot be removed.
+    """
+    operation = planned.operation
+    if isinstance(operation, Write) and isinstance(operation.body, StagedBody):
+        operation.body.file.give_back(fd)
+        return
+    folders.calls.close(fd)
+    if path != planned.path or planned.entry.state is State.NEW:
+        with contextlib.suppress(OSError):  # recovery takes away what is left in state/stage/, or torn in new/
+            folders.calls.unlink(path)
+        return
+    try:
+        folders.volume.reserve.give_way(folders.calls.unlink, path)
+    except OSError as error:  # no start would take it for torn, once the log says nothing of it
+        raise OSError(errno.EIO, "cannot remove one of the message's files", path) from error
+
+
+def undo_side(folders: Folders, id: MessageId) -> None:
+    """Unlink the side file of a message that is refused."""
+    with contextlib.suppress(OSError):  # recovery unlinks a side file without a message
+        folders.calls.unlink(f"{folders.layout.properties}/{id}")
