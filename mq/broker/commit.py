@@ -112,7 +112,7 @@ class Committer:
         description = storage.description
         self._is_durable = description.durable
         # A store with a log flushes once a batch; others may sync each file.
-        self.disk_pace = Pace(LARGEST_BATCH, is_cheap=description.places or not description.durable)
+        self.disk_pace = Pace(LARGEST_BATCH, is_cheap=bool(description.groups) or not description.durable)
         self.memory_pace = Pace(LARGEST_BATCH, seconds=MEMORY_SECONDS)
         self.pace = self.disk_pace if description.durable else self.memory_pace
         self._waiting: deque[Submission] = deque()  # for the next batch

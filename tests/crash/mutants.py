@@ -81,13 +81,13 @@ def _hand_over_without_sync(patch: Patch) -> None:
 def _leave_out_handed_over(patch: Patch, batch: type[Batch]) -> None:
     note_moved = batch._note_moved
 
-    def note(self: Batch, operation: Move, entry: Entry) -> None:
+    def note(self: Batch, operation: Move, source: str, target: str) -> None:
         barrier = self._barrier
         if operation.entry.id in self._written and barrier._files:
             self._calls.close(barrier._files.pop())
             barrier._folders.clear()
         else:
-            note_moved(self, operation, entry)
+            note_moved(self, operation, source, target)
 
     patch.setattr(batch, "_note_moved", note)
 

@@ -23,9 +23,7 @@ BUGS: Final = {
         """,
     ),
     "a batch that failed is answered as done": Bug("Batch.run", "volume.fail(error)", "return self._outcomes"),
-    "a message carries no checksum": Bug(
-        "write_message", "folders.attributes.note(fd, attributes, size, crc)", "pass"
-    ),
+    "a message carries no checksum": Bug("write_message", "folders.attributes.note(fd, attributes, size, crc)", "pass"),
     "a link is not durable before its unlink": Bug("LinkBatch._move_name", "self._must_flush = True", "pass"),
     "a durable batch is not synced": Bug(
         "Batch._write_and_move", "durable |= self._is_durable(operation) and outcome.result is Result.DONE", "pass"
@@ -64,7 +62,7 @@ BUGS: Final = {
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "a publish is not durable": Bug(
         "PublishJob.operation",
-        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state)",
+        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, replaces=self._replaces)",
         "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, durable=False)",
     ),
     "a lease is not durable": Bug(

@@ -62,7 +62,9 @@ def test_a_few_are_synced_one_by_one_the_files_first(medium: Medium, syncfs: boo
     assert medium.left_open() == 0
 
 
-@pytest.mark.parametrize(("files", "folders"), [(2, 1), (0, WholeSyncs.most_folders + 1), (1, WholeSyncs.most_folders + 1)])
+@pytest.mark.parametrize(
+    ("files", "folders"), [(2, 1), (0, WholeSyncs.most_folders + 1), (1, WholeSyncs.most_folders + 1)]
+)
 def test_many_are_synced_by_one_call(medium: Medium, files: int, folders: int) -> None:
     assert medium.barrier(syncfs=True, files=files, folders=folders).flush() is None
     assert medium.said("fsync", "syncfs") == ["syncfs ."]

@@ -93,7 +93,9 @@ async def test_several_writes_share_one_barrier(mount: str) -> None:
     async with open_disk(MOUNTS[mount]) as disk:
         await disk.commit(*(Write("q", new_id(), b"body") for _ in range(3)))
         syncs = [line for line in shown(disk) if "sync" in line]
-        assert syncs == (["fsync state/stage/ID"] if MOUNTS[mount].ordered else [*["fsync state/stage/ID"] * 3, "fsync new"])
+        assert syncs == (
+            ["fsync state/stage/ID"] if MOUNTS[mount].ordered else [*["fsync state/stage/ID"] * 3, "fsync new"]
+        )
 
 
 async def test_where_names_are_ordered_all_bytes_are_written_out_and_then_the_last_file_is_changed_and_synced() -> None:

@@ -5,8 +5,10 @@ their own. The orders of calls that a power-cut rig (tests/crash/) found to be n
 from __future__ import annotations
 
 import errno
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -15,6 +17,9 @@ from mq.storage.files.mount import mount_of
 from mq.storage.files.records import Records, encode_record
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Unlink, Write
 from mq.storage.records import drop_record, put_record
+from mq.testing import disk as simulated
+from mq.testing.faults import Faults, PowerCut
+from tests.cases import for_each
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 from tests.storage.test_batch import chunks, shown, syncing
 
@@ -41,6 +46,60 @@ async def test_a_file_is_durable_before_its_name_is_in_new(options: dict[str, bo
             *syncing("new"),
         ]
         assert await disk.body(entry) == b"body"
+
+
+async def test_lone_daemon_writes_a_message_where_it_rests(disk: Disk) -> None:
+    assert disk.storage.description.places
+    entry = await disk.done(Write("q", new_id(), b"body", state=State.READY))
+    assert shown(disk) == [
+        "open state/stage/ID new",
+        "set_attribute state/stage/ID user.mq.sum",
+        "write state/stage/ID 4",
+        "fsync state/stage/ID",
+        "link state/stage/ID queues/q/ID",
+        "unlink state/stage/ID",
+        *syncing("queues/q"),
+    ]
+    assert await disk.body(entry) == b"body"
+
+
+@for_each("seed", range(8))
+async def test_no_power_cut_leaves_a_partial_message_in_its_queue(seed: int) -> None:
+    for call in itertools.count(1):
+        odds = Faults(Random(seed), lambda told: None)
+        power = simulated.Disk(simulated.Medium.ADVERSARIAL, Random(seed), odds)
+        disk = Disk(MOUNTS["link"], power)
+        await disk.open()
+        await disk.make_queue()
+        odds.cut_at = odds.calls + call
+        is_cut = False
+        try:
+            await disk.commit(*(Write("q", new_id(), b"body" * 2000, state=State.READY) for _ in range(3)))
+        except PowerCut:
+            is_cut = True
+        power.crash()
+        odds.lift()
+        disk._storage = None
+        await disk.open()
+        messages = await disk.storage.scan(State.READY, "q")
+        assert is_cut or len(messages) == 3
+        assert {await disk.body(message) for message in messages} <= {b"body" * 2000}
+        await disk.check_whole()
+        if not is_cut:
+            break
+    assert call > 20
+
+
+@pytest.mark.parametrize("sharing", [Sharing.PEERS, Sharing.WATCHED])
+async def test_several_processes_write_messages_in_new(sharing: Sharing) -> None:
+    async with open_disk(MOUNTS["link"], sharing=sharing) as disk:
+        assert not disk.storage.description.places
+
+
+@pytest.mark.parametrize("mount", ["rename", "unordered"])
+async def test_messages_synced_after_their_name_are_written_in_new(mount: str) -> None:
+    async with open_disk(MOUNTS[mount]) as disk:
+        assert not disk.storage.description.places
 
 
 async def test_attributes_stand_in_a_side_file(disk: Disk) -> None:

@@ -34,26 +34,30 @@ class Kit(NamedTuple):
         records: does the Puts and Drops.
         others: what a batch owes to other processes.
         removes: whether a message may be unlinked from any place.
+        completes: whether no power cut leaves a partial file under a message's name: it is synced before it is named,
+            or nothing is left.
     """
 
     batch: type[Batch]
     records: type[SyncedRecords]
     others: type[Others]
     removes: bool = False
+    completes: bool = False
 
 
 # Names that reach the disk in the order in which they are changed tell no removal from a move and an unlink. Of peers
 # that race for the message one wins either way.
 _ORDERED: Final = Kit(OrderedBatch, SyncedRecords, Others, removes=True)
 _UNORDERED: Final = Kit(Batch, SyncedRecords, OthersOutOfOrder)
-_LINKED: Final = Kit(LinkBatch, LinkedRecords, OthersOutOfOrder)
+_LINKED: Final = Kit(LinkBatch, LinkedRecords, OthersOutOfOrder, completes=True)
 
 
 def kit_for(mount: Mount) -> Kit:
     """Return the parts for a file system with these traits."""
     if not mount.atomic_rename:
         return _LINKED
-    return _ORDERED if mount.ordered else _UNORDERED
+    kits = {True: _ORDERED, False: _UNORDERED}
+    return kits[mount.ordered]._replace(completes=not mount.persistent)
 
 
 def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> SteppedRoot:
@@ -95,7 +99,9 @@ class StepwiseEngine:
         self.root = root
         self.stage = root.stage
         # A mover would take messages to where a lone daemon's index does not look again.
-        self.keeps_movers_away = not isinstance(root.others, Others)
+        self.keeps_movers_away = is_alone = not isinstance(root.others, Others)
+        # Recovery looks for partial messages in new/ and delay/ only. A killed process leaves none anywhere.
+        self._places = is_alone and kit.completes
         self._kit = kit
         self._records = kit.records(root, records, ids)
         self._own = own
@@ -103,7 +109,7 @@ class StepwiseEngine:
     @property
     def traits(self) -> Traits:
         """What it can do."""
-        return Traits(removes=self._kit.removes)
+        return Traits(places=self._places, removes=self._kit.removes)
 
     def commit(self, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
         """Do a batch: each record by itself."""
