@@ -77,8 +77,8 @@ def _help_of(context: click.Context) -> Iterator[Text]:
 
 
 _SHOWING: Final = {
-    *("_cause", "_reason", "_shown", "ascii", "connection_reason", "explain", "format_filename", "shorten", "sorted"),
-    *("str", "time_text"),
+    *("_cause", "_first_line", "_listed", "_lower", "_reason", "_shown", "ascii", "connection_reason", "explain"),
+    *("format_filename", "in_one_line", "shorten", "shown_store", "sorted", "str", "time_text"),
 }
 """Functions that show their first argument to users."""
 

@@ -173,8 +173,10 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
         return
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
-        advice = "check the file's contents, then run chmod go-w on the file"
-        raise InvalidSetting(f"{what} {shorten(path, 200)} can be modified by {who}: {advice}")
+        raise InvalidSetting(
+            f"{what} {shorten(path, 200)} can be modified by {who}: check the file's contents, then run chmod go-w on "
+            "the file"
+        )
     if mode & stat.S_IROTH and not is_public:
         logger.warning("every user of this machine can read the file %s. Restrict access with chmod o-r", path)
 

@@ -818,12 +818,13 @@ class ClaimedMessages:
             await self._catalog.locks.wait(id)
         entry = index.find(id)
         if entry is None or not consumer.has(index, entry):
-            why = (
-                "was removed from the claim"
+            raise ReceiptMismatch(
+                f"message {id} was removed from the claim. Claim the batch again"
                 if consumer.is_held
-                else ("is no longer part of the claim, because the lease has expired")
+                else (
+                    f"message {id} is no longer part of the claim, because the lease has expired. Claim the batch again"
+                )
             )
-            raise ReceiptMismatch(f"message {id} {why}. Claim the batch again")
         return entry
 
     def _stands(self, entry: Entry) -> bool:

@@ -808,13 +808,13 @@ class _Job:
         held = self.parts[part, number]
         queue, incarnation = held[0].queue, held[0].incarnation
         if (queue, incarnation) != (index.name, index.incarnation):
-            whose = f"queue {queue}" if queue != index.name else f"the deleted queue {queue}"
+            origin = f"queue {queue}" if queue != index.name else f"the deleted queue {queue}"
         elif sum(chunk.rows for chunk in held) != len(drafts) or sum(chunk.bytes for chunk in held) != _size_of(drafts):
-            whose = "an earlier request"
+            origin = "an earlier request"
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} already has rows with number {number} from {whose}. Use a "
+            f"part {part} of write job {self.name} already has rows with number {number} from {origin}. Use a "
             "different number for each request in a part"
         )
 

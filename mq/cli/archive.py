@@ -297,7 +297,8 @@ def import_command(
     except BadArchive as error:
         fail(f"{importing.sum()}. {error}")
     except (ClientError, KeyboardInterrupt):
-        warn(f"{importing.sum()}. To resume, run the same command with --run {run}" if not no_keys else importing.sum())
+        stored = importing.sum()
+        warn(stored if no_keys else f"{stored}. To resume the import, run the same command with --run {run}")
         raise
     if as_json:
         say_json({"stored": importing.stored, "there": importing.there})

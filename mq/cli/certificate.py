@@ -154,5 +154,6 @@ def _run_openssl(request: Path, certificate: Path, key: Path, days: int) -> None
     except FileNotFoundError:
         raise NoCertificate("the program openssl was not found. Install it (apt install openssl)") from None
     if done.returncode:
-        raise NoCertificate(f"openssl failed: {' '.join(done.stderr.split())[-300:]}")
+        reason = " ".join(done.stderr.split())[-300:]
+        raise NoCertificate(f"openssl failed: {reason}")
     certificate.chmod(0o644)

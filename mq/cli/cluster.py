@@ -80,10 +80,10 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     if reasons:
         fail("it is not safe to stop a node now. Solve these problems first")
     nodes = seen[0]["nodes"]
-    mirrors = ", then ".join(node["name"] for node in nodes if not node["is_master"])
+    mirrors, master = ", ".join(node["name"] for node in nodes if not node["is_master"]), nodes[0]["name"]
     say(
-        f"it is safe to stop one node at a time: {mirrors}, and the master {nodes[0]['name']} last. Run this check "
-        "before you stop each node"
+        f"it is safe to stop the nodes one at a time, in this order: {mirrors}, then the master {master}. Run this "
+        "check before you stop each node"
     )
 
 

@@ -122,8 +122,11 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
         else:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
-        known = f"{len(losses)} losses found" if losses else "no losses found"
-        say(f"{known}; mq can now serve the root")
+        say(
+            f"{len(losses)} losses found and accepted; mq can now serve the root"
+            if losses
+            else "no losses found; mq can now serve the root"
+        )
 
 
 def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
@@ -138,9 +141,9 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
         served = not look.unserved
         say_json({"messages": seen.messages, "unchecked": seen.unchecked, "served": served, "findings": counts})
     else:
-        while_served = "" if look.unserved else ", daemon running"
+        while_served = "" if look.unserved else " (while a daemon is running)"
         problems = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
-        say(f"{seen.messages} messages, {seen.unchecked} without a checksum{while_served}: {problems}")
+        say(f"{seen.messages} messages, {seen.unchecked} of them without a checksum{while_served}: {problems}")
     _tell_check(look, as_json=as_json)
 
 
@@ -156,17 +159,16 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         return
     for queue, id, why in damaged:
         say(f"background check: message {id} of queue {queue} is damaged: {why}")
-    last = (
-        f"the last complete pass finished at {_utc(progress.ended_ms)}"
-        if progress.ended_ms
-        else "no pass has been completed yet"
-    )
-    now = (
+    current = (
         f"; current pass: {progress.checked} of {progress.total} messages, started at {_utc(progress.began_ms)}"
         if progress.queue
         else ""
     )
-    say(f"background check: {last}{now}")
+    say(
+        f"background check: the last complete pass finished at {_utc(progress.ended_ms)}{current}"
+        if progress.ended_ms
+        else f"background check: no pass has been completed yet{current}"
+    )
 
 
 def _utc(ms: int) -> str:

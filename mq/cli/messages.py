@@ -205,8 +205,8 @@ def _move(
         moved, left = _moved(client, queue, to, limit, list(ids) or None)
     say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
-        where = "their original queues are" if to is None else f"queue {to} is"
-        warn(f"{left} messages were not moved from queue {queue}, because {where} full or missing")
+        target = "their original queue" if to is None else f"queue {to}"
+        warn(f"{left} messages were not moved from queue {queue}, because {target} is full or does not exist")
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

@@ -226,8 +226,9 @@ def _refuse_settings() -> None:
     flags = click.get_current_context().find_root().obj or {}
     for name, value in flags.items():
         if value is not None:
+            option = name.replace("_", "-")
             raise click.UsageError(
-                f"--{name.replace('_', '-')} is an option of mq serve. For other commands, select the daemon with --url"
+                f"--{option} is an option of mq serve. For other commands, select the daemon with --url"
             )
 
 

@@ -25,7 +25,8 @@ def vsqs(flags: dict[str, str | None]) -> None:
     logging.getLogger("mq.vsqs.mount").addHandler(logging.NullHandler())  # the verbs say it themselves
     given = [name for name, value in flags.items() if value is not None]
     if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} is an option of mq serve, not of mq vsqs")
+        option = given[0].replace("_", "-")
+        raise click.UsageError(f"--{option} is an option of mq serve, not of mq vsqs")
 
 
 @vsqs.command()

@@ -237,9 +237,10 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
         return source.text(values, "password")
     if "password_file" not in values:
         if is_needed:
-            why = "without a password, any client that reaches this node's AMQP port could act as a neighbor"
             raise source.wrong(
-                "password_file", f"password_file is missing: {why}. Set password_file, or start mq with --insecure"
+                "password_file",
+                "password_file is missing: without a password, any client that reaches this node's AMQP port could "
+                "act as a neighbor. Set password_file, or start mq with --insecure",
             )
         return ""
     path = source.text(values, "password_file")

@@ -504,7 +504,8 @@ class QueueClaims:
                     f"{found['messages']} rows: either the sink skipped the batch (as a file sink does if its "
                     "folder contains the _spark_metadata of another checkpoint), or foreachBatch did not "
                     "read all rows. Nothing was removed from the queue. Write to another folder, or read all "
-                    f"rows, and restart the query with {_TAKE_OVER} to read the batch again {self._where()}"
+                    f"rows, and restart the query with {_TAKE_OVER} to read the batch again (queue "
+                    f"{options.queue} at {options.url})"
                 ) from error
             return False
         self._acknowledged = batch
@@ -515,7 +516,13 @@ class QueueClaims:
         options = self._options
         call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
         while left := self._run(call):
-            logger.warning("%d messages of batch %d have not been removed yet %s", left, batch, self._where())
+            logger.warning(
+                "%d messages of batch %d have not been removed yet (queue %s at %s)",
+                left,
+                batch,
+                options.queue,
+                options.url,
+            )
 
     @property
     def _within(self) -> float:
@@ -555,28 +562,27 @@ class QueueClaims:
             f'option "consumer": {options.consumer} is in use by a query with a different checkpoint. Use the '
             "checkpointLocation of that query, or another consumer name. If the checkpoint is lost, or this "
             f"query replaces the other one, start this query with {_TAKE_OVER}. It then continues at the "
-            f"consumer's position and may read the last rows again {self._where()}"
+            f"consumer's position and may read the last rows again (queue {options.queue} at {options.url})"
         ) from error
 
     def _check_taken_over(self, batch: int) -> None:
         """Fail for a checkpoint whose batch is neither the consumer's last one nor the next, unless taken over."""
-        if self._options.take_over:
+        options = self._options
+        if options.take_over:
             return
-        here = f"the checkpoint is at batch {batch} of consumer {self._options.consumer}"
         if batch <= self._acknowledged:
             raise SparkSourceError(
-                f"{here}, but the consumer has already acknowledged batch {self._acknowledged}: the "
-                "checkpoint is an old copy, and messages read since then are no longer in the queue. To "
-                f"continue without them, start the query with {_TAKE_OVER} {self._where()}"
+                f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
+                f"already acknowledged batch {self._acknowledged}: the checkpoint is an old copy, and "
+                "messages read since then are no longer in the queue. To continue without them, start the "
+                f"query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
             )
         raise SparkSourceError(
-            f"{here}, but the last batch that the consumer acknowledged is {self._acknowledged}, and it has "
-            f"no batch {batch}: either the consumer was deleted, or the daemon's root is an old copy. To "
-            f"continue from batch {self._acknowledged}, start the query with {_TAKE_OVER} {self._where()}"
+            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the last batch that the "
+            f"consumer acknowledged is {self._acknowledged}, and it has no batch {batch}: either the consumer "
+            f"was deleted, or the daemon's root is an old copy. To continue from batch {self._acknowledged}, "
+            f"start the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
         )
-
-    def _where(self) -> str:
-        return f"(queue {self._options.queue} at {self._options.url})"
 
     def _ask(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = self._run(calls.consumer(self._options.queue, self._options.consumer))
@@ -589,7 +595,7 @@ class QueueClaims:
             except SparkSourceError as error:
                 if _is_gone(connection, self._options, self.incarnation, error):
                     raise QueueGone(
-                        f'option "queue": queue {self._options.queue} was deleted {self._where()}'
+                        f'option "queue": queue {self._options.queue} at {self._options.url} was deleted'
                     ) from error
                 raise
 
@@ -610,10 +616,11 @@ class QueueClaims:
             )
         else:
             advice.append("The lease of the batch has not expired.")
+        reasons = ", ".join(where) or "their claim no longer exists"
         return ClaimLost(
             f"{count} of {planned} messages of batch {batch} are missing: "
-            f"{', '.join(where) or 'their claim no longer exists'} (queue {options.queue}, consumer "
-            f"{options.consumer} at {options.url}). {' '.join(advice)} To continue without them, set the "
+            f"{reasons} (queue {options.queue}, consumer {options.consumer} at {options.url}). "
+            f"{' '.join(advice)} To continue without them, set the "
             'option "failOnClaimLost" to false: messages that still exist are then read in a later batch'
         )
 

@@ -92,18 +92,18 @@ def _find(name: str) -> EntryPoint:
 
 
 def _make(entry_point: EntryPoint, rest: str, options: StorageOptions) -> Storage:
-    at_fault = f"storage backend {shorten(entry_point.name)} of {_package(entry_point)}"
+    backend = f"storage backend {shorten(entry_point.name)} of {_package(entry_point)}"
     try:
         factory = entry_point.load()
     except (ImportError, AttributeError) as error:
-        raise StorageUnusable(f"{at_fault} cannot be loaded: {error}") from error
+        raise StorageUnusable(f"{backend} cannot be loaded: {error}") from error
     if not callable(factory):
-        raise StorageUnusable(f"{at_fault} is not a function: {entry_point.value}")
+        raise StorageUnusable(f"{backend} is not a function: {entry_point.value}")
     storage: Storage = factory(rest, options)
     missing = [verb for verb in _VERBS if verb not in dir(storage)]
     if missing:
         raise StorageUnusable(
-            f"{at_fault} did not return a store: {type(storage).__name__} has no {', '.join(missing)}"
+            f"{backend} did not return a store: its {type(storage).__name__} does not have {', '.join(missing)}"
         )
     return storage
 

@@ -80,9 +80,9 @@ class FolderPublisher:
             now = self._system.now_ns() // 1_000_000
         number = max(now, last + 1)
         if number > HIGHEST:
+            path = self._names.path(last, READY)
             raise StorageUnusable(
-                f"{self._names.path(last, READY)} has the highest possible number, so no further message can "
-                "be published: remove this file"
+                f"{path} has the highest possible number, so no further message can be published: remove this file"
             )
         self._last = number
         return number

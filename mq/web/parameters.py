@@ -208,8 +208,11 @@ def read_query(query: bytes, parameters: Sequence[Parameter]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, text in parse_qsl(query.decode("utf-8", "replace"), keep_blank_values=True):
         if name not in known:
-            there = f"known parameters: {', '.join(known)}" if known else "this operation has no parameters"
-            raise InvalidRequest(f"unknown parameter {shorten(name)}: {there}")
+            raise InvalidRequest(
+                f"unknown parameter {shorten(name)}. Known parameters: {', '.join(known)}"
+                if known
+                else f"unknown parameter {shorten(name)}: this operation has no parameters"
+            )
         if name in found:
             raise InvalidRequest(f"parameter {name} occurs twice")
         found[name] = _read(known[name], text)

@@ -46,7 +46,7 @@ def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: P
     done = mq("restore", backups, tmp_path / "restored")
     assert (done.status, done.error) == (0, "")
     assert done.out.startswith("backup 2 of 20")
-    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 without a checksum: no problems found\n"
+    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 of them without a checksum: no problems found\n"
 
 
 def test_damaged_backup_is_named_and_the_one_before_it_restored(

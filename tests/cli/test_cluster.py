@@ -71,8 +71,8 @@ def test_a_check_asks_all_and_tells_the_order(answers: list[dict[str, object]], 
     assert (done.status, answers) == (0, [])
     assert done.lines == [
         (
-            "it is safe to stop one node at a time: a, then c, and the master b last. Run this check before you "
-            "stop each node"
+            "it is safe to stop the nodes one at a time, in this order: a, c, then the master b. Run this check "
+            "before you stop each node"
         )
     ]
 

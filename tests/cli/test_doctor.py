@@ -43,7 +43,7 @@ def test_it_tells_and_changes_nothing(root: Path, mq: Mq) -> None:
     foreign, torn, sum = done.lines
     assert foreign.startswith(f"foreign  '{root}/delay/foreign\\n': ")
     assert torn.startswith(f"torn     {root}/new/a:")
-    assert sum == "2 messages, 0 without a checksum: 1 foreign, 1 torn"
+    assert sum == "2 messages, 0 of them without a checksum: 1 foreign, 1 torn"
     assert sorted(root.rglob("*")) == before
     sum = mq("doctor", root, "--json").json[-1]
     assert sum == {"messages": 2, "unchecked": 0, "served": False, "findings": {"torn": 1, "foreign": 1}}
@@ -59,7 +59,7 @@ def test_it_names_the_engine_of_the_root_and_the_reason(root: Path, mq: Mq) -> N
 def test_it_repairs_when_asked(root: Path, mq: Mq) -> None:
     done = mq("doctor", root, "--repair")
     assert done.status == 5  # the foreign file is still there
-    assert done.lines[-1] == "1 messages, 0 without a checksum: 1 foreign"
+    assert done.lines[-1] == "1 messages, 0 of them without a checksum: 1 foreign"
     assert (root / "delay" / "foreign\n").exists()
 
 
@@ -67,7 +67,7 @@ def test_it_moves_away_when_asked_and_says_so(root: Path, mq: Mq, tmp_path: Path
     done = mq("doctor", root, "--repair", "--quarantine", tmp_path / "q")
     assert done.status == 0
     assert f"moved    '{root}/delay/foreign\\n' to '{tmp_path}/q/delay/foreign\\n'" in done.lines
-    assert done.lines[-1] == "1 messages, 0 without a checksum: no problems found"
+    assert done.lines[-1] == "1 messages, 0 of them without a checksum: no problems found"
     assert os.listdir(tmp_path / "q" / "delay") == ["foreign\n"]
 
 
@@ -84,7 +84,7 @@ def test_while_a_daemon_serves_it_only_looks(root: Path, mq: Mq, tmp_path: Path)
         fcntl.flock(lock, fcntl.LOCK_EX)
         done = mq("doctor", root, "--pause", 0)
         assert done.status == 5
-        assert ", daemon running" in done.lines[-1]
+        assert " (while a daemon is running)" in done.lines[-1]
         for flags in (["--repair"], ["--quarantine", tmp_path]):
             done = mq("doctor", root, *flags)
             assert (done.status, done.out) == (2, "")
@@ -103,7 +103,7 @@ def test_loss_of_a_log_is_refused_listed_and_accepted(root: Path, mq: Mq) -> Non
     assert f"mq doctor --accept-loss {json.dumps(str(root))}" in refused.error
     done = mq("doctor", root, "--accept-loss")
     assert f"lost     {root}/state/log: {root}/state/log is missing" in done.lines
-    assert done.lines[-1] == "1 messages, 0 without a checksum: no problems found"
+    assert done.lines[-1] == "1 messages, 0 of them without a checksum: no problems found"
     assert done.status == 0
 
 
@@ -158,4 +158,4 @@ def test_a_sound_root_is_0(root: Path, mq: Mq, monkeypatch: pytest.MonkeyPatch) 
     (root / "delay" / "foreign\n").unlink()
     monkeypatch.setenv("MQ_ROOT", str(root))
     done = mq("doctor", "--no-bodies")
-    assert (done.status, done.out) == (0, "1 messages, 0 without a checksum: no problems found\n")
+    assert (done.status, done.out) == (0, "1 messages, 0 of them without a checksum: no problems found\n")

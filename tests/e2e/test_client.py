@@ -214,7 +214,9 @@ def test_a_session_of_the_program(daemon: Daemon, tmp_path: Path) -> None:
     assert mq("receive", "work", MQ_URL=url).stdout == CHUNK * CHUNKS
     assert mq("receive", "work", MQ_URL=url).returncode == 3
     assert mq("import", "work", archive, MQ_URL=url).stdout == b"1\n"
-    assert mq("doctor", str(daemon.root), "--pause", "0.1").stdout.endswith(b"daemon running: no problems found\n")
+    assert mq("doctor", str(daemon.root), "--pause", "0.1").stdout.endswith(
+        b" (while a daemon is running): no problems found\n"
+    )
 
 
 def test_a_reader_that_goes_away_gives_the_message_back(client: Client, daemon: Daemon) -> None:

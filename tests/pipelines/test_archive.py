@@ -345,7 +345,7 @@ def test_a_browse_takes_nothing_and_kinds_do_not_mix(spark: SparkSession, tmp_pa
             archive(spark, ["a"], drained, address(daemon), browse=True)
         assert drain(daemon, "b") == list(more.values())
         for choice, error in (
-            (Choice(["nowhere"]), "does not contain nowhere"),
+            (Choice(["nowhere"]), "does not contain these queues: nowhere"),
             (Choice(where="price > 3"), "is not a valid condition"),
             (Choice(where="id ="), "is not a valid condition"),
         ):

@@ -34,10 +34,10 @@ def version(text: str) -> str:
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (None, "which does not contain bin/java"),
-        ("echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1", "whose bin/java does not run"),
-        (version("11.0.2"), "which is Java 11"),
-        (version("1.8.0_301"), "which is Java 8"),
+        (None, "it does not contain bin/java"),
+        ("echo 'Error: Could not create the Java Virtual Machine.' >&2; exit 1", "its bin/java does not run"),
+        (version("11.0.2"), "it contains Java 11"),
+        (version("1.8.0_301"), "it contains Java 8"),
     ],
 )
 def test_java_home_without_a_java_for_spark_is_one_line(
@@ -46,11 +46,13 @@ def test_java_home_without_a_java_for_spark_is_one_line(
     if script is not None:
         fake_java(tmp_path, script)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(InvalidSetting, match=rf"^JAVA_HOME is {tmp_path}, {why}\. .* unset it$"):
+    with pytest.raises(
+        InvalidSetting, match=rf"^the folder {tmp_path} in JAVA_HOME cannot be used: {why}\. .* unset it$"
+    ):
         provide_java()
     result = CliRunner().invoke(main, ["archive", "q", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"mq-pipeline: JAVA_HOME is {tmp_path}, {why}. ")
+    assert result.stderr.startswith(f"mq-pipeline: the folder {tmp_path} in JAVA_HOME cannot be used: {why}. ")
     assert result.stderr.count("\n") == 1
 
 

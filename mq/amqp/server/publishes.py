@@ -226,10 +226,10 @@ class PublishQueue:
     def _close_channels(self, messages: Sequence[PublishedMessage], why: str) -> None:
         """Close the channels of messages that are not stored where a nack would not help."""
         for key, count in Counter(message.channel for message in messages).items():
-            what = "1 message was" if count == 1 else f"{count} messages were"
+            text = f"1 message was not stored: {why}" if count == 1 else f"{count} messages were not stored: {why}"
             channel = self._connection.channel(key)
             if channel is not None:
-                channel.lose(Refusal(Code.PRECONDITION_FAILED, f"{what} not stored: {why}"), methods.Basic.Publish())
+                channel.lose(Refusal(Code.PRECONDITION_FAILED, text), methods.Basic.Publish())
         self._link.start(self._link.work_again)
 
     # Batches for which something has to be waited for

@@ -124,7 +124,9 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     missing = [queue for queue in queues if queue not in there]
     if missing or not there:
         raise InvalidSetting(
-            f"archive {folder} does not contain {', '.join(missing) or 'queue'}; it contains {', '.join(there)}"
+            f"archive {folder} does not contain these queues: {', '.join(missing)}. It contains: {', '.join(there)}"
+            if missing
+            else f"archive {folder} does not contain any queues"
         )
     wanted = {queue: there[queue] for queue in queues or sorted(there)}
     unfinished = [path.name for path in wanted.values() if not _is_drained(path) and not (path / _DONE).exists()]

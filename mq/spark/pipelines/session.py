@@ -69,14 +69,17 @@ def provide_java() -> None:
 def _check_java_home(home: str) -> None:
     java = os.path.join(home, "bin", "java")
     if not os.access(java, os.X_OK):
-        why = "which does not contain bin/java"
+        why = "it does not contain bin/java"
     elif (version := _java_version(java)) is None:
-        why = "whose bin/java does not run"
+        why = "its bin/java does not run"
     elif version < _OLDEST_JAVA:
-        why = f"which is Java {version}"
+        why = f"it contains Java {version}"
     else:
         return
-    raise InvalidSetting(f"JAVA_HOME is {home}, {why}. Set JAVA_HOME to Java {_OLDEST_JAVA} or newer, or unset it")
+    raise InvalidSetting(
+        f"the folder {home} in JAVA_HOME cannot be used: {why}. Set JAVA_HOME to Java {_OLDEST_JAVA} or "
+        "newer, or unset it"
+    )
 
 
 def _java_version(java: str) -> int | None:

@@ -78,8 +78,9 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
     if use is None:
+        root = os.path.dirname(layout.state)
         raise StorageUnusable(
-            f"root {shorten(os.path.dirname(layout.state))} has format {number}, but this version of mq only "
+            f"root {shorten(root)} has format {number}, but this version of mq only "
             f"supports format {FORMAT}: use the version of mq that created the root ({shorten(path, 200)})"
         )
     return use

@@ -40,8 +40,9 @@ def lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool) 
     needed = [path for path in layout.all() if path not in (layout.state, layout.remove, layout.stage)]
     lost = [path for path in needed if calls.kind(path) is None]
     if lost and not accept_loss:
+        advice = cure(root)
         raise StorageUnusable(
-            f"cannot serve root {shorten(root, 200)}: {', '.join(lost)} {'is' if len(lost) == 1 else 'are'} "
-            f"missing, including all contents. {cure(root)}"
+            f"cannot serve root {shorten(root, 200)}: these folders are missing, including all their contents: "
+            f"{', '.join(lost)}. {advice}"
         )
     return [Damage("", None, path, "the folder was missing, including all its contents") for path in lost]

@@ -164,9 +164,10 @@ class _Opening:
             if isinstance(error, StorageUnusable):
                 raise
             if isinstance(error, LogDamaged):
+                advice = cure(self._root)
                 raise StorageUnusable(
                     f"cannot serve root {shorten(self._root, 200)}: its log is damaged ({error}), so confirmed "
-                    f"messages may be missing. {cure(self._root)}"
+                    f"messages may be missing. {advice}"
                 ) from error
             why = explain(error) if isinstance(error, OSError) else error
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {why}") from error

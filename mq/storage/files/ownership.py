@@ -73,9 +73,10 @@ class Guard:
                 continue
             found = self._calls.ownership(path)
             if found.mode & stat.S_IWOTH and not found.mode & stat.S_ISVTX:
+                mode = _octal(found)
                 raise self._refusal(
                     f"every user of this machine can write to the parent folder {_shown(path)} (mode "
-                    f"{_octal(found)}), and so can replace the root with another folder. Restrict access to "
+                    f"{mode}), and so can replace the root with another folder. Restrict access to "
                     "the parent folder (chmod o-w), or choose another --root"
                 )
             if self._is_strange(found):
@@ -121,9 +122,10 @@ class Guard:
         if found.mode & stat.S_IWOTH:
             raise self._open_to_all(found, path)
         if found.mode & stat.S_IWGRP and not self._trusts_group:
+            group, mode = _group(found.group), _octal(found)
             raise self._refusal(
-                f"the members of group {_group(found.group)} can write to {_shown(path)} (mode "
-                f"{_octal(found)}) and could redirect mq to other folders. Restrict access (chmod g-w), or "
+                f"the members of group {group} can write to {_shown(path)} (mode "
+                f"{mode}) and could redirect mq to other folders. Restrict access (chmod g-w), or "
                 "trust the group with --group-writable"
             )
 
@@ -160,17 +162,18 @@ class Guard:
         return found.user not in (0, os.geteuid(), self._owner)
 
     def _strange(self, found: Ownership, path: str) -> StorageUnusable:
-        owner = _user(found.user)
+        owner, user = _user(found.user), _user(os.geteuid())
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
             f"{_shown(path)} is owned by {owner}, who could redirect mq to other folders, but mq runs as "
-            f"{_user(os.geteuid())}. Run mq as {owner}, check the folder's contents and change its owner "
+            f"{user}. Run mq as {owner}, check the folder's contents and change its owner "
             f"(chown), choose another --root, or trust {owner} with --root-owner {owner}{mapped}"
         )
 
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
+        mode = _octal(found)
         return self._refusal(
-            f"every user of this machine can write to {_shown(path)} (mode {_octal(found)}) and could "
+            f"every user of this machine can write to {_shown(path)} (mode {mode}) and could "
             "redirect mq to other folders. Check the folder's contents and restrict access (chmod go-w), or "
             "choose another --root"
         )

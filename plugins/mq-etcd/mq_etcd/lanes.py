@@ -166,5 +166,7 @@ class Lane:
 
 def shut_out(fence: Fence) -> StorageFenced:
     """The error for a broker that is in charge no more."""
-    was = f"the key {fence.key} in etcd no longer has the revision {fence.revision}"
-    return StorageFenced(f"another broker has taken over the store: {was}. Restart mq")
+    return StorageFenced(
+        f"another broker has taken over the store: the key {fence.key} in etcd no longer has the revision "
+        f"{fence.revision}. Restart mq"
+    )

@@ -261,12 +261,14 @@ class Members:
             await connection.aclose()
 
     def _given_up(self, failures: dict[Endpoint, EtcdError], *, is_uncertain: bool) -> EtcdError:
-        seconds = f"within {self._deadline:g} seconds"
         reasons = "; ".join(str(error) for error in failures.values())
         if is_uncertain:
-            return Uncertain(f"etcd did not report the outcome of a change {seconds}: {reasons}")
+            return Uncertain(
+                f"etcd did not report the outcome of a change within {self._deadline:g} seconds: {reasons}"
+            )
+        members = _listed(self._endpoints)
         return Unavailable(
-            f"no etcd member responded {seconds}: {reasons}. Check that {_listed(self._endpoints)} are running"
+            f"no etcd member responded within {self._deadline:g} seconds: {reasons}. Check that {members} are running"
         )
 
 

@@ -112,8 +112,9 @@ class SimpleMessageQueue:
         """
         value = _encode(message)
         with self._translated(), self.lock():
-            if len(value) > self._known_limits().value:
-                raise BodyTooLarge(f"the message exceeds the server's limit of {self._known_limits().value} bytes")
+            most = self._known_limits().value
+            if len(value) > most:
+                raise BodyTooLarge(f"the message exceeds the server's limit of {most} bytes")
             while True:
                 at = self._number("head")
                 number = int(at.value)

@@ -115,9 +115,10 @@ class Landed:
         if not believed:
             return
         row = connection.execute("SELECT landed FROM lane").fetchone()
-        if row is None or row[0] < believed:
+        landed = row and row[0]
+        if landed is None or landed < believed:
             raise StorageUnusable(
-                f"the last change on this PostgreSQL server is {row and row[0]}, but change {believed} was "
+                f"the last change on this PostgreSQL server is {landed}, but change {believed} was "
                 "confirmed: a standby without the confirmed changes was promoted. Promote a standby that has "
                 "these changes"
             )

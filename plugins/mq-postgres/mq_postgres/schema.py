@@ -146,9 +146,10 @@ def make_ready(connection: psycopg.Connection[Any], schema: str) -> None:
 
 def _check_tables(connection: psycopg.Connection[Any], schema: str) -> None:
     row = connection.execute("SELECT number FROM version").fetchone()
-    if row is None or row[0] != VERSION:
+    version = row and row[0]
+    if version != VERSION:
         raise StorageUnusable(
-            f"the tables in schema {schema} have version {row and row[0]}, but this version of mq-postgres "
+            f"the tables in schema {schema} have version {version}, but this version of mq-postgres "
             f"requires version {VERSION}. Use the version of mq-postgres that created the tables, or another "
             "schema"
         )

@@ -329,7 +329,8 @@ def read_segments(segments: Sequence[Segment]) -> list[Record]:
                 end,
             )
     if missing is not None and flushed >= missing[0]:
-        raise LogDamaged(f"a synced record cannot be read: {missing[1]}")
+        unreadable = missing[1]
+        raise LogDamaged(f"the log contains confirmed changes that cannot be read: {unreadable}")
     return found
 
 
