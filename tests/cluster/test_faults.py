@@ -138,11 +138,13 @@ def test_a_master_whose_machine_is_lost_has_not_led_etcd_as_well(
 
 
 def finish(machines: Machines, capsys: pytest.CaptureFixture[str]) -> None:
+    machines.wait_until(
+        lambda: len(machines.history().bodies("stored")) > 200, "enough has been stored to show anything"
+    )
     machines.stop_clients()
     machines.drain()
     with capsys.disabled():
         print("\n" + machines.report())  # noqa: T201 - what was measured is shown
     history = machines.history()
-    assert len(history.bodies("stored")) > 200, "too little was done to show anything"
     assert len(history.masters) >= 2
     assert history.violations() == []
