@@ -27,8 +27,8 @@ SECONDS = 5.0
 class SlowStore(MemoryStorage):
     """Commits of messages take some seconds, and fail if they are told to."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, max_bytes: int | None = None) -> None:
+        super().__init__(max_bytes)
         self.seconds = 0.0
         self.result = Result.DONE
 
@@ -383,6 +383,33 @@ async def test_no_ack_consumer_gets_each_message_once(autojump_clock: MockClock,
     await trio.sleep(1)
     status = await in_memory.broker.status("q")
     assert (status.ready, status.leased) == (0, 0)
+
+
+# Room
+
+
+@pytest.mark.parametrize("small", [1, 200], ids=["in one batch", "in two batches"])
+@pytest.mark.parametrize("seconds", [0, SECONDS / 2], ids=["in one step", "later"])
+async def test_small_message_does_not_overtake_a_large_one_that_found_no_room(
+    autojump_clock: MockClock, small: int, seconds: float
+) -> None:
+    store = SlowStore(max_bytes=100_000)
+    async with open_house(store) as house:
+        client, other = await house.connect(), await house.connect()
+        await client.declare(durable=True)
+        await client.publish("q", b"a" * 99_000)
+        assert await client.count() == 1
+        store.seconds = SECONDS
+        if seconds:
+            await client.publish("q", b"b" * 50_000)
+            await trio.sleep(seconds)  # the store has one batch, and the broker makes the next
+            await client.publish("q", *[b"c"] * small)
+        else:
+            await client.publish("q", b"b" * 50_000, *[b"c"] * small)
+        await trio.sleep(4 * SECONDS)
+        assert await other.get(no_ack=True) is not None
+        await trio.sleep(4 * SECONDS)
+        assert [len(body) for body in await other.bodies()] == [50_000, *[1] * small]
 
 
 # Connections that are cancelled

@@ -108,6 +108,7 @@ class PublishQueue:
         self._waiting.clear()
         self._batches.clear()
         self._under_way = 0
+        self._changed.unpark_all()
         self.lost += self._backlog.clear()
 
     # Submitting
@@ -162,6 +163,7 @@ class PublishQueue:
             stored = partial(self._stored, batch, its)
             try:
                 if not self._broker.publish_now(name, drafts, stored):
+                    batch.left = 0
                     return False  # of its only queue
             except MQError as error:
                 stored([error] * len(its))
@@ -183,6 +185,7 @@ class PublishQueue:
         if batch.left or self._has_ended:
             return
         if batch.failed and not batch.refuse_failed():
+            self._stuck += 1  # until its task begins
             self._link.start(self._store_batch, batch, batch.failed)
             return
         try:
@@ -251,6 +254,8 @@ class PublishQueue:
 
         while self._stuck and is_taking:
             await self._changed.park()
+        if outcomes:
+            self._stuck -= 1
         try:
             await self._store(batch, has_place, outcomes)
         except MQError as error:
@@ -280,10 +285,14 @@ class PublishQueue:
         copies = batch.copies()
         while copies:
             stuck, why = [], ""
-            for copy, error in outcomes or await self._state.copies.store(copies, has_place):
+            if not outcomes:
+                batch.left = 1
+                outcomes = await self._state.copies.store(copies, has_place)
+                batch.left = 0
+            for copy, error in outcomes:
                 if isinstance(error, StorageFull):
                     stuck.append(copy)
-                    why = str(error)
+                    why = why or str(error)
                 elif error is not None:
                     if not batch.refuse(copy.publication, error):
                         raise error
@@ -292,26 +301,34 @@ class PublishQueue:
                             await self._state.dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
             copies, outcomes = stuck, ()
             if stuck:
-                await self._wait_for_room(why)
+                await self._wait_for_room(batch, why)
         if not self._stuck and self._backlog.why_full:
             self._backlog.why_full = ""
             self._state.alarm.clear(self)
             self._link.send_answers()
 
-    async def _wait_for_room(self, why: str) -> None:
+    async def _wait_for_room(self, batch: SubmittedBatch, why: str) -> None:
         """Wait before a batch is tried again that found no room. Meanwhile no other begins."""
-        if self._has_ended or (self._is_left and self._backlog.is_memory_scarce):
-            raise StorageFull(why)
+        self._check_patience(why)
         self._backlog.why_full = why or "the store has no room"
         self._state.alarm.raise_alarm(self, self._backlog.why_full)
         self._link.send_answers()  # and with them connection.blocked
         self._stuck += 1
+        self._changed.unpark_all()
         try:
             await trio.sleep(RETRY_SECONDS)
+            # A later batch is tried after it, and the store has answered all of them, or one might overtake it.
+            while self._batches and (self._batches[0] is not batch or any(each.left for each in self._batches)):
+                await self._changed.park()
+            self._check_patience(why)
         finally:
             self._stuck -= 1
             if not self._stuck:
                 self._changed.unpark_all()
+
+    def _check_patience(self, why: str) -> None:
+        if self._has_ended or (self._is_left and self._backlog.is_memory_scarce):
+            raise StorageFull(why)
 
     async def _route(self, batch: SubmittedBatch) -> None:
         """Find the queues of messages that could not be routed when they came."""
