@@ -6,7 +6,7 @@ for a store may do both in one step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -210,9 +210,10 @@ class Consumption:
         first = {removal.id: number for number, removal in reversed(list(enumerate(removals)))}
         numbers = list(first.values())
         left = numbers if self._others_move else await self._remove_still(index, removals, numbers, errors)
-        async with trio.open_nursery() as nursery:
-            for number in left:
-                nursery.start_soon(remove, number)
+        if left:
+            async with trio.open_nursery() as nursery:
+                for number in left:
+                    nursery.start_soon(remove, number)
         for number, removal in enumerate(removals):
             if first[removal.id] != number:
                 await remove(number)
@@ -226,8 +227,18 @@ class Consumption:
         errors: list[MQError | None],
     ) -> list[int]:
         """Remove the messages that are not locked in one batch, and note their errors. Returns the other numbers."""
-        begun: dict[int, RemovalBatch] = {}
+        begun: list[RemovalBatch] = []
         moving = []
+        ended: Future[None] = Future()
+        left = 0
+
+        def end(number: int, error: MQError | None) -> None:
+            nonlocal left
+            errors[number] = error
+            left -= 1
+            if not left:
+                ended.set(None)
+
         try:
             ids = [MessageId(removals[number].id) for number in numbers]
             await turns.spend(frames=len(ids) // 8)
@@ -243,13 +254,11 @@ class Consumption:
             except MQError as error:
                 errors[number] = error
             else:
-                begun[number] = self._remover.begin(entry)
-        self._remover.put(list(begun.values()))
-        for number, batch in begun.items():
-            try:
-                await batch.answer.future.get()
-            except MQError as error:
-                errors[number] = error
+                begun.append(self._remover.begin(entry, partial(end, number)))
+        left = len(begun)
+        if begun:
+            self._remover.put(begun)
+            await ended.get()
         return moving
 
     async def requeue(
@@ -443,23 +452,32 @@ class Remover:
         answer = _Answer(Future(), -(-len(entries) // most))
         for begin in range(0, len(entries), most):
             some = entries[begin : begin + most]
-            batch = self._batch(some, answer, durable=durable, strict=strict, were_held=were_held)
+            batch = self._batch(some, answer.part, durable=durable, strict=strict, were_held=were_held)
             self._batches.put([batch], len(some))
         if not entries:
             answer.future.set(None)
         return answer.future
 
-    def begin(self, entry: Entry) -> RemovalBatch:
-        """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`."""
-        return self._batch([entry], _Answer(Future(), 1), durable=True, strict=True)
+    def begin(self, entry: Entry, end: Callable[[MQError | None], None]) -> RemovalBatch:
+        """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`.
+
+        Args:
+            end: called once it is removed, or with the error.
+        """
+        return self._batch([entry], end, durable=True, strict=True)
 
     def put(self, begun: Sequence[RemovalBatch]) -> None:
         """Remove what was begun, under one barrier."""
-        if begun:
-            self._batches.put(begun)
+        self._batches.put(begun)
 
     def _batch(
-        self, entries: Sequence[Entry], answer: _Answer, *, durable: bool, strict: bool, were_held: bool = False
+        self,
+        entries: Sequence[Entry],
+        end: Callable[[MQError | None], None],
+        *,
+        durable: bool,
+        strict: bool,
+        were_held: bool = False,
     ) -> RemovalBatch:
         for entry in entries:
             self._catalog.begin(entry, is_leaving=True)
@@ -468,7 +486,7 @@ class Remover:
             operations = removing(entries, in_one_step=self._removes, durable=durable)
         else:
             operations = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-        return RemovalBatch(entries, operations, strict, were_held, PROTOCOL.get(), answer)
+        return RemovalBatch(entries, operations, strict, were_held, PROTOCOL.get(), end)
 
 
 class _Removals:
@@ -482,7 +500,7 @@ class _Removals:
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
         each = iter(outcomes)
         for batch in self._batches:
-            batch.answer.part(self._end(batch, list(islice(each, len(batch.operations)))))
+            batch.end(self._end(batch, list(islice(each, len(batch.operations)))))
 
     def _end(self, batch: RemovalBatch, outcomes: Sequence[Outcome]) -> MQError | None:
         """End the moves of a batch in the catalog; the error of the last message that could not be removed."""
@@ -541,7 +559,7 @@ class RemovalBatch(NamedTuple):
         operations: one for each, in their order; and behind these perhaps an unlink for each.
         strict: whether one that is gone is an error.
         were_held: whether a connection held them in memory.
-        answer: to their caller, who may wait for others, too.
+        end: called once they are removed, or with the last error.
     """
 
     entries: Sequence[Entry]
@@ -549,7 +567,7 @@ class RemovalBatch(NamedTuple):
     strict: bool
     were_held: bool
     protocol: str
-    answer: _Answer
+    end: Callable[[MQError | None], None]
 
 
 def _agrees(entry: Entry | None, receipt: str | None, *, is_leased: bool) -> bool:

@@ -196,12 +196,34 @@ class Publisher:
         """As :meth:`publish`, in the caller's step, of drafts that have no keys, in a queue without body stats: `done`
         is called with the outcomes."""
         self.in_flight.__enter__()
-        submitted = _Submitted(self, done)
+        submitted = _Submitted(done, self)
         try:
             jobs = self._jobs_of(index, drafts, submitted)
         except BaseException:
             self.in_flight.__exit__()
             raise
+        self._put(jobs, submitted)
+
+    async def _publish_at_once(
+        self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
+    ) -> list[Published | MQError]:
+        """As :meth:`submit`, in turns of the event loop: one completion answers all of them."""
+        future: Future[list[Published | MQError]] = Future()
+        submitted, jobs = _Submitted(future.set), list[Job]()
+        outcomes = submitted.outcomes
+        for some in turns.parts(drafts, turns.FRAMES_A_TURN):
+            if outcomes and isinstance(outcomes[-1], StorageFull):
+                outcomes += [outcomes[-1]] * len(some)
+                continue
+            jobs += self._jobs_of(index, some, submitted)
+            if len(drafts) > turns.FRAMES_A_TURN:
+                await turns.spend(frames=len(some))
+        self._put(jobs, submitted)  # only now: they share a barrier
+        if has_place is not None and not (outcomes and isinstance(outcomes[-1], StorageFull)):
+            has_place()
+        return await future.get()
+
+    def _put(self, jobs: list[Job], submitted: _Submitted) -> None:
         submitted.left = len(jobs)
         if jobs:
             self._jobs.put(jobs)
@@ -211,14 +233,14 @@ class Publisher:
     def _jobs_of(self, index: QueueIndex, drafts: Sequence[Draft], submitted: _Submitted) -> list[Job]:
         """The jobs of drafts that are not refused, and all outcomes, as far as they are known."""
         jobs: list[Job] = []
-        for draft in drafts:
+        for position, draft in enumerate(drafts):
             try:
                 if index.deleted:
                     raise _deleted(index)
                 self._check(index, draft)
                 job = self._new_job(index, draft, None, submitted)
             except StorageFull as error:  # those behind it would overtake it
-                submitted.outcomes += [error] * (len(drafts) - len(submitted.outcomes))
+                submitted.outcomes += [error] * (len(drafts) - position)
                 break
             except MQError as error:
                 submitted.outcomes.append(error)
@@ -269,10 +291,13 @@ class Publisher:
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
     ) -> list[Published | MQError]:
         """As :meth:`publish`, for as many as one batch takes."""
+        has_keys = any(draft.key is not None for draft in drafts)
+        if not (has_keys or index.settings.knows_bodies):
+            return await self._publish_at_once(index, drafts, has_place)
         if index.settings.knows_bodies:
             await self._loader.load(index)
         prepared: list[_Prepared] = []
-        given, has_keys = drafts, any(draft.key is not None for draft in drafts)
+        given = drafts
         if len(drafts) <= turns.FRAMES_A_TURN:
             if has_keys:
                 drafts = [_after_purges(draft, index.purges) for draft in drafts]
@@ -542,11 +567,11 @@ def _after_purges(draft: Draft, purges: int) -> Draft:
 
 
 class _Submitted:
-    """The drafts of one :meth:`Publisher.submit`, until all of them have outcomes.
+    """Drafts that are published together, until all of them have outcomes.
 
     Args:
-        publisher: counts the request, and tells how long it took.
         done: called with the outcomes.
+        publisher: counts the request, and tells how long it took; None where the caller does.
 
     Attributes:
         outcomes: for each draft the future of its job, or why there is none.
@@ -555,12 +580,12 @@ class _Submitted:
 
     __slots__ = ("_began", "_done", "_publisher", "left", "outcomes")
 
-    def __init__(self, publisher: Publisher, done: Callable[[list[Published | MQError]], None]) -> None:
+    def __init__(self, done: Callable[[list[Published | MQError]], None], publisher: Publisher | None = None) -> None:
         self.outcomes: list[Future[MessageId] | MQError] = []
         self.left = 0
         self._publisher = publisher
         self._done = done
-        self._began = publisher.now()
+        self._began = 0.0 if publisher is None else publisher.now()
 
     def __call__(self, _: Exception | None) -> None:
         self.left -= 1
@@ -570,10 +595,11 @@ class _Submitted:
     def end(self) -> None:
         """Answer."""
         publisher = self._publisher
-        seconds = publisher.now() - self._began
-        for took in publisher.took:
-            took(seconds)
-        publisher.in_flight.__exit__()
+        if publisher is not None:
+            seconds = publisher.now() - self._began
+            for took in publisher.took:
+                took(seconds)
+            publisher.in_flight.__exit__()
         self._done([_outcome_of(each) if isinstance(each, Future) else each for each in self.outcomes])
 
 

@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from mq.broker import Broker, Draft, commit, open_broker
+from mq.broker import Broker, Draft, Removal, commit, open_broker
 from mq.message import Message
 from mq.storage.interface import Description, Hear, Operation, Outcome, Result
 from mq.storage.memory import MemoryStorage
@@ -113,3 +113,43 @@ async def test_what_was_answered_early_stays_when_the_medium_breaks_behind_it(st
             nursery.start_soon(publish)
     assert outcomes[2] == "StorageFailed"
     assert {entry.id for queue in broker.inventory() for entry in queue.entries} == set(outcomes[:2])
+
+
+class Wakings(trio.abc.Instrument):
+    """Counts how often a task is woken."""
+
+    def __init__(self, task: trio.lowlevel.Task) -> None:
+        self.count = 0
+        self._task = task
+
+    def task_scheduled(self, task: trio.lowlevel.Task) -> None:
+        self.count += task is self._task
+
+
+class OneByOne(Telling):
+    """Tells of each operation of a batch by itself, a pass of the event loop after the one before."""
+
+    async def commit_in_parts(self, operations: Sequence[Operation], hear: Hear) -> list[Outcome]:
+        for operation in operations:
+            await trio.lowlevel.checkpoint()
+            hear(await self.commit([operation]), 0.0)
+        return []
+
+
+async def test_a_batch_wakes_its_caller_once_though_its_outcomes_come_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(commit, "ANSWERED_TOGETHER", 1)
+    store = OneByOne()
+    await store.open()
+    async with open_broker(store) as broker:
+        await broker.create_queue("q")
+        wakings = Wakings(trio.lowlevel.current_task())
+        trio.lowlevel.add_instrument(wakings)
+        published = await broker.publish_many("q", [Draft(b"%d" % number) for number in range(20)])
+        assert wakings.count == 1
+        ids = [outcome.id for outcome in published if not isinstance(outcome, Exception)]
+        assert await broker.remove_many("q", [Removal(id) for id in ids]) == [None] * 20
+        assert wakings.count == 2
+        trio.lowlevel.remove_instrument(wakings)
+    await store.aclose()
