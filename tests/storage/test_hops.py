@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from mq.lifecycle import State
+from mq.storage.files import hop
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
-from mq.storage.interface import Move, Operation, Result, Unlink, Write
+from mq.storage.interface import QUEUE, Move, Operation, Outcome, Result, Unlink, Write
 from mq.storage.options import StorageOptions
 from mq.storage.outcomes import Outcomes
+from mq.storage.records import put_record
 from tests.storage.disks import make_calls, new_id
 
 MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
@@ -103,3 +106,36 @@ async def test_a_store_tells_how_late_its_last_batch_was_heard_of() -> None:
         late = outcomes.heard_late if isinstance(outcomes, Outcomes) else 0
         assert 0 < late < trio.current_time() - since if mount.persistent else late == 0
         await store.aclose()
+
+
+@pytest.mark.parametrize("logged", [True, False], ids=["with a log", "without"])
+@pytest.mark.parametrize("size", [1, 16, 47])
+async def test_a_batch_switches_threads_twice(monkeypatch: pytest.MonkeyPatch, size: int, logged: bool) -> None:
+    """To the commit thread and back. Only a longer batch on a log reports parts of itself on the way."""
+    mount = Mount("ext4", atomic_rename=True, ordered=True, logged=logged)
+    store = FolderStorage("test:", "/root", make_calls(), StorageOptions(), mount=lambda root: mount, syncfs=True)
+    await store.open()
+    assert store.tells is logged
+    await put_record(store, QUEUE, "q", {"created": 1})
+    switches: list[str] = []
+    thread, write_to_loop = store._committing, hop._write
+    assert thread is not None
+    ask = thread._jobs.put
+
+    def put(job: Any) -> None:
+        switches.append("to the thread")
+        ask(job)
+
+    def tell(fd: int, count: int) -> None:
+        switches.append("back")
+        write_to_loop(fd, count)
+
+    thread._jobs = SimpleNamespace(put=put, get=thread._jobs.get)  # type: ignore[assignment]
+    monkeypatch.setattr(hop, "_write", tell)
+    monkeypatch.setattr(store, "_hop", None)  # no thread of Trio's
+    told: list[Outcome] = []
+    told += await store.commit_in_parts([write() for _ in range(size)], lambda outcomes, _: told.extend(outcomes))
+    assert [outcome.result for outcome in told] == [Result.DONE] * size
+    assert switches == ["to the thread", "back"]
+    monkeypatch.undo()
+    await store.aclose()
