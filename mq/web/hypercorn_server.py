@@ -303,6 +303,8 @@ class GuardedServer(TCPServer):
         self._reader = reader
         self._login = login
         self._patience = stream.patience
+        self._idle_until: float | None = None  # None while a request is served
+        self._is_receiving = False
         self._waits_for_first_byte = False
         self._has_served = False
         watched = self._app_for()
@@ -313,24 +315,34 @@ class GuardedServer(TCPServer):
         _guard_http1(self.protocol.protocol, self._watched)
         if self._login is not None:
             self._login.on_login = self._log_in
-        with self._hearing:
+        self._watched.idle = idle = trio.CancelScope()  # the fast path may have used the former one
+        self._note_idle(is_idle=True)
+        with self._hearing, idle:
             await self._hear()
         if self._hearing.cancelled_caught:
             await self._watched.linger()
+        elif idle.cancelled_caught:
+            await self._initiate_server_close()
         # Each of its requests ends in a task of its own, and very many connections may end at once.
         await self._reader.pay(self._frames.running * turns.MESSAGE)
         await self.protocol.handle(Closed())
-        await self.idle_task.stop()  # a broken connection would stay until its idle time is over
 
     async def _hear(self) -> None:
         """Read as Hypercorn does, but for its time limit, which costs memory and is never set; and in turns."""
         beginning: bytes | None = b""  # as long as it may be that of HTTP/2
         data = b"x"
         while data:
+            self._is_receiving, self._watched.idle_until = True, self._idle_until
+            if self.context.terminated.is_set():
+                self.stop()
             try:
                 data = bytes(await self.stream.receive_some(MAX_RECV))
             except (trio.ClosedResourceError, trio.BrokenResourceError):
                 break
+            finally:
+                self._is_receiving, self._watched.idle_until = False, None  # what has come is not cut off
+            if self._watched.is_left:
+                await trio.lowlevel.checkpoint_if_cancelled()
             if beginning is None:
                 await self._take(data)
                 continue
@@ -358,7 +370,7 @@ class GuardedServer(TCPServer):
             await self.protocol.handle(RawData(piece))
         if self._waits_for_first_byte and self._has_begun():
             self._waits_for_first_byte = False
-            await self.idle_task.restart(self._task_group, self._idle_timeout)
+            self._note_idle(is_idle=True)
 
     def _log_in(self) -> None:
         """Give more to a client that has logged in."""
@@ -367,13 +379,22 @@ class GuardedServer(TCPServer):
             connection = self.protocol.protocol.connection
             connection.update_settings({SettingCodes.MAX_CONCURRENT_STREAMS: STREAMS})  # goes with the next answer
 
-    async def _idle_timeout(self) -> None:
-        """Wait as Hypercorn does, for the time that a head or its first byte may take."""
+    def stop(self) -> None:
+        """Serve no further request."""
+        if self._is_receiving:
+            self._watched.leave_if_idle()
+
+    def _note_idle(self, *, is_idle: bool) -> None:
+        """Let the watch end the connection once a head, or its first byte, has taken too long."""
         seconds = self._patience.keep_alive if self._waits_for_first_byte else self._patience.head
-        with trio.move_on_after(seconds):
-            await self.context.terminated.wait()
-        with trio.CancelScope(shield=True):
-            await self._initiate_server_close()
+        self._idle_until = trio.current_time() + seconds if is_idle else None
+        if self._is_receiving:
+            self._watched.idle_until = self._idle_until
+        if is_idle and self.context.terminated.is_set():
+            self.stop()
+
+    async def _idle_timeout(self) -> None:
+        """Nothing: the watch over all connections takes the place of a task for each."""
 
     def _has_begun(self) -> bool:
         """Whether a part of a request's head has come."""
@@ -408,6 +429,8 @@ class GuardedServer(TCPServer):
         if isinstance(event, Updated):
             self._waits_for_first_byte = event.idle and self._has_served
             self._has_served = self._has_served or not event.idle
+            self._note_idle(is_idle=event.idle)
+            return
         if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
             self._is_http2 = True  # it sends its preface before it reads any frame: in time for the guard
             protocol = self.protocol.protocol
@@ -416,7 +439,7 @@ class GuardedServer(TCPServer):
             connection = protocol.connection
             _guard_http2(connection, self._frames, requests)
             # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
-            await super().protocol_send(Updated(idle=not connection.streams))
+            self._note_idle(is_idle=not connection.streams)
         await super().protocol_send(event)
 
 

@@ -207,7 +207,7 @@ class _HttpConnections:
         self._heads = Heads(app.handler, app.base_path)
         self._config = _hypercorn_config(STREAMS_BEFORE_LOGIN if app.needs_login else STREAMS)
         self._context = WorkerContext(None)
-        self._lanes: set[FastHttp1] = set()
+        self._serving: set[FastHttp1 | GuardedServer] = set()
         self.watch = IdleWatch(SILENT_SECONDS, min(self._patience))
         self.hang_ups = HangUps()
 
@@ -255,18 +255,23 @@ class _HttpConnections:
             if self._app.needs_login and connection.user is None:
                 connection.login = ConnectionLogin()
             login = connection.login
-            await GuardedServer(self._app, self._config, self._context, watched, reader, memory, login).run()
+            server = GuardedServer(self._app, self._config, self._context, watched, reader, memory, login)
+            self._serving.add(server)
+            try:
+                await server.run()
+            finally:
+                self._serving.discard(server)
 
     async def _serve_fast(self, watched: WatchedStream, reader: Reader, memory: ClientMemory) -> bool:
         """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
         lane = FastHttp1(watched, self._heads, self.hang_ups, reader, memory)
         if self._context.terminated.is_set():
             lane.stop()
-        self._lanes.add(lane)
+        self._serving.add(lane)
         try:
             rest = await lane.run()
         finally:
-            self._lanes.discard(lane)
+            self._serving.discard(lane)
         if rest is not None:
             watched.put_back(rest)
             return True
@@ -278,8 +283,8 @@ class _HttpConnections:
         """Close the connections that are idle, and the others as they become so."""
         self._app.is_stopping = True
         await self._context.terminated.set()
-        for lane in self._lanes:
-            lane.stop()
+        for each in self._serving:
+            each.stop()
 
 
 def _hypercorn_config(streams: int) -> Config:
