@@ -51,15 +51,18 @@ class WebApp:
         self.needs_login = needs_login
         self.is_stopping = False
 
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
-        """Answer one request. A client that ends its side of the connection after a whole request still gets its
-        answer: the request is carried out anyway, and a lease without an answer would hold up a message."""
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable, handler: Handler | None = None
+    ) -> None:
+        """Answer one request; by `handler`, where one is given. A client that ends its side of the connection after a
+        whole request still gets its answer: the request is carried out anyway, and a lease without an answer would hold
+        up a message."""
         if scope["type"] != "http":
             await _refuse_websocket(send)
             return
         arriving = ArrivingBody(receive)
         try:
-            reply = await self.handler.handle(self._request(scope, arriving))
+            reply = await (handler or self.handler).handle(self._request(scope, arriving))
         except Exception as error:
             logger.error("internal error", exc_info=error)
             reply = BUG

@@ -31,7 +31,8 @@ OnHangUp = Callable[[Tell], AbstractAsyncContextManager[None]]
 """In this context, what was given is called when the client hangs up or closes its sending side."""
 
 
-def _nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
+def nobody_hangs_up(tell: Tell) -> AbstractAsyncContextManager[None]:
+    """As :data:`OnHangUp`, for a request of no connection."""
     return nullcontext()
 
 
@@ -90,7 +91,7 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     body: bytes | AsyncIterable[bytes]
     content_length: int | None
-    on_hang_up: OnHangUp = _nobody_hangs_up
+    on_hang_up: OnHangUp = nobody_hangs_up
     address: str = ""
     scheme: str = "http"
     user: User | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
 from contextlib import suppress
 from email.utils import formatdate
 from functools import lru_cache, partial
@@ -48,6 +48,7 @@ from mq.web.refusals import (
     EMPTY_LINES,
     MOST_EMPTY_LINES,
     MOST_LINES,
+    made_reply,
     refusal_of,
     refusal_of_amqp,
     refusal_of_body,
@@ -106,6 +107,24 @@ def parse_head(head: bytes) -> RequestHead | None:
         return None
     path, _, query = target.encode("latin-1").partition(b"?")
     return RequestHead(method, path, query, headers, None if length is None else int(length), connection == "close")
+
+
+def head_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The head of a request over HTTP/2, as it would be over HTTP/1.1; None if it cannot be written so."""
+    pseudo: dict[bytes, bytes] = {}
+    lines = [b""]
+    for name, value in headers:
+        if name.startswith(b":"):
+            pseudo[name] = value
+        elif name != b"host" or b":authority" not in pseudo:
+            lines.append(b"%b: %b" % (name, value))
+    if b":authority" in pseudo:
+        lines[0] = b"host: " + pseudo[b":authority"]
+    else:
+        del lines[0]
+    line = b"%b %b HTTP/1.1" % (pseudo.get(b":method", b""), pseudo.get(b":path", b""))
+    head = b"\r\n".join((line, *lines, _EMPTY))
+    return head if head.count(b"\n") == len(lines) + 2 else None
 
 
 class Heads:
@@ -515,13 +534,7 @@ class _BegunRequest:
         """As :data:`mq.web.exchange.Answer`. It raises nothing: a batch has answers to others, too."""
         if self._is_over or self._reply is not None:
             return
-        try:
-            reply = make(value)
-        except MQError as error:
-            reply = refusal_of(error)
-        except Exception as error:
-            logger.error("internal error", exc_info=error)
-            reply = _bug(self._head)
+        reply = made_reply(make, value)
         if self._abandon is None:  # in the step that began the request
             self._reply = reply
             return

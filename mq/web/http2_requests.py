@@ -6,16 +6,18 @@ make as long as it likes. This module wraps its protocol object, as :mod:`mq.web
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from h2.errors import ErrorCodes
-from h2.events import RequestReceived
+from h2.events import DataReceived, Event, RequestReceived, StreamEnded
 from h2.exceptions import ProtocolError
 from h2.utilities import SizeLimitDict
+from hypercorn.protocol.events import EndBody
 from hypercorn.protocol.h2 import (
     BUFFER_HIGH_WATER,
     BUFFER_LOW_WATER,
@@ -24,12 +26,27 @@ from hypercorn.protocol.h2 import (
     StreamBuffer,
 )
 from hypercorn.protocol.http_stream import ASGIHTTPState, HTTPStream
-from hypercorn.typing import AppWrapper, Event
+from hypercorn.typing import AppWrapper
+from hypercorn.typing import Event as LoopEvent
 
 from mq.doors.budget import ClientMemory, Use
-from mq.errors import BodyTooLarge, NoMemory
-from mq.web.exchange import Reply
-from mq.web.refusals import refusal_of
+from mq.doors.readers import REQUEST, Reader
+from mq.errors import BodyTooLarge, MQError, NoMemory
+from mq.web.exchange import (
+    BUG,
+    Abandon,
+    Handler,
+    Later,
+    OnHangUp,
+    Reply,
+    Request,
+    Tell,
+    nobody_hangs_up,
+)
+from mq.web.fast_http1 import Heads, head_of
+from mq.web.http_connection import WatchedStream
+from mq.web.refusals import made_reply, refusal_of
+from mq.web.replies import without_body
 
 REQUEST_BYTES: Final = 160 * 1024
 """What a request over HTTP/2 is counted as: its objects, its buffers, a small answer, and as much again for the holes
@@ -40,7 +57,14 @@ HEADER_TABLE_BYTES: Final = 4096
 """The longest table of headers that were sent. A client may allow more, and would fill our memory with it."""
 CLOSED_STREAMS: Final = 256
 """Ended streams that are remembered: as many as may have been under way together."""
+MOST_BEGUN: Final = 16 * 1024
+"""Bytes of the longest body with which a request begins in the step that read it."""
+BEGUN_BYTES: Final = 8 * 1024
+"""What such a request is counted as: no task of its own, and no buffers."""
+_OF_A_REQUEST: Final = (RequestReceived, DataReceived, StreamEnded)
 _SAFE: Final = ("GET", "HEAD")
+
+logger = logging.getLogger(__name__)
 
 
 class PausingBuffer(StreamBuffer):
@@ -70,7 +94,7 @@ class PausingBuffer(StreamBuffer):
 class _Buffers(dict[int, StreamBuffer]):
     """The buffers of a connection, each of which becomes one that pauses."""
 
-    def __init__(self, event_class: type[Event]) -> None:
+    def __init__(self, event_class: type[LoopEvent]) -> None:
         super().__init__()
         self._event_class = event_class
 
@@ -123,25 +147,104 @@ class RequestWork:
         self.scope.cancel()
 
 
-class Http2Requests:
-    """The requests of one connection.
+class _Answered(Handler):
+    """Gives the reply that a completion has made."""
+
+    def __init__(self, begun: _BegunRequest, reply: Reply | Later) -> None:
+        self._begun = begun
+        self._reply = reply
+
+    async def handle(self, request: Request) -> Reply:
+        """The reply."""
+        if isinstance(self._reply, Reply):
+            return self._reply
+        self._begun.hang_ups = request.on_hang_up
+        try:
+            return await self._reply()
+        except MQError as error:
+            return refusal_of(error)
+
+
+class _BegunRequest:
+    """A request that was begun in the step that read it, up to its answer.
 
     Args:
-        refused: called for each request that is refused here.
+        answered: called with it and its reply; in the step that begins it, or later by a completion.
+    """
+
+    __slots__ = ("_answered", "abandon", "event", "hang_ups", "is_over", "work")
+
+    def __init__(
+        self,
+        event: RequestReceived,
+        work: RequestWork,
+        answered: Callable[[_BegunRequest, Reply | Later], None],
+    ) -> None:
+        self.event = event
+        self.work = work
+        self.hang_ups: OnHangUp = nobody_hangs_up  # while its answer is waited for, Hypercorn reports them
+        self.abandon: Abandon | None = None  # while a completion is to answer
+        self.is_over = False
+        self._answered = answered
+
+    def begin(self, handler: Handler, request: Request) -> bool:
+        """Begin it. False where that is not possible."""
+        try:
+            begun = handler.begin(request, self.answer)
+        except Exception as error:
+            logger.error("internal error", exc_info=error)
+            begun = BUG
+        if isinstance(begun, Reply):
+            self._end(begun)
+        elif not self.is_over:
+            self.abandon = begun
+        return begun is not None
+
+    def on_hang_up(self, tell: Tell) -> AbstractAsyncContextManager[None]:
+        """As :data:`mq.web.exchange.OnHangUp`."""
+        return self.hang_ups(tell)
+
+    def answer(self, make: Callable[[Any], Reply | Later], value: Any) -> None:
+        """As :data:`mq.web.exchange.Answer`."""
+        if not self.is_over:
+            self._end(made_reply(make, value))
+
+    def _end(self, reply: Reply | Later) -> None:
+        self.is_over = True
+        self._answered(self, reply)
+
+
+class Http2Requests:
+    """The requests of one connection. A plain one that is read in one piece begins in that step, and its completion
+    answers it without a task; Hypercorn gets the others.
+
+    Args:
+        heads: says who answers a request.
+        ended: called for each request that ends here.
+        note_begun: called when some were begun in this step, and when a completion has written an answer.
     """
 
     def __init__(
         self,
         protocol: H2Protocol,
+        stream: WatchedStream,
         memory: ClientMemory,
-        app_for: Callable[[RequestWork], AppWrapper],
-        refused: Callable[[], None],
+        reader: Reader,
+        heads: Heads,
+        app_for: Callable[[RequestWork, Handler | None], AppWrapper],
+        ended: Callable[..., None],
+        note_begun: Callable[..., None],
     ) -> None:
         self._protocol = protocol
+        self._stream = stream
         self._memory = memory
+        self._reader = reader
+        self._heads = heads
         self._app_for = app_for
-        self._refused = refused
+        self._ended = ended
+        self._note_begun = note_begun
         self._works: dict[int, RequestWork] = {}
+        self._begun: dict[int, _BegunRequest] = {}
         self._create_stream = protocol._create_stream
         self._close_stream = protocol._close_stream
         protocol._create_stream = self._begin  # type: ignore[method-assign,assignment]
@@ -149,28 +252,147 @@ class Http2Requests:
         protocol.stream_buffers = _Buffers(protocol.context.event_class)
         protocol.connection._closed_streams = SizeLimitDict(size_limit=CLOSED_STREAMS)
 
-    def received(self) -> None:
-        """Frames were taken: hold the client to the tables of headers that mq keeps."""
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is at work."""
+        return self._protocol.idle and not self._begun
+
+    def received(self, events: list[Event]) -> list[Event]:
+        """Hold the client to the tables of headers that mq keeps, and begin requests. Returns the events for
+        Hypercorn."""
         encoder = self._protocol.connection.encoder
         if encoder.header_table_size > HEADER_TABLE_BYTES:
             encoder.header_table_size = HEADER_TABLE_BYTES
+        arriving: dict[int | None, tuple[RequestReceived, list[DataReceived]]] = {}
+        begun = set()
+        for event in events:
+            if isinstance(event, RequestReceived):
+                arriving[event.stream_id] = (event, [])
+            elif isinstance(event, DataReceived) and event.stream_id in arriving:
+                arriving[event.stream_id][1].append(event)
+            elif (
+                isinstance(event, StreamEnded)
+                and event.stream_id in arriving
+                and self._begin_now(*arriving.pop(event.stream_id))
+            ):
+                begun.add(event.stream_id)
+        if not begun:
+            return events
+        self._note_begun(is_in_step=True)
+        return [each for each in events if not isinstance(each, _OF_A_REQUEST) or each.stream_id not in begun]
 
-    async def _begin(self, event: RequestReceived) -> None:
+    def end(self) -> None:
+        """The connection has ended: abandon what was begun and is not answered."""
+        for id in list(self._begun):
+            self._abandon(id)
+
+    def _begin_now(self, event: RequestReceived, pieces: Sequence[DataReceived]) -> bool:
+        """Begin a request that is whole. False where Hypercorn has to serve it."""
+        protocol, size = self._protocol, sum(len(piece.data or b"") for piece in pieces)
+        head = head_of(event.headers or ())
+        if head is None or size > MOST_BEGUN or protocol.context.terminated.is_set():
+            return False
+        found = self._heads.find(head)
+        if found is None:
+            return False
+        (method, path, query, headers, length, _), handler = found
+        work, stream = RequestWork(self._memory, method), self._stream
+        begun = _BegunRequest(event, work, self._answered)
+        try:
+            work.memory.reserve(Use.REQUEST, BEGUN_BYTES + size + _PARSED * len(head))
+        except (NoMemory, BodyTooLarge):
+            work.memory.close()
+            return False
+        request = Request(
+            method,
+            path,
+            query,
+            headers,
+            b"".join(piece.data or b"" for piece in pieces),
+            length,
+            begun.on_hang_up,
+            stream.address,
+            stream.scheme,
+            memory=work.memory,
+        )
+        if not begun.begin(handler, request):
+            work.memory.close()
+            return False
+        self._reader.spend(REQUEST)
+        assert event.stream_id is not None
+        for piece in pieces:
+            protocol.connection.acknowledge_received_data(piece.flow_controlled_length or 0, event.stream_id)
+        if not begun.is_over:
+            self._begun[event.stream_id] = begun
+            stream.at_work += 1
+        return True
+
+    def _answered(self, begun: _BegunRequest, reply: Reply | Later) -> None:
+        """Write an answer, if the client's window has room for it; else have Hypercorn send it."""
+        id = begun.event.stream_id
+        assert id is not None
+        is_in_step = self._begun.pop(id, None) is None
+        if not is_in_step:
+            self._stream.at_work -= 1
+            self._stream.last_used = trio.current_time()
+        if not (isinstance(reply, Reply) and isinstance(reply.body, bytes) and self._write(id, reply, reply.body)):
+            self._protocol.task_group.spawn(self._send_slowly, begun, _Answered(begun, reply))
+            return
+        begun.work.memory.close()
+        self._ended()
+        if not is_in_step:
+            self._note_begun(is_in_step=False)
+
+    def _write(self, id: int, reply: Reply, body: bytes) -> bool:
+        """Write an answer, to be flushed. False if it has no room."""
+        connection = self._protocol.connection
+        headers = [(b":status", b"%d" % reply.status)]
+        headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+        with suppress(ProtocolError):  # it was reset in the same breath
+            if len(body) > min(connection.local_flow_control_window(id), connection.max_outbound_frame_size):
+                return False
+            connection.send_headers(id, headers, end_stream=not body)
+            if body:
+                connection.send_data(id, body, end_stream=True)
+        return True
+
+    async def _send_slowly(self, begun: _BegunRequest, answered: _Answered) -> None:
+        await self._begin(begun.event, begun.work, answered)
+        stream = self._protocol.streams.get(begun.event.stream_id or 0)
+        if stream is not None:
+            await stream.handle(EndBody(stream_id=stream.stream_id))
+        else:  # refused, or the connection has ended
+            await without_body(await answered.handle(Request("", b"", b"", {}, b"", None)))
+            begun.work.memory.close()
+
+    def _abandon(self, id: int) -> None:
+        begun = self._begun.pop(id, None)
+        if begun is not None:
+            begun.is_over = True
+            self._stream.at_work -= 1
+            begun.work.memory.close()
+            self._ended(is_answered=False)
+            if begun.abandon is not None:
+                begun.abandon()
+
+    async def _begin(
+        self, event: RequestReceived, work: RequestWork | None = None, answered: _Answered | None = None
+    ) -> None:
         headers = list(event.headers or ())
         method = next((value.decode("ascii").upper() for name, value in headers if name == b":method"), "")
-        work = RequestWork(self._memory, method)
+        work = work or RequestWork(self._memory, method)
         try:
             size = sum(len(name) + len(value) for name, value in headers)
             work.memory.reserve(Use.REQUEST, REQUEST_BYTES + _PARSED * size)
         except (NoMemory, BodyTooLarge) as error:
             work.memory.close()
-            self._refused()
+            self._ended()
             await self._refuse(event, refusal_of(error))
             return
         assert event.stream_id is not None
         work.may_reset(partial(self._reset_stream, event.stream_id))
         self._works[event.stream_id] = work
-        self._protocol.app = self._app_for(work)
+        self._protocol.app = self._app_for(work, answered)
         await self._create_stream(event)
 
     async def _refuse(self, event: RequestReceived, reply: Reply) -> None:
@@ -178,20 +400,15 @@ class Http2Requests:
         protocol, id = self._protocol, event.stream_id
         assert id is not None
         assert isinstance(reply.body, bytes)
-        headers = [(b":status", b"%d" % reply.status)]
-        headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-        try:
-            has_room = protocol.connection.local_flow_control_window(id) >= len(reply.body)
-            protocol.connection.send_headers(id, headers, end_stream=not has_room)
-            if has_room:
-                protocol.connection.send_data(id, reply.body, end_stream=True)
-            if event.stream_ended is None:
+        if not self._write(id, reply, reply.body):
+            self._write(id, reply, b"")
+        if event.stream_ended is None:
+            with suppress(ProtocolError):
                 protocol.connection.reset_stream(id, ErrorCodes.NO_ERROR)  # its body is not wanted
-        except ProtocolError:
-            return  # it was reset in the same breath
         await protocol._flush()
 
     async def _end(self, stream_id: int) -> None:
+        self._abandon(stream_id)
         stream = self._protocol.streams.get(stream_id)
         try:
             await self._close_stream(stream_id)

@@ -48,9 +48,13 @@ from hypercorn.typing import (
 )
 
 from mq import turns
-from mq.doors.budget import ClientMemory
+from mq.doors.budget import ClientMemory, Use
 from mq.doors.connections import FewLines
 from mq.doors.readers import FULL_REQUEST, Reader
+from mq.errors import BodyTooLarge, NoMemory
+from mq.web.app import WebApp
+from mq.web.exchange import Handler
+from mq.web.fast_http1 import Heads
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
@@ -161,9 +165,10 @@ class FrameCounter:
         self._bytes = 0
         self._updates = 0
 
-    def refused(self) -> None:
-        """Note that a request was answered without having been at work."""
-        self.note_response()
+    def end(self, *, is_answered: bool = True) -> None:
+        """Note the end of a request that Hypercorn does not see."""
+        if is_answered:
+            self.note_response()
         self.ended += 1
 
     def cut(self, data: bytes, now: float, turn: Callable[[], int] = _whole_turn) -> Iterator[tuple[bytes, int]]:
@@ -285,19 +290,23 @@ class GuardedServer(TCPServer):
 
     def __init__(
         self,
-        app: ASGIFramework,
+        app: WebApp,
         config: Config,
         context: WorkerContext,
         stream: WatchedStream,
         reader: Reader,
         memory: ClientMemory,
+        heads: Heads,
         login: ConnectionLogin | None = None,
     ) -> None:
+        self._requests: Http2Requests | None = None
+        self._heads = heads
+        self._unsent = bytearray()  # of answers that completions have written
+        self._unsent_room = memory.reserve(Use.ANSWER)
         self._frames = FrameCounter(is_known=login is None)
-        self._is_http2 = False
         self._hearing = trio.CancelScope()
         self._memory = memory
-        self._app_for = partial(_WatchedApp, app, self)
+        self._app = app
         self._strangers = _Strangers(login)
         self._watched = stream
         self._reader = reader
@@ -307,8 +316,11 @@ class GuardedServer(TCPServer):
         self._is_receiving = False
         self._waits_for_first_byte = False
         self._has_served = False
-        watched = self._app_for()
+        watched = self._app_for(None, None)
         super().__init__(watched, config, context, LifespanState(), stream)  # type: ignore[arg-type]
+
+    def _app_for(self, work: RequestWork | None, handler: Handler | None) -> _WatchedApp:
+        return _WatchedApp(self._app if handler is None else partial(self._app, handler=handler), self, work)
 
     async def _read_data(self) -> None:
         assert isinstance(self.protocol.protocol, H11Protocol)  # every connection begins as that
@@ -316,13 +328,18 @@ class GuardedServer(TCPServer):
         if self._login is not None:
             self._login.on_login = self._log_in
         self._watched.idle = idle = trio.CancelScope()  # the fast path may have used the former one
-        self._note_idle(is_idle=True)
-        with self._hearing, idle:
-            await self._hear()
-        if self._hearing.cancelled_caught:
-            await self._watched.linger()
-        elif idle.cancelled_caught:
-            await self._initiate_server_close()
+        self._limit_idle(is_idle=True)
+        try:
+            with self._hearing, idle:
+                await self._hear()
+            if self._hearing.cancelled_caught:
+                await self._watched.linger()
+            elif idle.cancelled_caught:
+                await self.protocol_send(RawData(b""))
+                await self._initiate_server_close()
+        finally:
+            if self._requests is not None:
+                self._requests.end()
         # Each of its requests ends in a task of its own, and very many connections may end at once.
         await self._reader.pay(self._frames.running * turns.MESSAGE)
         await self.protocol.handle(Closed())
@@ -368,9 +385,11 @@ class GuardedServer(TCPServer):
             is_first = False
             reader.spend(units)
             await self.protocol.handle(RawData(piece))
+            if self._unsent:  # a client that does not read is not read either
+                await self.protocol_send(RawData(b""))
         if self._waits_for_first_byte and self._has_begun():
             self._waits_for_first_byte = False
-            self._note_idle(is_idle=True)
+            self._limit_idle(is_idle=True)
 
     def _log_in(self) -> None:
         """Give more to a client that has logged in."""
@@ -385,6 +404,12 @@ class GuardedServer(TCPServer):
             self._watched.leave_if_idle()
 
     def _note_idle(self, *, is_idle: bool) -> None:
+        """A request begins, or the last one has its answer."""
+        self._waits_for_first_byte = is_idle and self._has_served
+        self._has_served = self._has_served or not is_idle
+        self._limit_idle(is_idle=is_idle)
+
+    def _limit_idle(self, *, is_idle: bool) -> None:
         """Let the watch end the connection once a head, or its first byte, has taken too long."""
         seconds = self._patience.keep_alive if self._waits_for_first_byte else self._patience.head
         self._idle_until = trio.current_time() + seconds if is_idle else None
@@ -419,28 +444,67 @@ class GuardedServer(TCPServer):
             await protocol._send_error_response(408)
         await super()._initiate_server_close()
 
+    def _note_begun(self, *, is_in_step: bool) -> None:
+        """A request that Hypercorn does not see was begun in this step, or a completion has written its answer."""
+        protocol, requests = self.protocol.protocol, self._requests
+        assert isinstance(protocol, H2Protocol)
+        assert requests is not None
+        self._note_idle(is_idle=False)
+        if requests.is_idle:
+            if self.context.terminated.is_set():
+                protocol.connection.close_connection()
+            self._note_idle(is_idle=True)
+        if not is_in_step:
+            self._send_now(protocol.connection.data_to_send())
+
+    def _send_now(self, data: bytes) -> None:
+        """Send in this step what the kernel has room for, and the rest by a task."""
+        has_task = bool(self._unsent)
+        self._unsent += data
+        try:
+            if not has_task and not self.send_lock.locked():
+                self._unsent[:] = self._watched.send_now(bytes(self._unsent))
+            self._unsent_room.cover(len(self._unsent))
+        except (trio.BrokenResourceError, NoMemory, BodyTooLarge):
+            self._unsent.clear()
+            self._watched.socket.close()
+        if self._unsent and not has_task:
+            self._task_group.spawn(self.protocol_send, RawData(b""))
+
     async def protocol_send(self, event: Event) -> None:
-        """Send an event of the protocol, as Hypercorn does but for two."""
+        """Send an event of the protocol, as Hypercorn does but for its end, and idle times."""
+        if self._requests is None and isinstance(self.protocol.protocol, H2Protocol):
+            self._requests = self._begin_http2(self.protocol.protocol)
         if isinstance(event, Closed):
             # Hypercorn would close the socket at once. _read_data closes it when the client has its answer.
             await self.protocol.handle(event)
             self._hearing.cancel()
-            return
-        if isinstance(event, Updated):
-            self._waits_for_first_byte = event.idle and self._has_served
-            self._has_served = self._has_served or not event.idle
-            self._note_idle(is_idle=event.idle)
-            return
-        if not self._is_http2 and isinstance(self.protocol.protocol, H2Protocol):
-            self._is_http2 = True  # it sends its preface before it reads any frame: in time for the guard
-            protocol = self.protocol.protocol
-            protocol._priority_updated = _ignore  # type: ignore[method-assign]
-            requests = Http2Requests(protocol, self._memory, self._app_for, self._frames.refused)
-            connection = protocol.connection
-            _guard_http2(connection, self._frames, requests)
-            # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
-            self._note_idle(is_idle=not connection.streams)
-        await super().protocol_send(event)
+        elif isinstance(event, Updated):
+            self._note_idle(is_idle=event.idle and (self._requests is None or self._requests.is_idle))
+        elif isinstance(event, RawData):
+            data = bytes(self._unsent) + event.data
+            self._unsent.clear()
+            if data:
+                await super().protocol_send(RawData(data))
+                self._unsent_room.shrink(len(self._unsent))
+
+    def _begin_http2(self, protocol: H2Protocol) -> Http2Requests:
+        """Guard a connection that speaks HTTP/2. It sends its preface before it reads any frame: in time for this."""
+        protocol._priority_updated = _ignore  # type: ignore[method-assign]
+        requests = Http2Requests(
+            protocol,
+            self._watched,
+            self._memory,
+            self._reader,
+            self._heads,
+            self._app_for,
+            self._frames.end,
+            self._note_begun,
+        )
+        _guard_http2(protocol.connection, self._frames, requests)
+        # Hypercorn takes the preface for a request, and would wait for its end for ever. An upgrade is one.
+        self._limit_idle(is_idle=not protocol.connection.streams)
+        return requests
 
 
 class _WatchedApp(ASGIWrapper):
@@ -450,7 +514,7 @@ class _WatchedApp(ASGIWrapper):
         work: of the one request that it is for; None makes one for each request.
     """
 
-    def __init__(self, app: ASGIFramework, server: GuardedServer, work: RequestWork | None = None) -> None:
+    def __init__(self, app: ASGIFramework, server: GuardedServer, work: RequestWork | None) -> None:
         super().__init__(app)
         self._server = server
         self._work = work
@@ -602,9 +666,7 @@ def _guard_http2(connection: H2Connection, frames: FrameCounter, requests: Http2
             _CLOSED.write(error)
             connection.close_connection(error.error_code)
             raise
-        events = receive_data(data)
-        requests.received()
-        return events
+        return requests.received(receive_data(data))
 
     def send_and_count(stream_id: int, data: bytes, *args: Any, **named: Any) -> None:
         send_data(stream_id, data, *args, **named)

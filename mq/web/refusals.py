@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
+from collections.abc import Callable
 from typing import Any, Final
 
 import h11
@@ -28,7 +30,9 @@ from mq.errors import (
     ReceiptMismatch,
     StorageError,
 )
-from mq.web.exchange import UNSURE, BodyTooSlow, Reply, problem
+from mq.web.exchange import BUG, UNSURE, BodyTooSlow, Later, Reply, problem
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS: Final = 10
 """What a client is told to wait when the store cannot take its request. The program of 2013 said the same."""
@@ -70,6 +74,17 @@ def refusal_of(error: MQError) -> Reply:
     return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
         is_last=isinstance(error, _ENDS_CONNECTION)
     )
+
+
+def made_reply(make: Callable[[Any], Reply | Later], value: Any) -> Reply | Later:
+    """The reply that a completion makes, or that to its error: it raises nothing, as a batch answers others, too."""
+    try:
+        return make(value)
+    except MQError as error:
+        return refusal_of(error)
+    except Exception as error:
+        logger.error("internal error", exc_info=error)
+        return BUG
 
 
 def problem_of(error: MQError) -> dict[str, Any]:

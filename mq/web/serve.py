@@ -255,7 +255,7 @@ class _HttpConnections:
             if self._app.needs_login and connection.user is None:
                 connection.login = ConnectionLogin()
             login = connection.login
-            server = GuardedServer(self._app, self._config, self._context, watched, reader, memory, login)
+            server = GuardedServer(self._app, self._config, self._context, watched, reader, memory, self._heads, login)
             self._serving.add(server)
             try:
                 await server.run()
