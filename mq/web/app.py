@@ -26,6 +26,7 @@ from mq.errors import CorruptMessage, StorageError
 from mq.web.columns import cut
 from mq.web.endpoints import NO_WEBSOCKET
 from mq.web.exchange import BUG, DISCARD_SECONDS, Handler, Reply, Request
+from mq.web.fast_http1 import Heads
 from mq.web.http_connection import REQUEST_MEMORY
 from mq.web.proxies import NO_BASE_PATH, BasePath
 from mq.web.request_body import ArrivingBody
@@ -41,6 +42,7 @@ class WebApp:
     """Serves `handler`: the endpoints, or a guard before them.
 
     Attributes:
+        heads: says who answers plain requests.
         needs_login: whether most requests need one. Before it, a connection gets little.
         is_stopping: each answer from now on is the last one of its connection, and says so.
     """
@@ -48,6 +50,7 @@ class WebApp:
     def __init__(self, handler: Handler, base_path: BasePath = NO_BASE_PATH, *, needs_login: bool = False) -> None:
         self.handler = handler
         self.base_path = base_path
+        self.heads = Heads(handler, base_path)
         self.needs_login = needs_login
         self.is_stopping = False
 

@@ -48,6 +48,7 @@ from mq.web.refusals import (
     EMPTY_LINES,
     MOST_EMPTY_LINES,
     MOST_LINES,
+    begin_request,
     made_reply,
     refusal_of,
     refusal_of_amqp,
@@ -466,11 +467,7 @@ class _BegunRequest:
 
     def begin(self, handler: Handler, request: Request) -> bool:
         """Begin it. False where that is not possible."""
-        try:
-            begun = handler.begin(request, self._answer)
-        except Exception as error:
-            logger.error("internal error", exc_info=error)
-            begun = _bug(self._head)
+        begun = begin_request(handler, request, self._answer)
         if begun is None:
             return False
         if isinstance(begun, Reply):

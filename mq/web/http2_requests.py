@@ -6,7 +6,6 @@ make as long as it likes. This module wraps its protocol object, as :mod:`mq.web
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
@@ -30,10 +29,8 @@ from hypercorn.typing import AppWrapper
 from hypercorn.typing import Event as LoopEvent
 
 from mq.doors.budget import ClientMemory, Use
-from mq.doors.readers import REQUEST, Reader
 from mq.errors import BodyTooLarge, MQError, NoMemory
 from mq.web.exchange import (
-    BUG,
     Abandon,
     Handler,
     Later,
@@ -45,7 +42,7 @@ from mq.web.exchange import (
 )
 from mq.web.fast_http1 import Heads, head_of
 from mq.web.http_connection import WatchedStream
-from mq.web.refusals import made_reply, refusal_of
+from mq.web.refusals import begin_request, made_reply, refusal_of
 from mq.web.replies import without_body
 
 REQUEST_BYTES: Final = 160 * 1024
@@ -63,8 +60,6 @@ BEGUN_BYTES: Final = 8 * 1024
 """What such a request is counted as: no task of its own, and no buffers."""
 _OF_A_REQUEST: Final = (RequestReceived, DataReceived, StreamEnded)
 _SAFE: Final = ("GET", "HEAD")
-
-logger = logging.getLogger(__name__)
 
 
 class PausingBuffer(StreamBuffer):
@@ -189,11 +184,7 @@ class _BegunRequest:
 
     def begin(self, handler: Handler, request: Request) -> bool:
         """Begin it. False where that is not possible."""
-        try:
-            begun = handler.begin(request, self.answer)
-        except Exception as error:
-            logger.error("internal error", exc_info=error)
-            begun = BUG
+        begun = begin_request(handler, request, self.answer)
         if isinstance(begun, Reply):
             self._end(begun)
         elif not self.is_over:
@@ -221,7 +212,7 @@ class Http2Requests:
     Args:
         heads: says who answers a request.
         ended: called for each request that ends here.
-        note_begun: called when some were begun in this step, and when a completion has written an answer.
+        note_begun: called with how many were begun in this step; with 0 when a completion has written an answer.
     """
 
     def __init__(
@@ -229,16 +220,14 @@ class Http2Requests:
         protocol: H2Protocol,
         stream: WatchedStream,
         memory: ClientMemory,
-        reader: Reader,
         heads: Heads,
         app_for: Callable[[RequestWork, Handler | None], AppWrapper],
         ended: Callable[..., None],
-        note_begun: Callable[..., None],
+        note_begun: Callable[[int], None],
     ) -> None:
         self._protocol = protocol
         self._stream = stream
         self._memory = memory
-        self._reader = reader
         self._heads = heads
         self._app_for = app_for
         self._ended = ended
@@ -278,7 +267,7 @@ class Http2Requests:
                 begun.add(event.stream_id)
         if not begun:
             return events
-        self._note_begun(is_in_step=True)
+        self._note_begun(len(begun))
         return [each for each in events if not isinstance(each, _OF_A_REQUEST) or each.stream_id not in begun]
 
     def end(self) -> None:
@@ -318,7 +307,6 @@ class Http2Requests:
         if not begun.begin(handler, request):
             work.memory.close()
             return False
-        self._reader.spend(REQUEST)
         assert event.stream_id is not None
         for piece in pieces:
             protocol.connection.acknowledge_received_data(piece.flow_controlled_length or 0, event.stream_id)
@@ -341,7 +329,7 @@ class Http2Requests:
         begun.work.memory.close()
         self._ended()
         if not is_in_step:
-            self._note_begun(is_in_step=False)
+            self._note_begun(0)
 
     def _write(self, id: int, reply: Reply, body: bytes) -> bool:
         """Write an answer, to be flushed. False if it has no room."""

@@ -50,11 +50,10 @@ from hypercorn.typing import (
 from mq import turns
 from mq.doors.budget import ClientMemory, Use
 from mq.doors.connections import FewLines
-from mq.doors.readers import FULL_REQUEST, Reader
+from mq.doors.readers import FULL_REQUEST, REQUEST, Reader
 from mq.errors import BodyTooLarge, NoMemory
 from mq.web.app import WebApp
 from mq.web.exchange import Handler
-from mq.web.fast_http1 import Heads
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
@@ -296,12 +295,11 @@ class GuardedServer(TCPServer):
         stream: WatchedStream,
         reader: Reader,
         memory: ClientMemory,
-        heads: Heads,
         login: ConnectionLogin | None = None,
     ) -> None:
         self._requests: Http2Requests | None = None
-        self._heads = heads
         self._unsent = bytearray()  # of answers that completions have written
+        self._sending = 0  # bytes of them that a task sends
         self._unsent_room = memory.reserve(Use.ANSWER)
         self._frames = FrameCounter(is_known=login is None)
         self._hearing = trio.CancelScope()
@@ -385,8 +383,9 @@ class GuardedServer(TCPServer):
             is_first = False
             reader.spend(units)
             await self.protocol.handle(RawData(piece))
-            if self._unsent:  # a client that does not read is not read either
-                await self.protocol_send(RawData(b""))
+            while self._unsent or self._sending:  # a client that does not read is not read either
+                async with self.send_lock:
+                    await trio.lowlevel.checkpoint()
         if self._waits_for_first_byte and self._has_begun():
             self._waits_for_first_byte = False
             self._limit_idle(is_idle=True)
@@ -444,8 +443,9 @@ class GuardedServer(TCPServer):
             await protocol._send_error_response(408)
         await super()._initiate_server_close()
 
-    def _note_begun(self, *, is_in_step: bool) -> None:
-        """A request that Hypercorn does not see was begun in this step, or a completion has written its answer."""
+    def _note_begun(self, count: int) -> None:
+        """Requests that Hypercorn does not see were begun in this step; or, if none were, a completion has written its
+        answer."""
         protocol, requests = self.protocol.protocol, self._requests
         assert isinstance(protocol, H2Protocol)
         assert requests is not None
@@ -454,7 +454,8 @@ class GuardedServer(TCPServer):
             if self.context.terminated.is_set():
                 protocol.connection.close_connection()
             self._note_idle(is_idle=True)
-        if not is_in_step:
+        self._reader.spend(count * REQUEST)
+        if not count:
             self._send_now(protocol.connection.data_to_send())
 
     def _send_now(self, data: bytes) -> None:
@@ -464,7 +465,7 @@ class GuardedServer(TCPServer):
         try:
             if not has_task and not self.send_lock.locked():
                 self._unsent[:] = self._watched.send_now(bytes(self._unsent))
-            self._unsent_room.cover(len(self._unsent))
+            self._unsent_room.cover(self._sending + len(self._unsent))
         except (trio.BrokenResourceError, NoMemory, BodyTooLarge):
             self._unsent.clear()
             self._watched.socket.close()
@@ -482,11 +483,15 @@ class GuardedServer(TCPServer):
         elif isinstance(event, Updated):
             self._note_idle(is_idle=event.idle and (self._requests is None or self._requests.is_idle))
         elif isinstance(event, RawData):
-            data = bytes(self._unsent) + event.data
+            size, data = len(self._unsent), bytes(self._unsent) + event.data
+            self._sending += size
             self._unsent.clear()
-            if data:
-                await super().protocol_send(RawData(data))
-                self._unsent_room.shrink(len(self._unsent))
+            try:
+                if data:
+                    await super().protocol_send(RawData(data))
+            finally:
+                self._sending -= size
+                self._unsent_room.shrink(self._sending + len(self._unsent))
 
     def _begin_http2(self, protocol: H2Protocol) -> Http2Requests:
         """Guard a connection that speaks HTTP/2. It sends its preface before it reads any frame: in time for this."""
@@ -495,8 +500,7 @@ class GuardedServer(TCPServer):
             protocol,
             self._watched,
             self._memory,
-            self._reader,
-            self._heads,
+            self._app.heads,
             self._app_for,
             self._frames.end,
             self._note_begun,

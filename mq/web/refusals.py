@@ -30,7 +30,7 @@ from mq.errors import (
     ReceiptMismatch,
     StorageError,
 )
-from mq.web.exchange import BUG, UNSURE, BodyTooSlow, Later, Reply, problem
+from mq.web.exchange import BUG, UNSURE, Abandon, Answer, BodyTooSlow, Handler, Later, Reply, Request, problem
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,15 @@ def refusal_of(error: MQError) -> Reply:
     return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
         is_last=isinstance(error, _ENDS_CONNECTION)
     )
+
+
+def begin_request(handler: Handler, request: Request, answer: Answer) -> Reply | Abandon | None:
+    """As :meth:`mq.web.exchange.Handler.begin`, but with a reply to an unforeseen error."""
+    try:
+        return handler.begin(request, answer)
+    except Exception as error:
+        logger.error("internal error", exc_info=error)
+        return BUG
 
 
 def made_reply(make: Callable[[Any], Reply | Later], value: Any) -> Reply | Later:

@@ -30,7 +30,7 @@ from mq.doors.readers import Reader
 from mq.doors.standby import Doorway
 from mq.errors import first_of
 from mq.web.app import WebApp
-from mq.web.fast_http1 import FastHttp1, Heads
+from mq.web.fast_http1 import FastHttp1
 from mq.web.http_connection import (
     CONNECTION,
     ConnectionLogin,
@@ -204,7 +204,6 @@ class _HttpConnections:
         self._seen = seen
         self._certificates = certificates
         self._has_fast_lane = fast_lane
-        self._heads = Heads(app.handler, app.base_path)
         self._config = _hypercorn_config(STREAMS_BEFORE_LOGIN if app.needs_login else STREAMS)
         self._context = WorkerContext(None)
         self._serving: set[FastHttp1 | GuardedServer] = set()
@@ -255,7 +254,7 @@ class _HttpConnections:
             if self._app.needs_login and connection.user is None:
                 connection.login = ConnectionLogin()
             login = connection.login
-            server = GuardedServer(self._app, self._config, self._context, watched, reader, memory, self._heads, login)
+            server = GuardedServer(self._app, self._config, self._context, watched, reader, memory, login)
             self._serving.add(server)
             try:
                 await server.run()
@@ -264,7 +263,7 @@ class _HttpConnections:
 
     async def _serve_fast(self, watched: WatchedStream, reader: Reader, memory: ClientMemory) -> bool:
         """Serve plain requests. True when Hypercorn has to go on; else the connection is closed."""
-        lane = FastHttp1(watched, self._heads, self.hang_ups, reader, memory)
+        lane = FastHttp1(watched, self._app.heads, self.hang_ups, reader, memory)
         if self._context.terminated.is_set():
             lane.stop()
         self._serving.add(lane)
