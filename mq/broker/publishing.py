@@ -186,9 +186,11 @@ class Publisher:
         Raises:
             StorageError: the queue's bodies cannot be read; nothing was published.
         """
-        if len(drafts) <= LARGEST_BATCH:
+        if len(drafts) > LARGEST_BATCH:
+            return self._publish_many(index, drafts, has_place)
+        if index.settings.knows_bodies or any(draft.key is not None for draft in drafts):
             return self._publish(index, drafts, has_place)
-        return self._publish_many(index, drafts, has_place)
+        return self._publish_at_once(index, drafts, has_place)
 
     def submit(
         self, index: QueueIndex, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
@@ -256,7 +258,7 @@ class Publisher:
         for some in turns.parts(drafts, LARGEST_BATCH):  # each is stored before the next: others' batches come between
             is_last = len(outcomes) + len(some) == len(drafts)
             try:
-                outcomes += await self._publish(index, some, has_place if is_last else None)
+                outcomes += await self.publish(index, some, has_place if is_last else None)
             except MQError as error:
                 if not outcomes:
                     raise
@@ -291,13 +293,10 @@ class Publisher:
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
     ) -> list[Published | MQError]:
         """As :meth:`publish`, for as many as one batch takes."""
-        has_keys = any(draft.key is not None for draft in drafts)
-        if not (has_keys or index.settings.knows_bodies):
-            return await self._publish_at_once(index, drafts, has_place)
         if index.settings.knows_bodies:
             await self._loader.load(index)
         prepared: list[_Prepared] = []
-        given = drafts
+        given, has_keys = drafts, any(draft.key is not None for draft in drafts)
         if len(drafts) <= turns.FRAMES_A_TURN:
             if has_keys:
                 drafts = [_after_purges(draft, index.purges) for draft in drafts]
