@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +17,7 @@ from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged import commit as logged
-from mq.storage.files.logged.record import Plain
+from mq.storage.files.logged.portion import LoggedPortion
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.mount import Mount
 from mq.storage.files.stepwise.barrier import Barrier
@@ -178,18 +178,18 @@ def _compare_clocks(patch: Patch) -> None:
 
 def _tell_before_the_flush(patch: Patch) -> None:
     """The log is flushed behind the files of a batch, while the first of its clients hear that theirs are there."""
-    commit = logged._commit_plain
+    commit = logged._commit
 
-    def lazily(root: LoggedRoot, plain: Plain, early: EarlyResults) -> list[Outcome]:
+    def lazily(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
         if early.is_over:
-            return commit(root, plain, early)
-        plain.flushes = False
-        outcomes = commit(root, plain, early)
+            return commit(root, portion, early)
+        portion.flushes = False
+        outcomes = commit(root, portion, early)
         with root.log.lock:
             root.log.flush()
         return outcomes
 
-    patch.setattr(logged, "_commit_plain", lazily)
+    patch.setattr(logged, "_commit", lazily)
 
 
 MUTANTS: Final = {

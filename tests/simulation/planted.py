@@ -279,7 +279,9 @@ OF_THE_LOG: Final = {
         "Segment._read", "(epoch, key) != (self.epoch, self.key)", "epoch > self.epoch"
     ),
     "what a record says is done though it was refused": Bug(
-        "_record_and_do", "log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))", "pass"
+        "mq.storage.files.logged.commit:_commit",
+        "log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))",
+        "pass",
     ),
     "the last of what the log says is not done again": Bug(
         "redo", "fates = fates_of(sayings)", "fates = fates_of(sayings[:-1])"
@@ -294,14 +296,20 @@ OF_THE_LOG: Final = {
         "bring_in_order", "calls.touch(files[-1])", "pass"
     ),
     "files are there before the log has them": Bug(
-        "_record_and_do",
-        "log.record(payload, flushes=flushes, flush=flush)",
-        "log.record(payload, flushes=False)",
+        "mq.storage.files.logged.commit:_commit",
+        "if portion.flushes: ...",
+        "pass",
     ),
     "it is told of what is not on the medium yet": Bug(
-        "_record_and_do",
-        "sequence = log.record(payload, flushes=flushes, flush=flush)\ndone = do()",
-        "sequence = log.record(payload, flushes=False)\ndone = do()\nlog.flush(flush)",
+        "mq.storage.files.logged.commit:_commit",
+        """
+        if portion.flushes: ...
+        done = Units(root, portion, early)
+        """,
+        """
+        done = Units(root, portion, early)
+        log.flush(flush)
+        """,
     ),
     "what comes after a refusal is told as if it were the refused one": Bug(
         "EarlyResults.append", "self.is_over or not is_expected", "False"

@@ -47,7 +47,7 @@ def unlink(
         return GONE
     except IsADirectoryError:
         return _unlink_folder(folders, entry, path, rmdir, unlinked)
-    _unlink_side(folders, entry.id)
+    unlink_side(folders, entry.id)
     return DONE
 
 
@@ -69,7 +69,7 @@ def _unlink_folder(
                 folders.skip(path, name, "not a message")
         for name in listed[:FILES_PER_UNLINK]:
             folders.volume.reserve.give_way(calls.unlink, f"{path}/{name}")
-            _unlink_side(folders, name.partition(",")[0])
+            unlink_side(folders, name.partition(",")[0])
         unlinked(path)
         if len(listed) > FILES_PER_UNLINK:
             return MORE
@@ -85,7 +85,12 @@ def _unlink_folder(
     return DONE
 
 
-def _unlink_side(folders: Folders, id: str) -> None:
+def unlink_side(folders: Folders, id: str) -> None:
+    """Unlink the side file of a message, if there is one.
+
+    Raises:
+        OSError: from the system.
+    """
     if folders.has_side_files:
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(f"{folders.layout.properties}/{id}")

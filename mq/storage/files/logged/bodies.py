@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 
+from mq.message import MessageId
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.logged.groups import Unit
-from mq.storage.files.logged.record import LARGEST_INLINE
 from mq.storage.files.outcomes import refusal
 from mq.storage.files.staging import StagedBody, StagedFile
 from mq.storage.files.sync import bring_in_order
 from mq.storage.interface import AnyOperation, Outcome, Write
-
-
-def inline_bytes(operation: Write, largest: int) -> int | None:
-    """Return the bytes of a body that goes into the log; None if it does not.
-
-    Args:
-        operation: has the body.
-        largest: bytes that one record can hold.
-    """
-    body = operation.body
-    if not isinstance(body, bytes) or len(body) > min(LARGEST_INLINE, largest // 2):
-        return None
-    return len(body)
 
 
 class LargeBodies:
@@ -39,81 +26,67 @@ class LargeBodies:
 
     Args:
         folders: of the root.
-        largest: bytes that one record can hold.
     """
 
-    def __init__(self, folders: Folders, largest: int) -> None:
+    def __init__(self, folders: Folders) -> None:
         self._folders = folders
-        self._largest = largest
         self._shares_flush = folders.volume.mount.ordered
         self._is_in_group = False
-        self._made: list[StagedFile | None] = []
+        self._made: dict[MessageId, StagedFile] = {}
         self._files: list[StagedFile] = []
 
-    @property
-    def may_come_with_record(self) -> bool:
-        """Whether there are some, and one flush may bring them and the record."""
-        return bool(self._files) and self._shares_flush and not self._is_in_group
-
-    def staged_all(self, unit: Unit) -> Unit | Outcome:
-        """A unit as it can be recorded, or why it is refused.
+    def stage(self, unit: Unit, is_large: Callable[[AnyOperation], bool]) -> Unit | Outcome:
+        """Stage the bodies of an operation or a group. Returns it as it can be recorded, or why it is refused.
 
         Raises:
             OSError: the medium has failed.
         """
-        before = len(self._files)
-        staged = [self._staged(operation) for operation in unit]
-        if len(unit) > 1 and len(self._files) > before:
-            self._is_in_group = True
-        refused = next((each for each in staged if isinstance(each, Outcome)), None)
-        return refused or tuple(each for each in staged if not isinstance(each, Outcome))
-
-    def _staged(self, operation: AnyOperation) -> AnyOperation | Outcome:
-        """The operation as it can be recorded, or why it is refused.
-
-        Raises:
-            OSError: the medium has failed.
-        """
-        self._made.append(None)
-        if not isinstance(operation, Write) or inline_bytes(operation, self._largest) is not None:
-            return operation
-        body = operation.body
+        self._is_in_group |= len(unit) > 1
+        staged: list[AnyOperation] = []
+        made = len(self._made)
         try:
-            if isinstance(body, bytes):
-                self._folders.volume.reserve.ensure()
-                path = f"{self._folders.layout.stage}/{operation.id}"
-                file = StagedFile(
-                    self._folders.calls, path, self._folders.volume.reserve.ensure, attributes=self._folders.attributes
-                )
-                self._made[-1] = file
-                file.add(body)
-                if self._shares_flush:
-                    file.begin_write_out()
-                body = StagedBody(file, inline_hop, nullcontext())
+            for operation in unit:
+                if isinstance(operation, Write) and is_large(operation):
+                    staged.append(operation._replace(body=self._stage(operation)))
+                else:
+                    staged.append(operation)
         except OSError as error:
-            self._discard(len(self._made) - 1)
+            for id in list(self._made)[made:]:
+                self._made.pop(id).discard()
             return refusal(error)
+        return tuple(staged)
+
+    def _stage(self, operation: Write) -> StagedBody:
+        body = operation.body
+        if isinstance(body, bytes):
+            ensure = self._folders.volume.reserve.ensure
+            ensure()
+            path = f"{self._folders.layout.stage}/{operation.id}"
+            file = StagedFile(self._folders.calls, path, ensure, attributes=self._folders.attributes)
+            self._made[operation.id] = file
+            file.add(body)
+            if self._shares_flush:
+                file.begin_write_out()
+            body = StagedBody(file, inline_hop, nullcontext())
         assert isinstance(body, StagedBody), "staged in another store"
         self._files.append(body.file)
-        return operation._replace(body=body)
+        return body
 
-    def bring(self) -> None:
-        """Bring them and their names to the medium.
+    def bring(self) -> Callable[[int], object] | None:
+        """Bring them and their names to the medium; or return what does that together with the log's file.
 
         Raises:
             OSError: the medium has failed.
         """
-        if self._shares_flush:
-            self._bring_with()
-        elif self._files:
+        if not self._shares_flush:
             self._folders.volume.syncs.everything()
+        elif not self._is_in_group:
+            return self._bring_with_log
+        else:
+            self._bring_with()
+        return None
 
-    def bring_with(self, log_fd: int) -> None:
-        """Bring them, their names and all bytes of the log's file to the medium.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+    def _bring_with_log(self, log_fd: int) -> None:
         if not self._bring_with(log_fd):
             self._folders.calls.fdatasync(log_fd)
 
@@ -125,17 +98,13 @@ class LargeBodies:
             bring_in_order(self._folders.calls, files, *fds)
         return bool(files)
 
-    def discard(self, done: Iterable[bool]) -> None:
-        """Take away what was staged here for nothing.
-
-        Args:
-            done: of each operation, in order.
-        """
-        for number, is_done in enumerate(done):
-            if not is_done:
-                self._discard(number)
-
-    def _discard(self, number: int) -> None:
-        file = self._made[number]
-        if file is not None:
+    def discard_all(self) -> None:
+        """Take away what was staged here: the disk has failed."""
+        for file in self._made.values():
             file.discard()
+
+    def discard(self, unit: Unit) -> None:
+        """Take away what was staged here for operations that are not done."""
+        for operation in unit:
+            if isinstance(operation, Write) and operation.id in self._made:
+                self._made.pop(operation.id).discard()

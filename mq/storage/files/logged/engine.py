@@ -9,7 +9,8 @@ from mq.message import MessageIds
 from mq.storage.files.engine import Traits
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.logged.commit import commit, most_together
+from mq.storage.files.logged.commit import commit
+from mq.storage.files.logged.portion import most_together
 from mq.storage.files.logged.queues import LoggedQueues
 from mq.storage.files.logged.read_ahead import ReadAhead
 from mq.storage.files.logged.root import LoggedRoot

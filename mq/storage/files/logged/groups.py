@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from mq.lifecycle import State
-from mq.storage.files.calls import FileKind, is_transient
+from mq.storage.files.calls import FileKind, Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import Planned
 from mq.storage.files.logged.record import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.files.logged.root import LoggedRoot
-from mq.storage.files.logged.steps import Steps
+from mq.storage.files.logged.steps import Messages, Steps
 from mq.storage.files.outcomes import DONE, refusal
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
@@ -46,41 +46,75 @@ class _Step(NamedTuple):
     end: Callable[[], object] = lambda: None
 
 
+class RecordedOperations(Protocol):
+    """The operations that a record names (:class:`mq.storage.files.logged.portion.LoggedPortion`)."""
+
+    planned: list[Planned | None]
+    steps: list[Step | None]
+    expected: list[Outcome]
+    units: list[Unit] | None
+    writes: bool
+
+
 class Units:
-    """Do the units that a record names.
+    """Do the operations and groups that a record names.
 
     Args:
         root: the root.
-        units: in order.
-        planned: of each operation, through all units.
+        recorded: the operations.
+        early: is told of outcomes as they come.
 
     Attributes:
-        outcomes: one of each unit.
-        refused: the numbers of operations, counted through all units, that were not done.
+        outcomes: one of each operation or group.
+        refused: the numbers of operations, counted through all groups, that were not done.
         undoing: what the log has to say before :meth:`undo`.
     """
 
-    def __init__(self, root: LoggedRoot, units: Sequence[Unit], planned: Sequence[Planned | Kept | Forgotten]) -> None:
-        self._folders = folders = root.folders
+    def __init__(self, root: LoggedRoot, recorded: RecordedOperations, early: EarlyResults) -> None:
+        self._root = root
+        self._folders = root.folders
         self._records = root.records
         self._undo: list[_Step] = []
-        self._is_marked = any(len(unit) > 1 for unit in units)
-        self.outcomes: list[Outcome] = []
+        self._is_marked = False
+        self._unmarked: Outcome | None = None
+        self.outcomes: Sequence[Outcome] = []
         self.refused: list[int] = []
-        self._unmarked = _mark_half(folders) if self._is_marked else None
+        if recorded.units is None:
+            self._do_messages(recorded, early)
+        else:
+            early.is_over = True
+            self._do_units(recorded, recorded.units, early)
+
+    def _do_messages(self, recorded: RecordedOperations, early: EarlyResults) -> None:
+        """Do operations on messages, each by itself."""
+        planned: list[Planned] = recorded.planned  # type: ignore[assignment] # there is no record
+        self.outcomes = Steps(self._root, recorded, early).run()  # type: ignore[arg-type] # the same
+        if self.outcomes is not recorded.expected:
+            self.refused += (
+                number
+                for number, (each, outcome) in enumerate(zip(planned, self.outcomes, strict=True))
+                if outcome.result in NOT_DONE and not is_gone(each.operation, outcome)
+            )
+
+    def _do_units(self, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults) -> None:
+        self._is_marked = any(len(unit) > 1 for unit in units)
+        self._unmarked = _mark_half(self._folders) if self._is_marked else None
+        outcomes: list[Outcome] = []
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
-        in_order = iter(planned)
-        messages = [
-            each
-            for unit, (_, refused) in zip(units, kept, strict=True)
-            for each in islice(in_order, len(unit))
-            if refused is None and isinstance(each, Planned)
-        ]
-        done = iter(Steps(root, messages, EarlyResults(is_over=True)).run() if messages else ())
+        chosen = Messages([], [], [], recorded.writes)
+        in_order = iter(zip(recorded.planned, recorded.steps, recorded.expected, strict=True))
+        for unit, (_, refused) in zip(units, kept, strict=True):
+            for planned, step, expected in islice(in_order, len(unit)):
+                if planned is not None and refused is None:
+                    chosen.planned.append(planned)
+                    chosen.steps.append(step)
+                    chosen.expected.append(expected)
+        done = iter(Steps(self._root, chosen, early).run() if chosen.planned else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
-            self.outcomes.append(self._end(unit, first, steps, refused, done))
+            outcomes.append(self._end(unit, first, steps, refused, done))
             first += len(unit)
+        self.outcomes = outcomes
 
     @property
     def undoing(self) -> list[Saying]:

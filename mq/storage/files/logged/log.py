@@ -22,9 +22,7 @@ record up to there is damage; any other one is the end of the log.
 From a start until the next clean stop the log is *in use*: both segments exist, at least as long as their headers
 state, and their epochs are consecutive, at each instant at which a power cut can come. Anything else means that a file
 was lost, cut or replaced, and confirmed messages may be missing (:class:`LogDamaged`). A segment may be longer than its
-header states: it was growing.
-
-What a payload says is in :mod:`mq.storage.files.logged.record`.
+header states: it was growing. What a payload says is in :mod:`mq.storage.files.logged.record`.
 
 A *checkpoint* brings the changes in a segment's records to the medium, and only then gives the segment a new epoch, and
 with it room. Commits go on in the other segment meanwhile. When both are full, a commit waits.
@@ -188,26 +186,12 @@ class Log:
         if self._in_thread:
             self._worker = threads.start(self._work, name="mq-checkpoint")
 
-    def record(self, payload: bytes, *, flushes: bool, flush: Callable[[int], object] | None = None) -> int:
-        """Write a record for file calls that come next; its sequence. Only with :attr:`lock`, and keep that until they
-        are made: meanwhile no other record is written, and the log changes no segment.
-
-        Args:
-            payload: says what the file calls do (:func:`encode`).
-            flushes: the record is on the medium before this returns.
-            flush: brings it there, as :meth:`flush` takes it.
-
-        Raises:
-            OSError: the medium has failed.
-        """
-        sequence = self.append(payload)
-        if flushes:
-            self.flush(flush)
-        return sequence
-
     def append(self, payload: bytes) -> int:
         """Write a record; its sequence. Only with :attr:`lock`, and when all file calls of earlier records are made,
-        for the log may change its segment.
+        for the log may change its segment. Keep the lock until those of this one are made.
+
+        Args:
+            payload: says what the file calls do (:func:`mq.storage.files.logged.record.encode`).
 
         Raises:
             OSError: the medium has failed.

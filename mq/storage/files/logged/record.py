@@ -1,4 +1,4 @@
-r"""What a record of the log says: its payload, and of plain operations the file calls that go with it.
+r"""What a record of the log says: its payload.
 
 A record's payload says what a batch does (:data:`Saying`): a text, one line an operation, with fields between tabs;
 behind it the bytes that go with some of the lines, in order::
@@ -14,31 +14,22 @@ behind it the bytes that go with some of the lines, in order::
     v  sequence  numbers of operations                            these of an earlier record were refused
 
 Paths are below the root, keys are percent-encoded.
-
-Operations on messages with small bodies, each by itself, are nearly every batch. What the log says of them and what
-their file calls need is worked out in one pass, with nothing made in between (:class:`Plain`): each message of every
-client pays for it.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.message import checksum, encode_attributes
-from mq.storage.files.calls import Step
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of, place_of
-from mq.storage.interface import AnyOperation, Entry, Move, Outcome, Result, Unlink, Write
+from mq.message import encode_attributes
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
 LINE_BYTES: Final = 600
 """More than any line of an operation takes, but for a record's key."""
-_DONE: Final = Result.DONE
-_REMOVED: Final = Outcome(_DONE)
 _TEXT_LENGTH: Final = struct.Struct("<I")
 
 
@@ -202,109 +193,3 @@ def decode(payload: bytes) -> list[Saying]:
 
 def _quoted(key: str) -> str:
     return quote(key, safe="", errors="surrogatepass")
-
-
-# Plain operations
-
-
-class Plain(Payload):
-    """As many plain operations as one record holds, and their file calls.
-
-    Args:
-        prefix: what the paths of the root begin with.
-        room: bytes that the record can hold.
-
-    Attributes:
-        planned: the operations, worked out, in order.
-        payload: what the log says of them, once all are there.
-        steps: the file calls of each, as mq-native does them.
-        expected: the outcome of each if nothing is in its way.
-        room: bytes that the record can still hold.
-        writes: whether one of them makes a file.
-        flushes: whether the record has to be on the medium before they are answered.
-    """
-
-    __slots__ = ("_prefix", "expected", "flushes", "payload", "planned", "room", "steps", "writes")
-
-    def __init__(self, prefix: str, room: int) -> None:
-        super().__init__()
-        self.planned: list[Planned] = []
-        self.steps: list[Step] = []
-        self.expected: list[Outcome] = []
-        self.payload = b""
-        self.room = room
-        self.writes = self.flushes = False
-        self._prefix = prefix
-
-    def write(self, operation: Write, body: bytes, attributes: bytes) -> None:
-        """Add one of a message with these bytes, and with these attributes as JSON."""
-        queue, id, _, _, meta, _, _, state, _ = operation
-        entry, size, crc = Entry(queue, id, state, meta), len(body), checksum(body)
-        place = place_of(entry)
-        path = self._prefix + place
-        self.wrote(place, size, crc, attributes, body)
-        self.planned.append(Planned(operation, entry, path, "", attributes, size, crc))
-        attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-        self.steps.append((path, body, noted, attributes))
-        self.expected.append(Outcome(_DONE, entry))
-        self.writes = self.flushes = True
-
-    def move(self, operation: Move) -> None:
-        """Add one that moves a message."""
-        entry, state, meta, queue, durable, _ = operation
-        target = Entry(queue or entry.queue, entry.id, state, meta)
-        left, place = place_of(entry), place_of(target)
-        source, path = self._prefix + left, self._prefix + place
-        self.moved(left, place)
-        self.planned.append(Planned(operation, target, path, source))
-        self.steps.append((source, path))
-        self.expected.append(Outcome(_DONE, target))
-        self.flushes |= durable
-
-    def remove(self, operation: Unlink) -> None:
-        """Add one that takes a message away."""
-        place = place_of(operation.entry)
-        path = self._prefix + place
-        self.removed(place)
-        self.planned.append(Planned(operation, operation.entry, path))
-        self.steps.append((path,))
-        self.expected.append(_REMOVED)
-        self.flushes |= operation.durable
-
-
-def plain_portions(prefix: str, operations: Sequence[AnyOperation], largest: int) -> list[Plain] | None:
-    """All of a batch; None where one of its operations is not plain.
-
-    Args:
-        prefix: what the paths of the root begin with.
-        operations: in order.
-        largest: bytes that a record can hold.
-    """
-    longest = min(LARGEST_INLINE, largest // 2)
-    portions: list[Plain] = []
-    for operation in operations:
-        body = attributes = b""
-        if isinstance(operation, Write):
-            if not isinstance(operation.body, bytes):
-                return None
-            body = operation.body
-            if operation.attributes:
-                attributes = encode_attributes(operation.attributes)
-            if len(body) > longest or len(attributes) > LARGEST_ATTRIBUTES:
-                return None
-        more = LINE_BYTES + len(body) + len(attributes)
-        if not portions or more > portions[-1].room:
-            portions.append(Plain(prefix, largest))
-        plain = portions[-1]
-        plain.room -= more
-        if isinstance(operation, Write):
-            plain.write(operation, body, attributes)
-        elif isinstance(operation, Move):
-            plain.move(operation)
-        elif isinstance(operation, Unlink):
-            plain.remove(operation)
-        else:
-            return None
-    for plain in portions:
-        plain.payload = plain.encode()
-    return portions

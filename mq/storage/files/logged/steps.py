@@ -1,8 +1,8 @@
 """The file calls of a batch that the log has recorded: without a sync, each message where it is in the end.
 
-Where mq-native is installed, it does the plain operations of a batch in one go. Each of its steps has a twin here,
-which knows every error and repeats what did not succeed at once. So mq-native holds no rule of its own, and a store
-without it differs in speed only.
+Where mq-native is installed, it makes in one go the calls of operations that take one. What it could not do is done
+again one by one, by code that knows every error. So mq-native holds no rule of its own, and a store without it differs
+in speed only.
 
 An error that can pass refuses one operation. Any other leaves the state on the disk unknown: the store has failed, and
 every operation of the batch with it.
@@ -12,50 +12,39 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
-from mq.lifecycle import State
-from mq.message import MessageId
 from mq.storage.files.attributes import write_side
 from mq.storage.files.calls import Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of
-from mq.storage.files.logged.record import Plain
+from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned
 from mq.storage.files.logged.root import LoggedRoot
-from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
+from mq.storage.files.outcomes import GONE, NO_QUEUE, refusal
 from mq.storage.files.reserve import BatchReserve
-from mq.storage.files.unlinks import is_removal, unlink
+from mq.storage.files.unlinks import unlink, unlink_side
 from mq.storage.files.writes import undo_side, write_message
-from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
+from mq.storage.interface import Move, Outcome, Result, Unlink, Write
 
-_TWIN_KNOWS: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
+_PASSING: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
 """Errors besides those that pass after which nothing is wrong with the disk."""
-_REFUSED: Final = -errno.ENOSYS
-"""The result of a step that is for its twin."""
 
 
-def run_plain(root: LoggedRoot, plain: Plain, early: EarlyResults) -> list[Outcome]:
-    """Do plain operations. One outcome for each, in order; `early` is told of them as they come."""
-    folders = root.folders
-    # A removal is more than one step where messages have side files; and unlinks from remove/ come last.
-    early.is_over |= folders.has_side_files
-    results = _do_at_once(folders, plain, early)
-    if min(results) >= 0 and not folders.has_side_files:
-        return plain.expected
-    early.is_over |= any(_is_late(planned.operation) for planned in plain.planned)
-    return Steps(root, plain.planned, early).run(results)
+class Messages(NamedTuple):
+    """Operations on messages: a part of a portion, or a whole one in its place.
 
+    Attributes:
+        planned: the operations, in order.
+        steps: the file call of each as mq-native makes it; None if it takes more than one.
+        expected: the outcome of each if nothing is in its way.
+        writes: whether one of them makes a file.
+    """
 
-def _do_at_once(folders: Folders, plain: Plain, early: EarlyResults) -> list[int]:
-    """What mq-native reports of all steps: all are refused without mq-native, or without the reserve."""
-    if folders.native is None or folders.volume.failure:
-        return [_REFUSED] * len(plain.steps)
-    if plain.writes and not _has_room(folders):
-        early.is_over = True  # the moves are done first
-        return [_REFUSED] * len(plain.steps)
-    return early.do(folders.native, plain.steps, plain.expected)
+    planned: list[Planned]
+    steps: list[Step | None]
+    expected: list[Outcome]
+    writes: bool
 
 
 class Steps:
@@ -63,137 +52,132 @@ class Steps:
 
     Args:
         root: the root.
-        planned: the operations, in order.
+        messages: the operations.
         early: is told of outcomes as they come.
     """
 
-    def __init__(self, root: LoggedRoot, planned: Sequence[Planned], early: EarlyResults) -> None:
+    def __init__(self, root: LoggedRoot, messages: Messages, early: EarlyResults) -> None:
         self._root = root
         self._folders = root.folders
-        self._calls = root.folders.calls
-        self._layout = root.folders.layout
-        self._reserve = root.folders.volume.reserve
-        self._planned = planned
-        self._outcomes = [DONE] * len(planned)
+        self._messages = messages
         self._early = early
-        self._side_files: dict[int, MessageId] = {}
-        self._room = BatchReserve(self._reserve)
+        self._outcomes: dict[int, Outcome] = {}
+        self._side_files: set[int] = set()
 
-    def run(self, done: Sequence[int] | None = None) -> list[Outcome]:
-        """Do it all. One outcome for each operation, in order.
+    def run(self) -> list[Outcome]:
+        """Do it all. One outcome for each operation, in order: the expected ones themselves if nothing was in the way.
 
-        Args:
-            done: what mq-native reports of the step of each, if that was done already.
+        Raises:
+            OSError: the disk has failed.
         """
-        volume = self._folders.volume
-        if not volume.failure:
-            try:
-                self._write_sides()
-                self._do_at_once(done)
-                self._write_and_move()
-                self._unlink_removed()
-                return self._outcomes
-            except OSError as error:
-                volume.fail(error)
-        return failed(volume.failure, len(self._planned))
+        if self._do_at_once():
+            return self._messages.expected
+        self._do_one_by_one()
+        return [self._outcomes[index] for index in range(len(self._messages.planned))]
 
-    def _write_and_move(self) -> None:
-        for index, planned in enumerate(self._planned):
-            if self._outcomes[index] is not DONE:
+    # In one go
+
+    def _do_at_once(self) -> bool:
+        """Let mq-native do in one go what takes one call. Returns whether everything is done.
+
+        Raises:
+            OSError: the disk has failed; everything that was done is noted.
+        """
+        folders, messages = self._folders, self._messages
+        steps = messages.steps
+        # A removal is more than one step where messages have side files.
+        is_all = not folders.has_side_files and None not in steps
+        self._early.is_over |= not is_all
+        if folders.native is None:
+            return False
+        if messages.writes and not _has_room(folders):
+            self._early.is_over = True  # each write asks again, and is refused by itself
+            return False
+        if is_all:
+            results = self._early.do(folders.native, steps, messages.expected)  # type: ignore[arg-type] # none is None
+            if min(results) >= 0:
+                return True
+            places: Sequence[int] = range(len(steps))
+        else:
+            places = [place for place, step in enumerate(steps) if step is not None]
+            results = folders.native.do_steps([step for step in steps if step is not None], False)
+        self._note_done(places, results)
+        return False
+
+    def _note_done(self, places: Sequence[int], results: Sequence[int]) -> None:
+        """Note what mq-native has done. What it could not do is done again, one by one.
+
+        Raises:
+            OSError: the disk has failed.
+        """
+        failure: OSError | None = None
+        for place, result in zip(places, results, strict=True):
+            operation, entry, path = self._messages.planned[place][:3]
+            if result < 0:
+                failure = _failure_of(result, path) or failure
+                continue
+            self._outcomes[place] = self._messages.expected[place]
+            if isinstance(operation, Unlink):
+                try:
+                    unlink_side(self._folders, entry.id)
+                except OSError as error:
+                    failure = failure if is_transient(error) else error  # what stays for now, recovery takes away
+        if failure is not None:
+            raise failure
+
+    # One by one
+
+    def _do_one_by_one(self) -> None:
+        room = BatchReserve(self._folders.volume.reserve)
+        self._write_sides(room)
+        for index, planned in enumerate(self._messages.planned):
+            if index in self._outcomes:
                 continue  # done at once, or refused with its side file
             operation = planned.operation
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(planned)
+                    outcome = self._write(planned, room)
                 elif isinstance(operation, Move):
                     outcome = self._move(planned)
-                elif is_removal(operation):
-                    outcome = self._unlink(operation.entry)
                 else:
-                    continue
+                    outcome = unlink(self._folders, operation.entry, self._root.removed_queues.rmdir, lambda _: None)
             except OSError as error:
                 outcome = refusal(error)
             self._outcomes[index] = outcome
             self._early.append(outcome, is_expected=outcome.result is Result.DONE)
             if index in self._side_files and outcome.result is not Result.DONE:
-                undo_side(self._folders, self._side_files[index])
-
-    # In one go
-
-    def _do_at_once(self, done: Sequence[int] | None) -> None:
-        """Do in one go what is plain, in order, unless it is done. The twins of refused steps do them again.
-
-        Raises:
-            OSError: the disk has failed; everything that was done is noted.
-        """
-        if done is None:
-            steps = list(self._native_steps())
-            done = _do(self._folders, [step for _, step in steps])
-            places = [index for index, _ in steps]
-        else:
-            places = list(range(len(self._planned)))
-        failure: OSError | None = None
-        removed: list[MessageId] = []
-        for index, result in zip(places, done, strict=True):
-            operation, entry, path = self._planned[index][:3]
-            if result < 0:
-                failure = _failure_of(result, path) or failure
-            elif isinstance(operation, Unlink):
-                removed.append(entry.id)
-                self._outcomes[index] = Outcome(Result.DONE)
-            else:
-                self._outcomes[index] = Outcome(Result.DONE, entry)
-        failure = _unlink_sides(self._folders, removed) or failure
-        if failure is not None:
-            raise failure
-
-    def _native_steps(self) -> Iterator[tuple[int, Step]]:
-        """The operations that are plain, by their places, as steps of mq-native."""
-        room: bool | None = None
-        for index, (operation, entry, path, source, attributes, size, crc) in enumerate(self._planned):
-            if self._outcomes[index] is not DONE or index in self._side_files:
-                continue
-            if isinstance(operation, Move):
-                yield index, (source, path)
-            elif isinstance(operation, Write):
-                if isinstance(operation.body, bytes):
-                    room = _has_room(self._folders) if room is None else room
-                    if room:
-                        attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-                        yield index, (path, operation.body, noted, attributes)
-            elif entry.state is not State.REMOVED:
-                yield index, (path,)
+                undo_side(self._folders, planned.entry.id)
 
     # Writing
 
-    def _write(self, planned: Planned) -> Outcome:
-        self._room.need()
+    def _write(self, planned: Planned, room: BatchReserve) -> Outcome:
+        room.need()
         written = write_message(self._folders, planned, planned.path, self._name)
         if isinstance(written, Outcome):
             return written
-        self._calls.close(written)
+        self._folders.calls.close(written)
         return Outcome(Result.DONE, planned.entry)
 
     def _name(self, _: int, path: str, target: str) -> None:
-        self._calls.rename(path, target)
+        self._folders.calls.rename(path, target)
 
-    def _write_sides(self) -> None:
+    def _write_sides(self, room: BatchReserve) -> None:
         """Write the side files of messages with long attributes."""
-        for index, planned in enumerate(self._planned):
+        for index, planned in enumerate(self._messages.planned):
             if isinstance(planned.operation, Write) and len(planned.attributes) > LARGEST_ATTRIBUTES:
                 self._folders.has_side_files = True
                 try:
-                    self._room.need()
-                    self._calls.close(write_side(self._calls, self._layout, planned))
-                    self._side_files[index] = planned.operation.id
+                    room.need()
+                    self._folders.calls.close(write_side(self._folders.calls, self._folders.layout, planned))
+                    self._side_files.add(index)
                 except OSError as error:
                     self._outcomes[index] = refusal(error)
 
-    # Moving and unlinking
+    # Moving
 
     def _move(self, planned: Planned) -> Outcome:
         try:
-            self._reserve.give_way(self._calls.rename, planned.source, planned.path)
+            self._folders.volume.reserve.give_way(self._folders.calls.rename, planned.source, planned.path)
         except OSError as error:
             if self._folders.is_queue_missing(planned.entry):
                 return NO_QUEUE
@@ -202,70 +186,16 @@ class Steps:
             raise
         return Outcome(Result.DONE, planned.entry)
 
-    def _unlink_removed(self) -> None:
-        """Unlink what is in remove/, after all else."""
-        unlinks = [
-            (index, planned.operation)
-            for index, planned in enumerate(self._planned)
-            if isinstance(planned.operation, Unlink) and _is_late(planned.operation) and self._outcomes[index] is DONE
-        ]
-        gone = _unlink_at_once(self._folders, [operation.entry for _, operation in unlinks])
-        for (index, operation), is_gone in zip(unlinks, gone, strict=True):
-            try:
-                self._outcomes[index] = DONE if is_gone else self._unlink(operation.entry)
-            except OSError as error:
-                self._outcomes[index] = refusal(error)
-
-    def _unlink(self, entry: Entry) -> Outcome:
-        return unlink(self._folders, entry, self._root.removed_queues.rmdir, lambda _: None)
-
-
-def _is_late(operation: MessageOperation) -> bool:
-    """Whether it is done after all else: an unlink from remove/."""
-    return isinstance(operation, Unlink) and not is_removal(operation)
-
 
 def _has_room(folders: Folders) -> bool:
     try:
         folders.volume.reserve.ensure()
     except OSError:
-        return False  # each Write asks again, and is refused by itself
+        return False
     return True
 
 
 def _failure_of(result: int, path: str) -> OSError | None:
-    """Return the failure of the disk that mq-native reports; None if the twin of the step shall try it."""
+    """Return the failure of the disk that mq-native reports; None if the call shall be made again, one by one."""
     error = OSError(-result, os.strerror(-result), path)
-    return None if error.errno in _TWIN_KNOWS or is_transient(error) else error
-
-
-def _do(folders: Folders, steps: list[Step]) -> list[int]:
-    """What mq-native reports of steps: all are refused without it."""
-    return [_REFUSED] * len(steps) if folders.native is None else folders.native.do_steps(steps, False)
-
-
-def _unlink_at_once(folders: Folders, entries: Sequence[Entry]) -> list[bool]:
-    """Unlink the plain entries in one go. Returns which of them are gone.
-
-    Raises:
-        OSError: the disk has failed.
-    """
-    paths = [folders.layout.path(entry) for entry in entries]
-    results = _do(folders, [(path,) for path in paths])
-    for path, result in zip(paths, results, strict=True):
-        if result < 0 and (failure := _failure_of(result, path)) is not None:
-            raise failure
-    gone = [entry.id for entry, result in zip(entries, results, strict=True) if not result]
-    if (failure := _unlink_sides(folders, gone)) is not None:
-        raise failure
-    return [result == 0 for result in results]
-
-
-def _unlink_sides(folders: Folders, ids: Sequence[MessageId]) -> OSError | None:
-    """Unlink in one go the side files of messages that are gone. Returns the failure of the disk."""
-    paths = [f"{folders.layout.properties}/{id}" for id in ids] if folders.has_side_files else []
-    failure: OSError | None = None
-    for path, result in zip(paths, _do(folders, [(path,) for path in paths]), strict=True):
-        if result < 0:
-            failure = _failure_of(result, path) or failure  # what stays for now, recovery takes away
-    return failure
+    return None if error.errno in _PASSING or is_transient(error) else error
