@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 import trio
@@ -42,8 +42,13 @@ async def disk() -> AsyncIterator[Disk]:
 
 
 @pytest.fixture
-async def store(disk: Disk) -> AsyncIterator[LayeredStorage]:
-    store = LayeredStorage(disk.another(), LIMIT)
+def below(disk: Disk) -> Storage:
+    return disk.another()
+
+
+@pytest.fixture
+async def store(below: Storage) -> AsyncIterator[LayeredStorage]:
+    store = LayeredStorage(below, LIMIT)
     await store.open()
     await put_record(store, QUEUE, "lasting", {"created": 1})
     await put_record(store, QUEUE, "passing", {"created": 1, "transient": True})
@@ -222,17 +227,25 @@ async def test_a_queue_that_goes_while_messages_come_into_it_gives_its_memory_ba
             assert (await one(store, Unlink(moved.entry))).result is Result.DONE
 
 
+@pytest.fixture
+def queue_goes_during_reads(
+    store: LayeredStorage, below: Storage, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """From the call on the queue `passing` is dropped before the store below reads."""
+    read = below.read
+
+    async def drop_and_read(entries: Sequence[Entry]) -> list[Stored | None]:
+        await drop_record(store, QUEUE, "passing")
+        return await read(entries)
+
+    return lambda: monkeypatch.setattr(below, "read", drop_and_read)
+
+
 async def test_a_queue_that_goes_while_the_store_below_is_read(
-    store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+    store: LayeredStorage, queue_goes_during_reads: Callable[[], None]
 ) -> None:
     entries = [await bring(store, queue) for queue in ("passing", "lasting", "passing", "passing")]
-    below = store._below.read
-
-    async def read(entries: Sequence[Entry]) -> list[Stored | None]:
-        await drop_record(store, QUEUE, "passing")
-        return await below(entries)
-
-    monkeypatch.setattr(store._below, "read", read)
+    queue_goes_during_reads()
     for expected in ([b"body"] * 4, [None, b"body", None, None]):
         found = await store.read(entries)
         assert [None if each is None else await each.body.read() for each in found] == expected
@@ -255,16 +268,10 @@ async def test_of_messages_in_memory_some_vanish_while_others_are_read(store: La
 
 
 async def test_a_message_that_was_to_come_up_into_a_queue_that_goes_stays_where_it_is(
-    disk: Disk, store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, store: LayeredStorage, queue_goes_during_reads: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = await bring(store, "lasting", bytes(LIMIT))
-    below = store._below.read
-
-    async def read(entries: Sequence[Entry]) -> list[Stored | None]:
-        await drop_record(store, QUEUE, "passing")
-        return await below(entries)
-
-    monkeypatch.setattr(store._below, "read", read)
+    queue_goes_during_reads()
     moved = await one(store, Move(ready, State.READY, Meta(order=7), "passing"))
     assert moved.result in (Result.NO_QUEUE, Result.GONE)
     monkeypatch.undo()
@@ -274,7 +281,7 @@ async def test_a_message_that_was_to_come_up_into_a_queue_that_goes_stays_where_
 
 
 async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memory(
-    disk: Disk, store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+    below: Storage, store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passing = await bring(store, "lasting", transient=True)
 
@@ -282,8 +289,8 @@ async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memo
         raise StorageFull("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store._below, "commit", store._below.commit)
-        hook_records(store._below, drop=refuse)
+        patch.setattr(below, "commit", below.commit)
+        hook_records(below, drop=refuse)
         with pytest.raises(StorageFull):
             await drop_record(store, QUEUE, "lasting")
     assert await body(store, passing) == b"body"
