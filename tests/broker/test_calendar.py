@@ -347,6 +347,7 @@ async def test_what_is_far_off_counts_for_limits_and_goes_with_its_queue(broker:
     assert broker.messages() == 0
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.parametrize("before", [60, 2 * DAY])
 @pytest.mark.parametrize("after", [0, 30, 3 * DAY])
 async def test_the_time_of_one_that_waits_can_be_changed(

@@ -122,6 +122,7 @@ async def test_expired_message_is_not_delivered_while_dead_letters_wait(
         assert await broker.take("q") is None
 
 
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seconds", [-30 * YEAR, -1800.0, 5 * 86_400.0, 2 * YEAR, 30 * YEAR])
 @pytest.mark.parametrize("lasts", [4, 600, 86_400])
 @pytest.mark.parametrize("ttl", [100_000.0, 400_000.0])
