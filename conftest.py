@@ -143,14 +143,20 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """The groups that took longest: what to look at when the whole takes too long."""
-    seconds, processor = Counter[str](), Counter[str]()
+    """The groups that took longest, all together, and processes that had no test left: where to look when it takes too
+    long."""
+    seconds, processor, ended = Counter[str](), Counter[str](), dict[str, float]()
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport):
                 seconds[group_of(report.nodeid)] += report.duration
                 processor[group_of(report.nodeid)] += dict(report.user_properties).get(PROCESSOR_SECONDS, 0)
+                worker = getattr(report, "worker_id", "")
+                ended[worker] = max(ended.get(worker, 0), report.stop)
     if len(seconds) > SLOWEST:
         terminalreporter.section(f"the {SLOWEST} slowest groups of {len(seconds)}")
-        for group, took in seconds.most_common(SLOWEST):
-            terminalreporter.line(f"{took:7.1f} s, {processor[group]:7.1f} s of them on a processor: {group}")
+        for group, took in [*seconds.most_common(SLOWEST), ("all", seconds.total())]:
+            spent = processor.total() if group == "all" else processor[group]
+            terminalreporter.line(f"{took:7.1f} s, {spent:7.1f} s of them on a processor: {group}")
+        idle = ", ".join(f"{worker} {max(ended.values()) - at:.1f} s" for worker, at in sorted(ended.items()) if worker)
+        terminalreporter.line(f"without a test before the end: {idle or 'nobody'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,9 @@ def test_quick_leaves_out_what_proof_alone_runs_and_proof_runs_all(folder: Path)
 def test_the_slowest_groups_are_named(folder: Path) -> None:
     for number in range(9):
         (folder / "tests" / f"test_more{number}.py").write_text("def test_it():\n    pass\n")
-    slowest = run(folder).partition("the 10 slowest groups of 11")[2].splitlines()[1:11]
+    slowest = run(folder).partition("the 10 slowest groups of 11")[2].splitlines()[1:13]
+    assert re.fullmatch(r"without a test before the end: gw0 \d+\.\d s, gw1 \d+\.\d s", slowest.pop())
+    assert slowest.pop().endswith(" on a processor: all")
     assert slowest[0].endswith(" on a processor: spark")
     assert slowest[1].endswith(" on a processor: tests/e2e/test_kill.py")
     assert all(" on a processor: tests/test_more" in line for line in slowest[2:])
