@@ -367,7 +367,7 @@ class Settings:
         _SWITCHED,
         "follow the MQ specification of 2013 exactly: serve only its six HTTP operations, disable AMQP "
         "unless --amqp-port is set, and change a message's state only by moving its file between the "
-        "specified folders",
+        "folders that the specification defines",
         "",
     )
     users: str = _line(
@@ -443,7 +443,7 @@ class Settings:
         "",
         _one_of("node", "cluster"),
         "where a new queue is stored if the client does not choose: on this node only (node) or on all nodes "
-        "(cluster); overrides the cluster file",
+        "(cluster); overrides the setting in the cluster file",
         "from the cluster file",
     )
     insecure: bool = _line(

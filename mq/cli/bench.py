@@ -46,7 +46,7 @@ class Timed(NamedTuple):
     default="5s",
     show_default=True,
     metavar="DURATION",
-    help="Duration of each phase.",
+    help="Duration of each phase of the benchmark.",
 )
 @click.option(
     "--clients",

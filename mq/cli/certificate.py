@@ -68,7 +68,7 @@ def _is_address(name: str) -> bool:
     metavar="NAME",
     multiple=True,
     callback=_check_names,
-    help="Host name or IP address to include, in addition to those of this machine. Can be repeated.",
+    help="Another host name or IP address to include, in addition to those of this machine. Can be repeated.",
 )
 @click.option(
     "--days",
@@ -76,7 +76,7 @@ def _is_address(name: str) -> bool:
     type=Number(1, 3650),
     default=365,
     show_default=True,
-    help="Number of days the certificate is valid.",
+    help="Number of days for which the certificate is valid.",
 )
 def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
     """Create a self-signed TLS certificate and its key.

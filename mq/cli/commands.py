@@ -221,7 +221,9 @@ def settings_options(command: Callable[..., Any]) -> Callable[..., Any]:
     It gets them as text by field name; None is "not given".
     """
     options = [option_of(line) for line in LINES]
-    options.append(click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings file, in TOML.  [{CONFIG_VARIABLE}]"))
+    options.append(
+        click.option(CONFIG_FLAG, metavar="FILE", help=f"Settings file in TOML format.  [{CONFIG_VARIABLE}]")
+    )
     return reduce(lambda decorated, option: option(decorated), reversed(options), command)
 
 

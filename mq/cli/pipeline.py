@@ -80,7 +80,7 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
 
 @main.command(short_help="Move messages from queues to Parquet files.")
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
-@click.option("--out", metavar="FOLDER", required=True, help="Archive folder.")
+@click.option("--out", metavar="FOLDER", required=True, help="Folder for the archive.")
 @click.option(
     "--finish", is_flag=True, help="Archive nothing; only clean up after interrupted runs and merge small files."
 )

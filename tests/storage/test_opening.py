@@ -307,7 +307,7 @@ async def test_tmpfs_is_for_memory_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["posix", "tmpfs", "fake"])
 async def test_an_address_names_a_folder(name: str) -> None:
-    with pytest.raises(StorageUnusable, match=r"the storage address .* has no folder"):
+    with pytest.raises(StorageUnusable, match=r"the storage address .* does not contain the path of a folder"):
         async with open_storage(f"{name}:"):
             pass
 

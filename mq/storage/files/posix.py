@@ -129,7 +129,9 @@ class FolderStorage:
         draw: Callable[[int], bytes] = os.urandom,
     ) -> None:
         if not root:
-            raise StorageUnusable(f"the storage address {shorten(name)} has no folder. Use NAME:/path/to/folder")
+            raise StorageUnusable(
+                f"the storage address {shorten(name)} does not contain the path of a folder. Use NAME:/path/to/folder"
+            )
         self._name = name
         self._root = os.path.abspath(root)
         self._calls = calls
