@@ -54,7 +54,7 @@ async def drop_record(storage: Storage, kind: str, key: str) -> bool:
 
 def _error_of_record(outcome: Outcome) -> MQError:
     if outcome.result is Result.UNKNOWN:  # twice does no harm
-        return StorageUnsure(f"it is unknown whether the record was stored ({outcome.reason}). Try again")
+        return StorageUnsure(f"the record may not have been stored ({outcome.reason}). Try again")
     return error_of(outcome, "cannot store the record")
 
 

@@ -129,7 +129,8 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, otherwise 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
         "mq_clock_untrusted",
-        "1 if mq does not trust the wall clock, otherwise 0; while it is 1, no messages expire and no schedules run",
+        "1 if mq does not trust the wall clock, otherwise 0; while the value is 1, no messages expire and no "
+        "schedules run",
         float(snapshot.is_clock_untrusted),
     )
     yield GaugeMetricFamily("mq_queues", "number of queues", len(snapshot.queues))
@@ -207,12 +208,12 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
 def _of_health(health: Health) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "mq_store_damaged_files",
-        "files, folders and records found missing or damaged at startup; if this is above 0, run mq doctor",
+        "files, folders and records found missing or damaged at startup; if the value is above 0, run mq doctor",
         len(health.damages),
     )
     yield GaugeMetricFamily(
         "mq_messages_damaged",
-        "damaged messages found since startup; if this is above 0, run mq doctor",
+        "damaged messages found since startup; if the value is above 0, run mq doctor",
         len(health.damaged),
     )
     yield GaugeMetricFamily(
@@ -243,7 +244,7 @@ def _room(room: os.statvfs_result) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "mq_root_free_bytes",
-        "bytes available to mq on the file system that holds the root; at 0, new messages are refused",
+        "bytes available to mq on the file system that holds the root; if the value is 0, new messages are refused",
         room.f_bavail * room.f_frsize,
     )
     yield GaugeMetricFamily(
@@ -275,7 +276,8 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_cluster_master", "1 if this node is the master, otherwise 0", float(is_master))
     yield GaugeMetricFamily(
         "mq_cluster_available",
-        "1 if a master serves the cluster's queues, otherwise 0; while it is 0, publish requests fail with status 503",
+        "1 if a master serves the cluster's queues, otherwise 0; while the value is 0, publish requests fail "
+        "with status 503",
         float(seen.is_available),
     )
     yield CounterMetricFamily(

@@ -137,9 +137,7 @@ async def test_a_queue_in_which_a_group_may_write_is_worth_a_warning(
 ) -> None:
     (root / "queues/q").chmod(0o770)
     await serve(root)
-    assert any(
-        'the members of its group can write to the folder of queue "q"' in message for message in caplog.messages
-    )
+    assert any('the folder of queue "q" is writable by its group' in message for message in caplog.messages)
     caplog.clear()
     await serve(root, StorageOptions(group_writable=True))
     assert not caplog.text

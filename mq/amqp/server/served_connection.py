@@ -422,9 +422,7 @@ class ServedConnection(ClientLink):
         if self._publishes.lost:
             failure = self.backlog.failure
             why = "mq stopped before they were stored" if failure is None else str(failure)
-            lost = (
-                "%d messages published by AMQP client %s were not stored, or it is unknown whether they were stored: %s"
-            )
+            lost = "%d messages that AMQP client %s published were not stored, or may not have been stored: %s"
             logger.error(lost, self._publishes.lost, self.peer, why)
 
 

@@ -153,7 +153,7 @@ class Guard:
                     of_group.append(name)
         if of_group:
             logger.warning(
-                "the members of its group can write to the folder of queue %s, and so can add and remove "
+                "the folder of queue %s is writable by its group, so the members of the group can add and remove "
                 "messages. Restrict access with chmod g-w",
                 shorten(", ".join(sorted(of_group)), 200),
             )

@@ -173,7 +173,7 @@ class Start:
         listed = read_inventory(self._records)
         if listed is None:
             path = f"{self._layout.records}/{INVENTORY}"
-            why = "the list of all records cannot be read, so it is unknown whether records are missing"
+            why = "the list of all records cannot be read, so records may be missing"
             self._folders.note_damage(Damage(INVENTORY, None, path, why))
             return
         self._records.names_are_listed(listed, INVENTORY)

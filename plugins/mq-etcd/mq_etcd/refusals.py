@@ -66,10 +66,11 @@ def refusal(status: int, content: bytes) -> Refusal:
             return Refusal(int(inner.get("grpc_code", _UNKNOWN)), str(inner.get("message", "")))
         return Refusal(int(found.get("code", _UNKNOWN)), str(inner or found.get("message", "")))
     except (ValueError, AttributeError, TypeError):
-        said = shorten(content.decode(errors="replace"))
+        text = shorten(content.decode(errors="replace"))
         return Refusal(
             _UNIMPLEMENTED,
-            f"HTTP status {status}, {said}. Check that the server is etcd 3.4 or newer with its gRPC gateway enabled",
+            f"the server returned HTTP status {status} and {text}. Check that the server is etcd 3.4 or newer with its "
+            "gRPC gateway enabled",
         )
 
 
