@@ -26,7 +26,7 @@ BOUNDS: Final = {
 BOUNDS_WITH_A_LOG: Final = {
     "HTTP publish": (31, 126),
     "HTTP fetch with wait, and the publish that ends it": (39, 248),
-    "AMQP publish, with its confirm": (35, 164),
+    "AMQP publish, with its confirm": (36, 164),
     "HTTP remove": (34, 126),
 }
 """The same where the temporary folder is on a file system with a journal."""

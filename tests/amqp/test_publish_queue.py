@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
-from mq.amqp.server.backpressure import Backlog, ConnectionBacklog, FullStoreAlarm
+from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
 from mq.amqp.server.copies import Copy
-from mq.amqp.server.link import ClientLink
+from mq.amqp.server.link import ClientLink, ConnectionBacklog
 from mq.amqp.server.publishes import MOST_BATCHES, MOST_TOGETHER, PublishQueue
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft

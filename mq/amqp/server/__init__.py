@@ -8,9 +8,8 @@
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
 * ``backpressure``: what makes publishers wait: a store without room, and messages that it has not taken yet.
 * ``state``: what all connections share; queues that expire while they are not used.
-* ``client_socket``: bytes from one client, and bytes that it may leave unread.
-* ``link``: the writing side of a connection: protocol, socket, tasks, and errors that end it.
-* ``submitted_batch``, ``publishes``: messages of a connection, stored and answered in order.
+* ``link``: one client: its socket, protocol, backlog and tasks, and errors that end its connection.
+* ``publishes``: messages of a connection, stored and answered in order, in batches.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
 * ``served_channel``: one channel: its consumers, gets, transactions, and its end.

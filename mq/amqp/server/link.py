@@ -1,30 +1,389 @@
-"""The writing side of a connection: its protocol, its socket, its tasks, and the errors that end it."""
+"""One client: its socket, its protocol, its backlog of messages, its tasks, and the errors that end its connection."""
 
 from __future__ import annotations
 
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Hashable
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 
 from mq.amqp.model.names import DEFAULT_VHOST
 from mq.amqp.protocol.connection import Connection, ConnectionState
-from mq.amqp.server.backpressure import ConnectionBacklog
-from mq.amqp.server.client_socket import ClientSocket
+from mq.amqp.server.backpressure import Backlog
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
+from mq.broker.commit import StoreProgress
 from mq.broker.fairness import SOURCE
-from mq.doors.budget import Use
-from mq.doors.connections import Peer
-from mq.doors.listeners import TLSStream
+from mq.doors.budget import UNCOUNTED_BYTES, Room, Use
+from mq.doors.connections import FewLines, Peer
+from mq.doors.listeners import TLSStream, plain_socket
+from mq.doors.open_connections import Traffic, traffic_of
 from mq.errors import BrokerClosed, CallerError, MQError, NoMemory, NoSuchQueue, NotServed, QueueHeld, StorageFull
 
 logger = logging.getLogger("mq.amqp")
+
+_DROPPED: Final = FewLines(logger, logging.INFO, "disconnected AMQP client %s: %s")
+
+READ_BYTES: Final = 128 * 1024
+"""The most bytes in one read."""
+MOST_BYTES_UNSENT: Final = 1024 * 1024
+"""A client that leaves more unread is sent nothing, and nothing is read from it."""
+MOST_BYTES_UNCOUNTED: Final = 16 * 1024
+"""Unsent bytes for which no memory is reserved."""
+PIECE_BYTES: Final = 64 * 1024
+"""The most bytes in one write of the writing task."""
+STALLED_SECONDS: Final = 120
+"""A client that takes no piece for so long is disconnected, whatever its heartbeat."""
+LINGER_SECONDS: Final = 5
+"""How long a connection that has ended keeps its socket, for the store to finish and its client to read the answers.
+Its messages are stored even if that takes longer."""
+OWN_RESERVE: Final = 16
+"""While less than this part of the memory is free for a client, nothing more is read from its connections that have a
+backlog: the client may need the memory for other things."""
+COMMON_RESERVE: Final = 3
+"""The same for all clients together: others may need the memory."""
+EARLY_PART: Final = 16
+"""A connection whose backlog takes this part of the memory is told that it publishes too fast."""
+EARLY_SECONDS: Final = 2.0
+"""So is one with this much work for the store."""
+MOST_SECONDS: Final = 10.0
+"""The most work in one connection's backlog while other connections wait for the store; beyond it nothing is read."""
+RATE_SECONDS: Final = 0.5
+"""How long messages are counted before they tell how fast the store takes them."""
+FEWEST_AHEAD: Final = 128
+"""A backlog of no more messages is never too much work."""
+
+
+class ClientSocket:
+    """Reads from one client and writes to it.
+
+    Args:
+        stream: any handshake is done.
+        memory: for the bytes that the client has not read.
+        write: starts the writing task, :meth:`write`.
+        lost: called when the client takes nothing more.
+
+    Attributes:
+        unsent: bytes that the kernel has not taken.
+    """
+
+    def __init__(
+        self,
+        stream: trio.SocketStream | TLSStream,
+        peer: Peer,
+        memory: Room,
+        write: Callable[[], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self.unsent = 0
+        self._stream = stream
+        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
+        self._peer = peer
+        self._memory = memory
+        self._start_writing = write
+        self._lost = lost
+        self._outgoing: deque[bytes] = deque()
+        self._has_sent = trio.lowlevel.ParkingLot()  # tasks that wait until `unsent` is smaller
+        self._is_writing = False
+        self._is_last = False
+
+    # Reading
+
+    async def receive(self, most: int) -> bytes | bytearray:
+        """Return the client's next bytes, none at its end. Always a checkpoint.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: it was closed here.
+        """
+        if self._plain is None:
+            return await self._stream.receive_some(most)
+        while True:  # as `receive_some` of the stream, in a third of its calls
+            file = self._plain.fileno()
+            if file < 0:  # dropped; Trio would keep the number -1, and fail all who come with it later
+                raise trio.ClosedResourceError
+            await trio.lowlevel.wait_readable(file)
+            try:
+                return self._plain.recv(most)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
+
+    def chunks(self) -> AsyncIterator[bytes]:
+        """Iterate over what the client sends, until its end."""
+        return _Chunks(self._stream)
+
+    # Writing
+
+    def send(self, data: bytes, *, is_last: bool) -> None:
+        """Send at once what the kernel takes; the writing task sends the rest.
+
+        Args:
+            is_last: whether the end of the stream follows.
+        """
+        self._is_last = is_last
+        if self._plain is not None and not self.unsent and not is_last:
+            try:  # noqa: SIM105 - a context manager is three calls
+                data = data[self._plain.send(data) :]
+            except OSError:
+                pass  # no room; the writing task finds out whether the connection broke
+        if data:
+            self._outgoing.append(data)
+            self.unsent += len(data)
+            if not self._is_writing:
+                self._is_writing = True
+                self._start_writing()
+            if self.unsent > MOST_BYTES_UNCOUNTED:
+                self._count_unsent()
+
+    def _count_unsent(self) -> None:
+        """Reserve memory for unread bytes. A client for which there is none is disconnected."""
+        try:
+            self._memory.cover(self.unsent)
+        except MQError as error:
+            logger.info("disconnected AMQP client %s because it does not read its messages: %s", self._peer, error)
+            self._lost()
+        self._memory.begin_sending()
+
+    async def write(self) -> None:
+        """Send what the kernel did not take at once, to its end."""
+        while self.unsent:
+            if not await self._send_outgoing():
+                self._outgoing.clear()
+                self._note_sent(self.unsent)
+                self._memory.give_back()
+                self._lost()
+            elif self._is_last and not self.unsent and isinstance(self._stream, trio.abc.HalfCloseableStream):
+                # The client may wait for it. TLS cannot half-close: there the client closes.
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._stream.send_eof()
+        self._is_writing = False
+
+    async def _send_outgoing(self) -> bool:
+        """Return False when the client takes nothing more."""
+        data = memoryview(b"".join(self._outgoing))
+        self._outgoing.clear()
+        try:
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = data[at : at + PIECE_BYTES]
+                with trio.move_on_after(STALLED_SECONDS) as patience:
+                    await self._stream.send_all(piece)
+                if patience.cancelled_caught:
+                    _DROPPED.write(self._peer, "the client does not read")
+                    return False
+                self._note_sent(len(piece))
+                if self._memory.size:
+                    self._memory.shrink(self.unsent if self.unsent > MOST_BYTES_UNCOUNTED else 0)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    def _note_sent(self, size: int) -> None:
+        self.unsent -= size
+        self._has_sent.unpark_all()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the client has read most of what was sent."""
+        return self.unsent < MOST_BYTES_UNSENT
+
+    async def wait_for_room(self, stalled: Callable[[], None] | None = None) -> None:
+        """Wait until the client has read most of what was sent; call `stalled` first if it has not."""
+        if stalled is not None and self.unsent >= MOST_BYTES_UNSENT:
+            stalled()
+        while self.unsent >= MOST_BYTES_UNSENT:
+            await self._has_sent.park()
+
+    async def wait_until_sent(self) -> None:
+        """Wait until the kernel has taken everything."""
+        while self.unsent:
+            await self._has_sent.park()
+
+    # The end
+
+    def drop(self) -> None:
+        """Disconnect a client that reads slowly, for others need the memory. It would not read a reason either."""
+        _DROPPED.write(self._peer, "the client reads slowly, and other clients needed its memory")
+        carrier = self._carrier
+        if isinstance(carrier, trio.SocketStream):
+            carrier.socket.close()
+
+    async def aclose(self) -> None:
+        """Close the stream."""
+        with trio.move_on_after(LINGER_SECONDS, shield=True):
+            await self._stream.aclose()
+
+    def traffic(self) -> Traffic | None:
+        """Return how much was sent and received; None where the kernel does not count it."""
+        carrier = self._carrier
+        return traffic_of(carrier.socket) if isinstance(carrier, trio.SocketStream) else None
+
+    @property
+    def _carrier(self) -> trio.abc.Stream:
+        return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
+
+
+class _Chunks:
+    # Not a generator: this one is dropped in the middle.
+
+    def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> _Chunks:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self._stream.receive_some(READ_BYTES)
+        if not data:
+            raise StopAsyncIteration
+        return bytes(data)
+
+
+class ConnectionBacklog:
+    """Messages that one connection has published and the store has not taken.
+
+    Args:
+        everything: the backlog of all connections.
+        room: the memory for these messages.
+
+    Attributes:
+        size: bytes. Call :meth:`settle` after each change.
+        messages: how many.
+        stored: how many the store has taken, or refused, since the last :meth:`settle` that measured its pace.
+        is_ahead: whether the client publishes faster than the store takes it.
+        why_full: why messages find no room in the store; empty while they find some.
+        failure: the error of the store with which all of them were given up; None while it works.
+    """
+
+    def __init__(self, everything: Backlog, progress: StoreProgress, room: Room) -> None:
+        self.size = 0
+        self.messages = 0
+        self.is_ahead = False
+        self.why_full = ""
+        self.failure: MQError | None = None
+        self._everything = everything
+        self._progress = progress
+        self._room = room
+        self._counted = 0  # bytes, without messages that were stored in the step that brought them
+        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until everything is stored
+        self._waiting_tasks = 0
+        self._per_second = 0.0  # messages that the store takes while some wait; 0 while that is not known
+        self.stored = 0  # messages since that was measured
+        self._since = 0.0
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+
+    def settle(self) -> None:
+        """Reserve memory for the backlog as it is, and let other connections know of it."""
+        own, before = self.size, self._counted
+        if own == before:
+            return
+        if not before:
+            self._begin_measuring()
+        else:
+            self._measure()
+        if own <= UNCOUNTED_BYTES:
+            if self._room.size:
+                self._room.shrink(0)
+        elif own < before:
+            self._room.shrink(own)
+        else:
+            self._room.cover_if_free(own)  # if it is not, nothing more is read until it is less
+        part = 2 if self.is_ahead else 1  # what is ahead stays so until half of that is left
+        is_early = part * own > self._room.client.budget.most // EARLY_PART
+        self.is_ahead = is_early or self._has_work_for(EARLY_SECONDS / part)
+        self._counted = own
+        self._everything.value += own - before
+        if self._everything.is_awaited:
+            self._everything.wake()
+        if not own and self._idle:
+            self._idle.unpark_all()
+
+    def clear(self) -> int:
+        """Give up what is not stored. Returns how many messages that are."""
+        lost, self.messages, self.size = self.messages, 0, 0
+        self.settle()
+        self._room.give_back()
+        return lost
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is stored, or refused."""
+        return not self.size and self.failure is None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read from the connection."""
+        own = self.size
+        if own <= UNCOUNTED_BYTES:
+            return True
+        budget, room = self._room.client.budget, self._room
+        if self.why_full and own > budget.most // EARLY_PART:
+            return False
+        if self.is_memory_scarce or room.free < budget.most // OWN_RESERVE or room.size < own:
+            return False
+        return not (self._progress.others_wait and self._has_work_for(MOST_SECONDS))
+
+    @property
+    def is_memory_scarce(self) -> bool:
+        """Whether little memory is left for all clients."""
+        budget = self._room.client.budget
+        return budget.free < budget.most // COMMON_RESERVE
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the connection waits for the store, so that nothing is read from its client."""
+        return self._waiting_tasks > 0
+
+    async def wait_for_room(self) -> None:
+        """Wait until more may be read from the connection."""
+        with self.awaited():
+            await self._everything.wait_until(self._may_read)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until everything is stored, or refused.
+
+        Raises:
+            MQError: the store has failed, or the broker ends; the rest is not stored.
+        """
+        with self.awaited():
+            while self._counted:
+                await self._idle.park()
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def awaited(self) -> Iterator[None]:
+        """A block in which the connection waits for the store."""
+        self._waiting_tasks += 1
+        try:
+            yield
+        finally:
+            self._waiting_tasks -= 1
+
+    def _may_read(self) -> bool:
+        return self.has_room
+
+    def _has_work_for(self, seconds: float) -> bool:
+        rate = self._per_second
+        return bool(rate) and self.messages > max(FEWEST_AHEAD, rate * seconds)
+
+    def _begin_measuring(self) -> None:
+        self.stored, self._since = 0, self._now()
+
+    def _measure(self) -> None:
+        seconds = self._now() - self._since
+        if seconds >= RATE_SECONDS:
+            latest = self.stored / seconds
+            self._per_second = (self._per_second + latest) / 2 if self._per_second else latest
+            self._begin_measuring()
 
 
 class ClientLink(ABC):

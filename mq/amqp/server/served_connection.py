@@ -15,9 +15,8 @@ from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import ChannelKey, Credit, Done, Get, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
-from mq.amqp.server.client_socket import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES
 from mq.amqp.server.declarations import DECLARATIONS
-from mq.amqp.server.link import ClientLink, refusal_of
+from mq.amqp.server.link import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, ClientLink, refusal_of
 from mq.amqp.server.publishes import PublishQueue
 from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_channel import ServedChannel
