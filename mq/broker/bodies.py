@@ -40,6 +40,13 @@ class BodyStats:
         self._leaving: set[MessageId] = set()
         self._ids: dict[bytes, MessageId] = {}
 
+    def let_go(self, most: int) -> bool:
+        """Forget up to so many bodies, when they are asked for no more. Whether any are left."""
+        for known in (self.unread, self._known, self._ids):
+            for _ in range(min(most, len(known))):
+                known.popitem()
+        return bool(self.unread or self._known or self._ids)
+
     def find(self, digest: bytes) -> MessageId | None:
         """The message whose body has this digest; None without one."""
         return self._ids.get(digest)

@@ -93,6 +93,14 @@ class MessageGroups:
         :meth:`ready` at once. None when there are no more."""
         return self._unread.pop() if self._unread else None
 
+    def let_go(self, most: int) -> bool:
+        """Forget up to so many groups, when they are asked for no more. Whether any are left."""
+        for _ in range(min(most, len(self._groups))):
+            self._groups.popitem()
+            if self._turns:
+                self._turns.popleft()
+        return bool(self._groups)
+
     def __len__(self) -> int:
         """How many groups have messages."""
         return len(self._groups)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from mq import turns
+from mq.broker.bodies import BodyStats
 from mq.broker.body_loader import BodyLoader
 from mq.broker.catalog import Catalog
 from mq.broker.commit import Future
@@ -21,6 +22,7 @@ from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters, DeadLetterSink, DeadLetterSinks, arriving
 from mq.broker.index import QueueIndex, sequence_of
 from mq.broker.jobs import MoveJob, last_error
+from mq.broker.message_groups import MessageGroups
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import DEFAULTS, REJECT, QueueSettings
 from mq.broker.shared import StoreWatcher
@@ -44,6 +46,7 @@ from mq.storage.records import drop_record, error_of, put_record
 logger = logging.getLogger("mq.broker")
 
 REGROUPED_AT_ONCE = 256
+_FREED_AT_ONCE: Final = 2048
 """Messages whose groups begin before other tasks run: a millisecond. Not Final: tests make it smaller."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
@@ -257,6 +260,9 @@ class Queues:
                 index.is_going = False
         if not dropped:
             raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
+        left_over = index.bodies, index.groups
+        index.bodies = index.groups = None
+        await _let_go(*left_over)
         await self._reap_deleted(queue)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
@@ -274,12 +280,14 @@ class Queues:
             await self._check(index, settings)
             with self._committer.noting_failure():
                 await put_record(self._storage, QUEUE, queue, index.record(settings))
+            bodies = None
             if settings.knows_bodies != index.settings.knows_bodies or settings.unique != index.settings.unique:
-                index.bodies = None  # loaded anew when needed
+                bodies, index.bodies = index.bodies, None  # loaded anew when needed
             before, index.settings = index.settings, settings
             if settings.groups != before.groups:
                 await self._regroup(index)
             self._upkeep.settings_changed(index)
+        await _let_go(bodies)
         if settings.knows_bodies:
             with suppress(StorageError):  # the settings are durable; the bodies are loaded when needed
                 await self._loader.load(index)
@@ -536,10 +544,12 @@ class Queues:
 
     async def _regroup(self, index: QueueIndex) -> None:
         """Begin or end message groups. A long queue hands out nothing meanwhile; all else goes on."""
+        before = index.groups
         index.regroup(self._catalog.on_their_way(index))
         with trio.CancelScope(shield=True):  # the setting is durable: a caller that goes away changes nothing
             while index.regroup_some(REGROUPED_AT_ONCE) and not index.deleted:
                 await trio.lowlevel.checkpoint()
+            await _let_go(before)
 
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
@@ -653,6 +663,13 @@ def check_groups(config: BrokerConfig) -> None:
     """
     if config.others_move:
         raise Conflict("message groups are not supported if several daemons share a root. Start mq with --peers=0")
+
+
+async def _let_go(*parts: BodyStats | MessageGroups | None) -> None:
+    """Forget what nothing asks for any more, some in each step: to free very much at once takes long."""
+    for part in parts:
+        while part is not None and part.let_go(_FREED_AT_ONCE):
+            await trio.lowlevel.checkpoint()
 
 
 def _held_back(index: QueueIndex) -> int:

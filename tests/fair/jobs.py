@@ -379,6 +379,22 @@ async def delete_a_queue(world: World, count: int) -> Run:
 
 
 @job
+async def delete_a_queue_with_groups(world: World, count: int) -> Run:
+    await world.fill("q", count)
+    await world.broker.change_settings("q", {"groups": True})
+    return lambda: world.serve(lambda: world.broker.delete_queue("q"))
+
+
+@job
+async def delete_a_unique_queue(world: World, count: int) -> Run:
+    await world.broker.create_queue("q")
+    await world.broker.change_settings("q", {"unique": True})
+    for at in range(0, count, 500):
+        await world.broker.publish_many("q", [Draft(b"%d" % number) for number in range(at, at + 500)])
+    return lambda: world.serve(lambda: world.broker.delete_queue("q"))
+
+
+@job
 async def delete_a_queue_of_delayed_messages(world: World, count: int) -> Run:
     await world.fill("q", count // 2, delay=60)
     await world.fill("q", count - count // 2, delay=80_000)
