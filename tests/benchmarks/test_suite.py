@@ -33,6 +33,7 @@ def turn(**changes: object) -> turns.Turn:
 
 
 @pytest.mark.slow
+@pytest.mark.in_turn(3)
 @pytest.mark.parametrize("name", [*OTHERS, proof("rabbitmq-classic")])
 def test_each_system_takes_its_turn(name: str, tmp_path: Path) -> None:
     system = systems.SYSTEMS[name]

@@ -121,6 +121,7 @@ async def withstand(daemon: Daemon, attack: Attack, most_megabytes: int = MOST_M
     assert daemon.is_running()
 
 
+@pytest.mark.in_turn(2)
 @ON_ONE_PATH
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
 async def test_honest_clients_are_served_during(shared: Daemon, attack: Attack) -> None:

@@ -36,6 +36,7 @@ def files() -> Iterator[int]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+@pytest.mark.in_turn(2)
 async def test_ten_thousand_waiters(temp_root: Path, tmp_path: Path, files: int) -> None:
     count = min(WAITERS, files - _OTHER_FILES)
     with Daemon(temp_root, tmp_path / "log") as daemon:

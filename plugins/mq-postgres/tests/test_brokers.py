@@ -178,6 +178,7 @@ def address_of(*servers: Server) -> str:
     return f"postgres://{ROLE}@{hosts}/{ROLE}?schema=orders&deadline=1"
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 async def test_a_standby_that_is_promoted_under_load_has_all_that_was_confirmed(primary: Server) -> None:
     """Of two, of which each commit waits for one, it is the one that is further."""
@@ -201,6 +202,7 @@ async def test_a_standby_that_is_promoted_under_load_has_all_that_was_confirmed(
         assert len(load.got) == most, "none was handed out twice: no lease ended"
 
 
+@pytest.mark.in_turn(2)
 async def test_a_start_at_a_standby_without_what_was_confirmed_is_refused(primary: Server, tmp_path: Path) -> None:
     """However long mq was down; and what the text says to do helps."""
 
@@ -239,6 +241,7 @@ async def test_a_start_at_a_standby_without_what_was_confirmed_is_refused(primar
             assert await bodies(broker) == [b"on both"]
 
 
+@pytest.mark.in_turn(2)
 async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary: Server) -> None:
     with trio.fail_after(90), standbys_of(primary, "behind", "whole") as (behind, whole):
         async with open_broker(address_of(primary, behind, whole)) as broker:
@@ -258,6 +261,7 @@ async def test_a_standby_without_what_was_confirmed_is_not_gone_on_with(primary:
             assert {await message.body.read() for message in got} == {b"on both", b"on one", b"later"}
 
 
+@pytest.mark.in_turn(2)
 async def test_nothing_is_read_from_a_primary_that_was_given_up(primary: Server) -> None:
     """It slept while its standby was promoted, believes that it is the primary still, and stands first in the address:
     a message that was confirmed since then is not there, and would be taken for gone."""
