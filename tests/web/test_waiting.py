@@ -168,6 +168,24 @@ async def test_a_thousand_who_wait_are_served_in_order(server: Server, broker: B
         await stream.aclose()
 
 
+async def test_fetch_that_waits_is_one_entry_of_the_wait_queue_and_no_task(
+    nursery: trio.Nursery, endpoints: Endpoints, broker: Broker, queue: str
+) -> None:
+    server = await start_server(nursery, endpoints)
+    streams = [await server.connect() for _ in range(20)]
+    for stream in streams:
+        await stream.send_all(http1("GET", "/q/messages"))
+        assert (await answer(stream))[0] == 204
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    for stream in streams:
+        await stream.send_all(WAIT)
+    await until(lambda: waiting(broker) == len(streams))
+    assert trio.lowlevel.current_statistics().tasks_living == tasks
+    for stream in streams:
+        await stream.aclose()
+    await until(lambda: waiting(broker) == 0)
+
+
 async def test_many_messages_for_one_who_waits_for_many(server: Server, broker: Broker, queue: str) -> None:
     async with await server.connect() as stream:
         await stream.send_all(http1("GET", "/q/messages?wait=60&max=10"))
