@@ -211,7 +211,6 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.broker.lifetime": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.app": "an endpoint's bug is answered with 500; the broker fails in its own nursery",
     "mq.web.fast_http1": "as in mq.web.app",
-    "mq.web.refusals": "as in mq.web.app",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",
     "mq.threads": "what ends a thread ends the process: it is raised in the tasks that watch",

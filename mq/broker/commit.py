@@ -235,7 +235,7 @@ class Committer:
         if len(operations) > self.pace.limit and submissions[0].is_long(self.pace.limit):
             del operations[self.pace.limit :]
         has_groups = not _PLAIN.issuperset(map(type, operations))
-        size = sum(map(_syncs, operations)) if has_groups or self.pace.is_limiting else len(operations)
+        size = sum(map(_syncs, operations)) if has_groups or self.pace.limit < LARGEST_BATCH else len(operations)
         if self._turns is None:
             self._turns = turns.of_run()
         if len(operations) > ANSWERED_TOGETHER:
@@ -529,7 +529,7 @@ class _Answering:
         ended = self._add(outcomes, late_seconds)
         while self._left and (size := self._answer_some(ended)) is not None:
             # A quarter of what it takes: every client waits for this loop.
-            if turn.spend(size * turns.FRAME // 4):
+            if self._left and turn.spend(size * turns.FRAME // 4):
                 self._progress.flush()
                 await turn.end()
         self._progress.flush()

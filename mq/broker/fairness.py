@@ -114,11 +114,6 @@ class Pace:
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
 
-    @property
-    def is_limiting(self) -> bool:
-        """Whether batches are smaller than they could be."""
-        return self.limit < self._most
-
     def note(self, size: int, seconds: float) -> None:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
         if not size:

@@ -32,6 +32,7 @@ from mq.web.exchange import (
     DISCARD_SECONDS,
     NO_LENGTH,
     Abandon,
+    Answer,
     BodyTooSlow,
     Handler,
     Later,
@@ -48,8 +49,6 @@ from mq.web.refusals import (
     EMPTY_LINES,
     MOST_EMPTY_LINES,
     MOST_LINES,
-    begin_request,
-    made_reply,
     refusal_of,
     refusal_of_amqp,
     refusal_of_body,
@@ -435,6 +434,26 @@ class FastHttp1:
     async def _send_refusal(self, data: bytes) -> None:
         with suppress(trio.BrokenResourceError, trio.ClosedResourceError), trio.move_on_after(DISCARD_SECONDS):
             await self._stream.send(data)
+
+
+def begin_request(handler: Handler, request: Request, answer: Answer) -> Reply | Abandon | None:
+    """As :meth:`mq.web.exchange.Handler.begin`, but with a reply to an unforeseen error."""
+    try:
+        return handler.begin(request, answer)
+    except Exception as error:
+        logger.error("internal error", exc_info=error)
+        return BUG
+
+
+def made_reply(make: Callable[[Any], Reply | Later], value: Any) -> Reply | Later:
+    """The reply that a completion makes, or that to its error: it raises nothing, as a batch answers others, too."""
+    try:
+        return make(value)
+    except MQError as error:
+        return refusal_of(error)
+    except Exception as error:
+        logger.error("internal error", exc_info=error)
+        return BUG
 
 
 class _BegunRequest:

@@ -40,9 +40,9 @@ from mq.web.exchange import (
     Tell,
     nobody_hangs_up,
 )
-from mq.web.fast_http1 import Heads, head_of
+from mq.web.fast_http1 import Heads, begin_request, head_of, made_reply
 from mq.web.http_connection import WatchedStream
-from mq.web.refusals import begin_request, made_reply, refusal_of
+from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
 
 REQUEST_BYTES: Final = 160 * 1024

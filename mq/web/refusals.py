@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Callable
 from typing import Any, Final
 
 import h11
@@ -30,9 +28,7 @@ from mq.errors import (
     ReceiptMismatch,
     StorageError,
 )
-from mq.web.exchange import BUG, UNSURE, Abandon, Answer, BodyTooSlow, Handler, Later, Reply, Request, problem
-
-logger = logging.getLogger(__name__)
+from mq.web.exchange import UNSURE, BodyTooSlow, Reply, problem
 
 RETRY_AFTER_SECONDS: Final = 10
 """What a client is told to wait when the store cannot take its request. The program of 2013 said the same."""
@@ -74,26 +70,6 @@ def refusal_of(error: MQError) -> Reply:
     return problem(status, str(error), *headers, is_unsure=error.is_unsure)._replace(
         is_last=isinstance(error, _ENDS_CONNECTION)
     )
-
-
-def begin_request(handler: Handler, request: Request, answer: Answer) -> Reply | Abandon | None:
-    """As :meth:`mq.web.exchange.Handler.begin`, but with a reply to an unforeseen error."""
-    try:
-        return handler.begin(request, answer)
-    except Exception as error:
-        logger.error("internal error", exc_info=error)
-        return BUG
-
-
-def made_reply(make: Callable[[Any], Reply | Later], value: Any) -> Reply | Later:
-    """The reply that a completion makes, or that to its error: it raises nothing, as a batch answers others, too."""
-    try:
-        return make(value)
-    except MQError as error:
-        return refusal_of(error)
-    except Exception as error:
-        logger.error("internal error", exc_info=error)
-        return BUG
 
 
 def problem_of(error: MQError) -> dict[str, Any]:

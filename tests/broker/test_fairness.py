@@ -35,7 +35,7 @@ class SlowDisk(MemoryStorage):
 
     @property
     def description(self) -> Description:
-        return super().description._replace(durable=True, places=False)
+        return super().description._replace(durable=True, places=False, groups=0)
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         self.batches.append([each.queue for each in operations if isinstance(each, Write)])

@@ -62,7 +62,8 @@ BUGS: Final = {
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "a publish is not durable": Bug(
         "PublishJob.operation",
-        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, replaces=self._replaces)",
+        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, "
+        "has_room=self._replaces or self._memory > 0)",
         "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, durable=False)",
     ),
     "a lease is not durable": Bug(

@@ -103,7 +103,7 @@ async def test_who_sends_slowly_is_refused_when_others_want_the_memory(
     await trio.sleep(0.1)
     [slow] = replies
     assert (slow.status, slow.is_last, budget.free) == (408, True, budget.most)
-    assert detail(slow).endswith("Send smaller bodies")
+    assert detail(slow).endswith("send smaller bodies")
     assert (await post(endpoints, chunks(LINE), len(LINE))).status == 200
 
 
