@@ -145,10 +145,10 @@ def mounted(system: FileSystem, image: Path, folder: Path) -> Iterator[Path]:
     # only lists all devices, and with it what the kernel remembers of its blocks.
     device = run("losetup", "--find", "--show", image)
     try:
-        run("mount", "-t", system.kind, "-o", system.mount, device, folder)
+        system.mount_at(device, folder)
         try:
             yield folder
         finally:
-            run("umount", folder)
+            system.unmount_at(folder)
     finally:
         run("losetup", "--detach", device)

@@ -22,7 +22,7 @@ SECOND_CUT_LOG: Final = "log second cut"
 """The same with a log."""
 _CUT_TWICE: Final = {SECOND_CUT: "everything", SECOND_CUT_LOG: "log"}
 WORKLOADS: Final = (*PLANS, *_CUT_TWICE)
-PROMISED: Final = ("ext4", "xfs", "btrfs", "ext4-nojournal")
+PROMISED: Final = ("ext4", "xfs", "btrfs", "ext4-nojournal", "overlay")
 """Where mq keeps its promises. On the other file systems of the matrix it cannot."""
 FAILURES: Final[Sequence[tuple[str, int | None]]] = (("write", None), ("write", 1), ("flush", None), ("flush", 1))
 """What a disk fails at, and how often; None is for good."""

@@ -26,6 +26,7 @@ class FileSystem(NamedTuple):
     Attributes:
         atom: how many bytes of a write the disk keeps or loses together, in bytes.
         repair: the command that has to run after a cut and before the mount, without the disk.
+        overlay: promises are tried on an overlay above it, with nothing in the layer below.
     """
 
     name: str
@@ -35,6 +36,39 @@ class FileSystem(NamedTuple):
     atom: int = 512
     repair: tuple[str, ...] = ()
     mount: str = "defaults"
+    overlay: bool = False
+
+    def mount_at(self, device: str, point: Path) -> None:
+        """Mount a device.
+
+        Raises:
+            CommandFailed: that is not possible, and nothing is mounted.
+        """
+        if not self.overlay:
+            run("mount", "-t", self.kind, "-o", self.mount, device, point)
+            return
+        below = _below(point)
+        below.mkdir(exist_ok=True)
+        run("mount", "-t", self.kind, "-o", self.mount, device, below)
+        try:
+            layers = {name: below / name for name in ("lowerdir", "upperdir", "workdir")}
+            for layer in layers.values():
+                layer.mkdir(exist_ok=True)
+            options = ",".join(f"{name}={layer}" for name, layer in layers.items())
+            run("mount", "-t", "overlay", "-o", options, "overlay", point)
+        except CommandFailed:
+            run("umount", below)
+            raise
+
+    def unmount_at(self, point: Path) -> None:
+        """Unmount what :meth:`mount_at` has mounted."""
+        run("umount", point)
+        if self.overlay:
+            run("umount", _below(point))
+
+
+def _below(point: Path) -> Path:
+    return point.with_name(f"{point.name}-below")
 
 
 _MAKE_EXT4: Final = ("mkfs.ext4", "-q", "-F", "-b", "4096", "-E", "nodiscard,lazy_itable_init=0,lazy_journal_init=0")
@@ -47,6 +81,7 @@ FILE_SYSTEMS: Final = {
         FileSystem("xfs", "xfs", 320, ("mkfs.xfs", "-q", "-f", "-K"), mount="nouuid"),
         FileSystem("btrfs", "btrfs", 192, ("mkfs.btrfs", "-q", "-f", "-K", "-M"), atom=4096),
         FileSystem("ext4-nojournal", "ext4", 96, (*_MAKE_EXT4, "-O", "^has_journal,^dir_index"), repair=_REPAIR_EXT4),
+        FileSystem("overlay", "ext4", 96, _MAKE_EXT4, overlay=True),
         FileSystem("ext4-indexed", "ext4", 96, (*_MAKE_EXT4, "-b", "1024", "-O", "^has_journal"), repair=_REPAIR_EXT4),
     )
 }
@@ -66,6 +101,8 @@ def missing(*systems: str) -> str:
         if not os.path.exists(node):
             return f"there is no {node}"
     commands = {FILE_SYSTEMS[name].make[0] for name in systems}
+    if any(FILE_SYSTEMS[name].overlay for name in systems) and "overlay" not in Path("/proc/filesystems").read_text():
+        return "this kernel has no overlay"
     for command in sorted(commands | {"mount", "losetup"}):
         if shutil.which(command) is None:
             return f"there is no {command}"
@@ -141,11 +178,11 @@ class Rig:
     def mount(self) -> None:
         """Mount it, repaired first where it needs that."""
         prepare(self.system, Path(self._loop))
-        run("mount", "-t", self.system.kind, "-o", self.system.mount, self._loop, self.mountpoint)
+        self.system.mount_at(self._loop, self.mountpoint)
 
     def unmount(self) -> None:
         """Unmount it."""
-        run("umount", self.mountpoint)
+        self.system.unmount_at(self.mountpoint)
 
     def remount(self) -> None:
         """As a restart of the machine does: what the kernel had in memory only is gone, with the errors that it has

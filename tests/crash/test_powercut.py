@@ -35,6 +35,7 @@ CLEARED_SECONDS = 30.0
                 ("ext4", SECOND_CUT, 10),
                 ("ext4", "log large", 15),
                 ("ext4-nojournal", "everything", 20),
+                ("overlay", "everything", 15),
             )
         ),
     ],
