@@ -298,16 +298,17 @@ OF_THE_LOG: Final = {
     ),
     "files are there before the log has them": Bug(
         "mq.storage.files.logged.commit:_commit",
-        "if portion.flushes: ...",
-        "pass",
+        "log.append(portion.encode(), flushes=portion.flushes, flush=flush)",
+        "log.append(portion.encode())",
     ),
     "it is told of what is not on the medium yet": Bug(
         "mq.storage.files.logged.commit:_commit",
         """
-        if portion.flushes: ...
+        sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
         done = Units(root, portion, early)
         """,
         """
+        sequence = log.append(portion.encode())
         done = Units(root, portion, early)
         log.flush(flush)
         """,

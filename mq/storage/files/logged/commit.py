@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged.groups import Units
 from mq.storage.files.logged.log import Log
-from mq.storage.files.logged.portion import NO_ROOM, LoggedPortion
-from mq.storage.files.logged.record import Refused, Saying, encode
+from mq.storage.files.logged.portion import NO_ROOM, LoggedPortion, encode
+from mq.storage.files.logged.record import Refused, Saying
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import failed
 from mq.storage.interface import AnyOperation, Outcome
@@ -36,6 +36,7 @@ def commit(root: LoggedRoot, operations: Sequence[AnyOperation], early: EarlyRes
                     portion = LoggedPortion(root)
                     portion.add(operation)
             outcomes += _commit(root, portion, early)
+            return outcomes
         except OSError as error:
             volume.fail(error)
             if portion.large is not None:
@@ -56,22 +57,22 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
     flush = portion.large.bring() if portion.large is not None else None
     with log.lock:
         try:
-            sequence = log.append(portion.encode())
-            if portion.flushes:
-                log.flush(flush)
+            sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
             done = Units(root, portion, early)
             if done.refused:
                 log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
                 log.flush()
                 done.undo()
-            done.end()
+            if portion.units is not None:
+                done.end()
         except OSError:
             raise
         except BaseException:
             log.cut_off()
             raise
-    portion.discard(done.outcomes)
-    return portion.outcomes(done.outcomes)
+    if portion.large is not None:
+        portion.discard(done.outcomes)
+    return portion.outcomes(done.outcomes) if portion.answered else done.outcomes
 
 
 @contextmanager
@@ -86,8 +87,7 @@ def recorded(log: Log, *sayings: Saying) -> Iterator[None]:
     if not has_room:
         raise OSError(errno.ENOSPC, NO_ROOM)
     with log.lock:
-        sequence = log.append(payload)
-        log.flush()
+        sequence = log.append(payload, flushes=True)
         try:
             yield
         except OSError:

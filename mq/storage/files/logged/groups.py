@@ -21,7 +21,7 @@ from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import Planned
 from mq.storage.files.logged.record import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.files.logged.root import LoggedRoot
-from mq.storage.files.logged.steps import Messages, Steps
+from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, refusal
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
@@ -88,7 +88,7 @@ class Units:
     def _do_messages(self, recorded: RecordedOperations, early: EarlyResults) -> None:
         """Do operations on messages, each by itself."""
         planned: list[Planned] = recorded.planned  # type: ignore[assignment] # there is no record
-        self.outcomes = Steps(self._root, recorded, early).run()  # type: ignore[arg-type] # the same
+        self.outcomes = do_steps(self._root, recorded, early)  # type: ignore[arg-type] # the same
         if self.outcomes is not recorded.expected:
             self.refused += (
                 number
@@ -109,7 +109,7 @@ class Units:
                     chosen.planned.append(planned)
                     chosen.steps.append(step)
                     chosen.expected.append(expected)
-        done = iter(Steps(self._root, chosen, early).run() if chosen.planned else ())
+        done = iter(do_steps(self._root, chosen, early) if chosen.planned else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
             outcomes.append(self._end(unit, first, steps, refused, done))

@@ -66,10 +66,6 @@ _PARTS: Final = 4
 """What several operations share as one record is at most this part of the smaller segment."""
 
 
-def _no_reserve() -> AbstractContextManager[bool]:
-    return nullcontext(True)
-
-
 Bring = Callable[[int, int, Iterator[Record]], None]
 """Brings to the medium what a segment's records have done. Called with its file, its length in bytes, and them."""
 
@@ -114,7 +110,7 @@ class Log:
         in_use: bool = False,
         in_thread: bool = True,
         clock: Callable[[], float] = time.monotonic,
-        spare_room: Callable[[], AbstractContextManager[bool]] = _no_reserve,
+        spare_room: Callable[[], AbstractContextManager[bool]] = lambda: nullcontext(True),
     ) -> None:
         self.lock = threading.RLock()
         self.waited = 0
@@ -186,12 +182,13 @@ class Log:
         if self._in_thread:
             self._worker = threads.start(self._work, name="mq-checkpoint")
 
-    def append(self, payload: bytes) -> int:
+    def append(self, payload: bytes, *, flushes: bool = False, flush: Callable[[int], object] | None = None) -> int:
         """Write a record; its sequence. Only with :attr:`lock`, and when all file calls of earlier records are made,
         for the log may change its segment. Keep the lock until those of this one are made.
 
         Args:
-            payload: says what the file calls do (:func:`mq.storage.files.logged.record.encode`).
+            payload: says what the file calls do (:func:`mq.storage.files.logged.portion.encode`).
+            flushes: the record is on the medium before this returns: by `flush`, as :meth:`flush` takes it.
 
         Raises:
             OSError: the medium has failed.
@@ -217,6 +214,8 @@ class Log:
         if self._since is None:
             self._since = self._clock()
             self._changed.notify_all()
+        if flushes:
+            self.flush(flush)
         return sequence
 
     def takes(self, size: int) -> bool:

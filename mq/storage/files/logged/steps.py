@@ -47,14 +47,23 @@ class Messages(NamedTuple):
     writes: bool
 
 
-class Steps:
-    """The file calls of one recorded batch. Use it once.
+def do_steps(root: LoggedRoot, messages: Messages, early: EarlyResults) -> list[Outcome]:
+    """Do operations on messages. One outcome for each, in order: the expected ones themselves if nothing was in the
+    way.
 
     Args:
         root: the root.
         messages: the operations.
         early: is told of outcomes as they come.
+
+    Raises:
+        OSError: the disk has failed.
     """
+    return _Steps(root, messages, early).run()
+
+
+class _Steps:
+    """The file calls of one recorded batch."""
 
     def __init__(self, root: LoggedRoot, messages: Messages, early: EarlyResults) -> None:
         self._root = root
@@ -65,11 +74,6 @@ class Steps:
         self._side_files: set[int] = set()
 
     def run(self) -> list[Outcome]:
-        """Do it all. One outcome for each operation, in order: the expected ones themselves if nothing was in the way.
-
-        Raises:
-            OSError: the disk has failed.
-        """
         if self._do_at_once():
             return self._messages.expected
         self._do_one_by_one()
