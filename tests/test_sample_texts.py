@@ -41,6 +41,7 @@ def test_messages_of_exceptions_loggers_and_error_functions_are_found(tmp_path: 
     ]
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow  # it reads all modules
 def test_same_seed_draws_the_same_texts_and_no_class_is_empty() -> None:
     first, again, other = sample(7), sample(7), sample(8)
@@ -51,6 +52,7 @@ def test_same_seed_draws_the_same_texts_and_no_class_is_empty() -> None:
     assert all(text.place and text.words for texts in first.values() for text in texts)
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow  # it reads all modules
 def test_each_class_covers_all_of_its_sources() -> None:
     places = {kind: [text.place for text in texts_of(kind)] for kind in CLASSES}

@@ -72,6 +72,7 @@ def flags_of(name: str) -> set[str]:
     return {flag for each in commands for parameter in each.params for flag in parameter.opts}
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 def test_its_session_happens(temp_root: Path, tmp_path: Path) -> None:
     (session,) = blocks(PAGE, "console")
