@@ -42,8 +42,6 @@ _MESSAGE_ID = re.compile(MESSAGE_ID_PATTERN)
 
 _GREGORIAN_TO_UNIX_TICKS: Final = 0x01B21DD213814000
 """100 ns ticks between 1582-10-15, where UUID time begins, and 1970-01-01 (RFC 9562, section 5.1)."""
-_TAIL_BITS: Final = 64
-"""Of an id's key, below its time: the clock sequence and the node."""
 _NODE: Final = (1 << 48) - 1
 OF_A_PROCESS: Final = 1 << 40
 """The multicast bit of an id's node: set where the node stands for a process (RFC 9562, section 6.10), not set where it
@@ -111,11 +109,6 @@ class MessageId(str):
     def group_in(key: int) -> int | None:
         """The number of the message group of the message with that :attr:`key`; None for no group."""
         return None if key & OF_A_PROCESS else key & _NODE
-
-    @staticmethod
-    def time_in(key: int) -> int:
-        """The :attr:`time` of the id of that :attr:`key`."""
-        return key >> _TAIL_BITS
 
     @staticmethod
     def time_ns(ticks: int) -> int:

@@ -32,8 +32,6 @@ _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PAIR: Final = re.compile(rf'\s*({_TOKEN})=({_TOKEN}|"(?:[^"\\]|\\.)*")\s*(;|,|$)')
 """A pair of an element, and what follows it."""
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 
 # The path
 
