@@ -15,6 +15,7 @@ from mq import turns
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.server.served_consumer import ServedConsumer
 from mq.broker import Broker, Draft, Published, UnackedMessage, open_broker
+from mq.doors.connections import Peer
 from mq.errors import MQError, NoSuchQueue
 from mq.storage.interface import AnyOperation, Drop, Outcome, Put, Result
 from mq.storage.memory import MemoryStorage
@@ -460,6 +461,69 @@ async def test_consumer_that_is_cut_off_at_any_step_loses_no_message(
     status = await house.broker.status("q")
     assert status.leased == 0
     assert 39 <= status.ready <= 40
+
+
+@pytest.mark.parametrize("is_slow", [False, True], ids=["in its step", "in a task"])
+@pytest.mark.parametrize("steps", range(12))
+async def test_get_that_is_cut_off_at_any_step_loses_no_message(
+    autojump_clock: MockClock, house: House, monkeypatch: pytest.MonkeyPatch, steps: int, is_slow: bool
+) -> None:
+    client = await house.connect()
+    await client.declare(durable=True)
+    await client.publish("q", b"x", b"y")
+    assert await client.count() == 2
+    if is_slow:
+        monkeypatch.setattr(house.broker, "hold_now", lambda *_, **__: None)
+    await client.say(Basic.Get(queue="q"))
+    await cut_off(house, steps)
+    await trio.sleep(SECONDS)
+    assert not house.door.connections
+    status = await house.broker.status("q")
+    assert (status.ready, status.leased) == (2, 0)
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_transaction_that_is_cut_off_at_any_step_is_stored_if_its_client_has_heard_so(
+    autojump_clock: MockClock, house: House, store: SlowStore, steps: int
+) -> None:
+    client = await house.connect()
+    await client.declare(durable=True)
+    await client.call(commands.Tx.Select())
+    await client.publish("q", b"x", b"y", b"z")
+    store.seconds = 0.02
+    await client.say(commands.Tx.Commit())
+    await trio.sleep(0.004 * steps)
+    await cut_off(house, steps)
+    heard = None
+    with suppress(trio.BrokenResourceError):
+        heard = await client.hear()
+    await trio.sleep(SECONDS)
+    assert not house.door.connections
+    ready = (await house.broker.status("q")).ready
+    assert ready in ((0, 3) if heard is None else (3,))
+
+
+@pytest.mark.parametrize("ask", [Basic.Consume(queue="q"), Basic.Get(queue="q")], ids=["consumer", "get"])
+async def test_message_is_ready_again_when_its_client_closes_in_the_middle_of_it(
+    autojump_clock: MockClock, house: House, ask: Basic.Get
+) -> None:
+    other = await house.connect()
+    await other.declare(durable=True)
+    await other.publish("q", b"x" * 300_000)
+    ours, theirs = trio.testing.lockstep_stream_pair()  # takes no byte before it is read
+    served = ServedConnection(house.door, theirs, Peer("here", 1), "0")  # type: ignore[arg-type]
+    house.nursery.start_soon(served.run)
+    client = await Client(ours).open()
+    await client.say(ask)
+    assert len(await ours.receive_some(1000)) > 0
+    await trio.testing.wait_all_tasks_blocked()
+    assert served.socket.unsent > 0
+    await ours.aclose()
+    await trio.sleep(SECONDS)
+    assert served not in house.door.connections
+    got = await other.get()
+    assert got is not None
+    assert (got[0].redelivered, len(got[2])) == (True, 300_000)
 
 
 async def test_nothing_counts_as_waiting_once_messages_for_two_queues_are_stored(autojump_clock: MockClock) -> None:
