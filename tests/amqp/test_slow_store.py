@@ -47,7 +47,7 @@ class SlowStore(MemoryStorage):
 
     @property
     def description(self) -> Description:
-        return super().description._replace(durable=True, places=False)
+        return super().description._replace(durable=True, places=False, groups=0)
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         async with self._gate:
