@@ -35,6 +35,7 @@ async def _bytes_of(broker: Broker, count: int) -> int:
     return after - before
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 async def test_a_hundred_thousand_waiting_messages_take_at_most_500_bytes_each() -> None:
     with disks.plain(IN_MEMORY) as folder:

@@ -97,6 +97,7 @@ def check(place: Place, act: Callable[[Place, Queue], None], *, answered: bool) 
     assert place.names() == []
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 @for_each("times", [1, None])
 @for_each("way", WAYS)

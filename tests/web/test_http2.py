@@ -82,6 +82,7 @@ async def test_many_streams_of_one_connection_at_once(client: httpx.AsyncClient)
     assert len({(await client.get("/q/messages")).content for _ in range(30)}) == 30
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 async def test_more_requests_than_hypercorn_allows_a_connection(client: httpx.AsyncClient) -> None:
     """Its default of 1000 ends the connection while answers are under way, which are then lost."""

@@ -152,6 +152,7 @@ async def test_a_request_behind_one_that_waits_is_answered_after_it(server: Serv
     assert second.startswith(b"200")
 
 
+@pytest.mark.in_turn(2)
 @pytest.mark.slow
 async def test_a_thousand_who_wait_are_served_in_order(server: Server, broker: Broker, queue: str) -> None:
     streams = []
