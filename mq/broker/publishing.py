@@ -380,17 +380,16 @@ class Publisher:
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
         check_size(size, self._longest)
         settings = index.settings
-        if not draft.is_dead_letter:
+        if settings.publish_paused and not draft.is_dead_letter:
             check_resumed(index)
         if draft.group is not None and not (settings.groups or draft.is_group_hint):
             raise Conflict(
                 f"queue {index.name} does not support message groups. Run mq queue set {index.name} "
                 "groups=true, or publish without a group"
             )
-        if settings.overflow != REJECT:
+        if settings.overflow != REJECT or (settings.max_messages is None and settings.max_bytes is None):
             return
-        if settings.max_bytes is not None:
-            self._check_fits(index, size)
+        self._check_fits(index, size)
         check_room(index, 1, size)
 
     def _check_fits(self, index: QueueIndex, size: int) -> None:
@@ -403,7 +402,7 @@ class Publisher:
 
     def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None, done: Done | None = None) -> PublishJob:
         if digest is None and draft.key is None and draft.id is None:
-            return PublishJob(self, index, draft, None, self._meta(index, draft), _ignore, done)
+            return PublishJob(self, index, draft, None, self._meta(index, draft), None, done)
 
         def landed(id: MessageId | None) -> None:
             if digest is not None:
@@ -417,7 +416,7 @@ class Publisher:
 
         meta = self._meta(index, draft)
         is_noted = digest is not None or draft.key is not None
-        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else _ignore, done)
+        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else None, done)
         if draft.id is not None:
             job.join_as(draft.id)
         if digest is not None and index.settings.unique:
@@ -709,7 +708,8 @@ class PublishJob:
     Args:
         publisher: gives the direct dispatch, the recent bodies and the core.
         meta: delay and expiry.
-        landed: called before the answer, with the id when the message is durable, with None when it failed.
+        landed: called before the answer, with the id when the message is durable, with None when it failed; None for
+            nothing to call.
 
     Raises:
         StorageFull: it is transient, and memory has no room for it now.
@@ -746,7 +746,7 @@ class PublishJob:
         draft: Draft,
         digest: bytes | None,
         meta: Meta,
-        landed: Callable[[MessageId | None], None],
+        landed: Callable[[MessageId | None], None] | None,
         done: Done | None = None,
     ) -> None:
         self.future: Future[MessageId] = Future(done)
@@ -866,7 +866,8 @@ class PublishJob:
             # Others may have moved it before this answer, and told of it: the index has a message in one place.
             is_there = entry.id not in self._catalog.locks and self.index.find(entry.id) is None
         self._catalog.published(born, self._size, self._protocol, is_there=is_there)
-        self._tell_landed(entry.id)
+        if self._landed is not None:
+            self._tell_landed(entry.id)
         if self.index.deleted:
             self.future.fail(_deleted(self.index))
         else:
@@ -886,8 +887,9 @@ class PublishJob:
     def _tell_landed(self, id: MessageId | None) -> None:
         """Call `landed`, once."""
         # The callback refers to this job: without this cycle both are freed at once, with no garbage collector.
-        landed, self._landed = self._landed, _ignore
-        landed(id)
+        landed, self._landed = self._landed, None
+        if landed is not None:
+            landed(id)
 
     def _release(self) -> None:
         self.index.reserved -= 1
@@ -1178,7 +1180,3 @@ class JobBatch:
             job.done(outcome, barrier)
         if self._dispatched is not None:
             self._dispatched.done(outcomes, barrier)
-
-
-def _ignore(id: MessageId | None) -> None:
-    """The callback of a job that has called its own."""
