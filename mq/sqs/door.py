@@ -9,9 +9,9 @@ from __future__ import annotations
 import copy
 import logging
 import re
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
+from os import urandom
 from time import time
 from typing import Any, Final
 
@@ -123,9 +123,9 @@ class SqsDoor(Handler):
             return await self._handler.handle(request)
         if self._is_refused_get(request):
             code = "UnsupportedOperation" if self._logins is None else "MissingAuthenticationToken"
-            return QuerySpeech(b"", None).refusal(SqsError(code, _GET), secrets.token_hex(16))
+            return QuerySpeech(b"", None).refusal(SqsError(code, _GET), urandom(16).hex())
         is_json, is_url = _is_json(request), self._is_signed_url(request)
-        id = secrets.token_hex(16)
+        id = urandom(16).hex()
         room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
         try:
             self._check_before_reading(request)
@@ -150,7 +150,7 @@ class SqsDoor(Handler):
         action = ACTIONS.get(target.removeprefix(PREFIX))
         if action is None or action.begin is None or not self._is_by_known_key(request):
             return None
-        speech, id = JsonSpeech(target, body), secrets.token_hex(16)
+        speech, id = JsonSpeech(target, body), urandom(16).hex()
         room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
         try:
             signer = self._signer(request, body)

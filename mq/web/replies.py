@@ -340,7 +340,8 @@ def _let_go(entries: deque[BatchEntry], room: Room) -> Iterator[BatchEntry]:
         entry = entries.popleft()
         size = len(entry.body) + _beside(entry.message) if room.size else 0
         yield entry
-        room.shrink(room.size - size)
+        if size:
+            room.shrink(room.size - size)
 
 
 def _gathered(fragments: Iterator[bytes]) -> Iterator[bytes]:
