@@ -139,7 +139,7 @@ class Logins:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
             raise TryLater(
-                "too many login attempts with a wrong password for this user from this address. Try again later",
+                "too many login attempts with a wrong password for this user from this address",
                 seconds,
             )
 
@@ -160,7 +160,7 @@ class Logins:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
         if not waiting.is_next:
-            raise TryLater("too many logins at once. Try again", RETRY_SECONDS)
+            raise TryLater("too many logins at once", RETRY_SECONDS)
 
     def _pass_on(self) -> None:
         self._is_checking = bool(self._waiting)  # so that none comes before the one that is next

@@ -67,7 +67,7 @@ async def test_without_a_manager_nothing_is_told() -> None:
 async def test_a_manager_that_is_gone_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with supervised({"NOTIFY_SOCKET": str(tmp_path / "gone")}) as tell:
         tell(READY)
-    assert "(message READY=1): No such file or directory" in caplog.text
+    assert "(message: READY=1): No such file or directory" in caplog.text
 
 
 async def test_an_abstract_name() -> None:
