@@ -308,22 +308,27 @@ class QueueIndex:
             if any(not key & OF_A_PROCESS for key in self._ready):  # mostly none has a group
                 self._turns = GroupTurns(self._ready, heaps_of(self._ready))
             return
-        self.groups.begin()
+        odd = (entry.id for entry in self.far_off.odd())
+        self.groups.begin(chain(self.new, self.held, self.claimed, self.delayed, odd))
         for id in moving:
             self.groups.block(id)
             self.groups.moves(id)
-        out = (*self.held.values(), *self.claimed.values())
-        for entry in (*self.new.values(), *out, *self.delayed.values(), *self.far_off.odd()):
-            self._note_in_group(self.groups, entry)
 
-    def regroup_some(self, most: int) -> bool:
-        """Go on to begin message groups, with up to `most` READY messages. Whether any are left."""
+    def regroup_some(self, most: int, is_moving: Callable[[MessageId], bool]) -> bool:
+        """Go on to begin message groups, with up to `most` messages. Whether any are left."""
+        groups = self.groups
+        if groups is None:
+            return False
         for _ in range(most):
-            key = None if self.groups is None else self.groups.unread()
-            if key is None or self.groups is None:
+            id = groups.next_elsewhere()
+            if id is not None:
+                self._note_elsewhere(groups, id, is_moving)
+                continue
+            key = groups.unread()
+            if key is None:
                 return False
             entry = self._entry(key)
-            self.groups.ready(entry.id, key, has_come_back=entry.meta.receives > 0)
+            groups.ready(entry.id, key, has_come_back=entry.meta.receives > 0)
         return True
 
     def add(self, entry: Entry) -> None:
@@ -597,6 +602,16 @@ class QueueIndex:
             self._compact()
             return entry
         return self.new.pop(id, None) or self.far_off.discard(id)
+
+    def _note_elsewhere(self, groups: MessageGroups, id: MessageId, is_moving: Callable[[MessageId], bool]) -> None:
+        """Note where a message is that was not READY when the groups began. If it is READY by now, that is noted."""
+        if is_moving(id):
+            groups.block(id)
+            groups.moves(id)
+        elif self._key(id) is None or id in self.claimed:
+            entry = self.find(id)
+            if entry is not None:
+                self._note_in_group(groups, entry)
 
     def _note_in_group(self, groups: MessageGroups, entry: Entry) -> None:
         """Note a message that is not READY: whether others of its group have to wait for it."""

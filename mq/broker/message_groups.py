@@ -18,7 +18,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right, insort
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
 from mq.message import OF_A_PROCESS, MessageId
@@ -83,10 +83,22 @@ class MessageGroups:
         self._coming_keys: set[int] = set()
         self._passed_over: set[MessageId] = set()
         self._unread: set[int] = set()
+        self._elsewhere: deque[MessageId] = deque()
 
-    def begin(self) -> None:
-        """Begin in a queue that has READY messages: until each was asked for by :meth:`unread`, none is handed out."""
+    def begin(self, elsewhere: Iterable[MessageId]) -> None:
+        """Begin in a queue that has messages: until each was asked for by :meth:`next_elsewhere` and :meth:`unread`,
+        none is handed out.
+
+        Args:
+            elsewhere: those that are not READY, and not being moved.
+        """
         self._unread = set(self._ready)
+        self._elsewhere.extend(elsewhere)
+
+    def next_elsewhere(self) -> MessageId | None:
+        """A message that was not READY when the groups began: the caller has to note where it is now. None when there
+        are no more."""
+        return self._elsewhere.popleft() if self._elsewhere else None
 
     def unread(self) -> int | None:
         """The key of a message that was READY when the groups began, and still is: the caller has to say so by
@@ -174,7 +186,7 @@ class MessageGroups:
 
     def is_blocked(self, id: MessageId) -> bool:
         """Whether a message of that id would have to wait for another one of its group."""
-        return bool(self._unread) or number_of(id) in self._groups
+        return self._is_beginning or number_of(id) in self._groups
 
     def pass_over(self, id: MessageId) -> bool:
         """Note that a message, which is out, is damaged. Whether its group may hand out another."""
@@ -202,8 +214,8 @@ class MessageGroups:
             last: the message that the same request has got just before: others of its group may follow it.
             up_to: no message with a greater sequence.
         """
-        if self._unread:
-            return None  # one of them may be the first of its group
+        if self._is_beginning:
+            return None  # one that is not read may be the first of its group
         if last is not None and (group := self._groups.get(self._number(last))) is not None:
             before = self._out.get(last)
             first = self._next_of(group, _NO_KEY if before is None else before.key)
@@ -220,6 +232,10 @@ class MessageGroups:
             else:
                 self._turns.rotate(-1)
         return None
+
+    @property
+    def _is_beginning(self) -> bool:
+        return bool(self._unread or self._elsewhere)
 
     def _number(self, id: MessageId, key: int | None = None) -> int:
         return id.key if id in self._passed_over else number_of(id, key)

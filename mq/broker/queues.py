@@ -547,7 +547,7 @@ class Queues:
         before = index.groups
         index.regroup(self._catalog.on_their_way(index))
         with trio.CancelScope(shield=True):  # the setting is durable: a caller that goes away changes nothing
-            while index.regroup_some(REGROUPED_AT_ONCE) and not index.deleted:
+            while index.regroup_some(REGROUPED_AT_ONCE, self._catalog.locks.__contains__) and not index.deleted:
                 await trio.lowlevel.checkpoint()
             await _let_go(before)
 
