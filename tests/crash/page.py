@@ -36,7 +36,7 @@ clients:
 
 `ext4-indexed` is ext4 without a journal, with indexed folders: the kernel moves half of a folder's names to another
 block in two writes, and a cut between them loses names that were durable for long. Nothing above the kernel can
-prevent that.
+prevent that. `overlay` is one over ext4 with a journal, with nothing in the layer below.
 
 {failures}
 
