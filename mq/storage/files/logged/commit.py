@@ -65,7 +65,8 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
                 done.undo()
             if portion.units is not None:
                 done.end()
-        except OSError:
+        except OSError as error:
+            root.folders.volume.fail(error)  # with the lock: no other batch begins before
             raise
         except BaseException:
             log.cut_off()
