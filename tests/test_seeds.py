@@ -160,9 +160,11 @@ async def open_recorded(root: Path, calls: RecordingCalls, **config: float | boo
 
 
 def steps_of(calls: RecordingCalls, id: str) -> list[str]:
-    """What was done to the names of a message, without what its name goes on with."""
+    """What was done to the names of a message from its arrival in new/ on, without what its name goes on with."""
     verbs = ("rename", "link", "unlink")
-    return [re.sub(f"({id})[^ ]*", "ID", each) for each in calls.said(*verbs) if id in each]
+    arrival, *steps = [re.sub(f"({id})[^ ]*", "ID", each) for each in calls.said(*verbs) if id in each]
+    assert arrival == "rename state/stage/ID new/queue001:ID"
+    return steps
 
 
 @pytest.mark.parametrize("place", ["new", "queues", "delay", "waiting"])
@@ -258,13 +260,13 @@ async def test_workers_come_in_pairs(temp_root: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(BatchChannel, "drain", drain_noted)
     monkeypatch.setattr(Committer, "commit_next", commit_noted)
-    async with open_at(temp_root, workers=3) as broker:
+    async with open_at(temp_root, workers=3, peers=1) as broker:  # else a fetch of what is READY needs no worker
         for number in range(12):  # a worker that has worked goes to the end of the line, so each has its turn
             await broker.create_queue(f"queue{number}")
             await broker.publish(f"queue{number}", BODY)
             assert await broker.fetch(f"queue{number}") is not None
     for worker in ("FetchWorker.run", "SaveWorker.run"):
-        assert sum(worker in name for name in worked) == 3
+        assert sum(worker in name for name in worked) == 3, (worker, worked)
 
 
 async def test_fetches_of_one_queue_do_not_cross(temp_root: Path) -> None:
