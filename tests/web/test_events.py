@@ -16,7 +16,7 @@ from mq.broker import Broker, Draft
 from mq.web import events
 from mq.web.endpoints import Endpoints
 from mq.web.events import LONGEST_SECONDS, EventFeeds, EventStream, View, difference, events_reply, written
-from mq.web.exchange import Reply, Request, _nobody_hangs_up
+from mq.web.exchange import Reply, Request, nobody_hangs_up
 from mq.web.http_connection import WaitingRequests
 from tests.web.talking import Server, detail, http1, start_server, stream
 
@@ -234,7 +234,7 @@ async def test_looks_of_many_different_views_take_a_part_of_a_core(autojump_cloc
     waits, feeds = WaitingRequests(), EventFeeds()
     async with trio.open_nursery() as nursery:
         for number in range(20):
-            reply = await events_reply(feeds.feed(number, look_slowly), waits, _nobody_hangs_up, 60)
+            reply = await events_reply(feeds.feed(number, look_slowly), waits, nobody_hangs_up, 60)
             nursery.start_soon(drain, views(reply))
     assert looks <= 2 * 20
 
@@ -245,7 +245,7 @@ async def test_feed_that_no_stream_shows_is_dropped(autojump_clock: MockClock) -
 
     feeds = EventFeeds()
     shown = feeds.feed("shown", look)
-    reply = await events_reply(shown, WaitingRequests(), _nobody_hangs_up, 60)
+    reply = await events_reply(shown, WaitingRequests(), nobody_hangs_up, 60)
     unused = feeds.feed("unused", look)
     await unused.refresh()
     assert feeds.feed("unused", look) is unused
