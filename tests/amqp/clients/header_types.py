@@ -20,7 +20,7 @@ from tests.amqp.dialling import Client
 from tests.amqp.rabbit import Rabbit, version
 
 FILE: Final = Path(__file__).with_suffix(".json")
-WAIT_SECONDS: Final = 10
+WAIT_SECONDS: Final = 60
 PERSISTENT: Final = 2
 _FRAME_HEAD: Final = 7
 _BEFORE_PROPERTIES: Final = 12  # class, weight, size of the body

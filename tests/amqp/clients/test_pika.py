@@ -18,7 +18,7 @@ from tests.amqp.clients.servers import Server
 pytestmark = pytest.mark.slow
 
 PERSISTENT = pika.BasicProperties(delivery_mode=2)
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 def parameters(server: Server) -> pika.ConnectionParameters:

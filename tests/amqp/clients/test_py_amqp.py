@@ -13,7 +13,7 @@ from tests.amqp.clients.servers import Server
 
 pytestmark = pytest.mark.slow
 
-WAIT_SECONDS = 10
+WAIT_SECONDS = 60
 
 
 @pytest.fixture
