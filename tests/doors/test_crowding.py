@@ -116,6 +116,7 @@ async def test_each_protocol_closes_connections_over_the_limit(
 
             app.handler, app.needs_login = None, False  # type: ignore[attr-defined]
             app.base_path = NO_BASE_PATH  # type: ignore[attr-defined]
+            app.heads = {}  # type: ignore[attr-defined]
             serve = partial(web_server.serve, app, crowd=crowd)  # type: ignore[arg-type]
         else:
             serve = partial(amqp_server.serve, amqp_server.AmqpState(broker), crowd=crowd, version="0")
