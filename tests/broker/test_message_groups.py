@@ -568,6 +568,22 @@ async def test_groups_that_end_take_turns(broker: Broker) -> None:
     assert await names(await fetch(broker, 4)) == ["a0", "b0", "a1", "a2"]
 
 
+def test_groups_begin_behind_a_message_that_is_being_moved_by_then() -> None:
+    ids = MessageIds(lambda: 0)
+    first, second = ids.new("a"), ids.new("a")
+    index = QueueIndex("q", 0, QueueSettings())
+    index.add(Entry("q", first, State.NEW))
+    index.add(Entry("q", second, State.READY))
+    index.settings = QueueSettings(groups=True)
+    index.regroup([])
+    index.discard(first)  # it is on its way to READY
+    while index.regroup_some(1, {first}.__contains__):
+        pass
+    assert index.next() is None
+    index.add(Entry("q", first, State.READY))
+    assert index.take() == Entry("q", first, State.READY)
+
+
 # The index, against a model
 
 
