@@ -55,15 +55,16 @@ class SubmittedBatch:
         failed: copies that are not stored after the first try, and why.
         is_done: whether all messages are stored or refused.
         is_stored: whether every message is stored in all of the queues to which it was routed when it came.
+        is_stuck: whether a task has to store the rest of it, before which no other batch begins.
     """
 
-    __slots__ = ("_refusals", "_routes", "failed", "is_done", "is_stored", "left", "messages")
+    __slots__ = ("_refusals", "_routes", "failed", "is_done", "is_stored", "is_stuck", "left", "messages")
 
     def __init__(self, messages: Sequence[PublishedMessage]) -> None:
         self.messages = messages
         self.left = 0
         self.failed: list[tuple[Copy, MQError]] = []
-        self.is_done = False
+        self.is_done = self.is_stuck = False
         self.is_stored = True
         self._routes: Mapping[int, tuple[Queue, ...]] = {}
         self._refusals: list[tuple[int, MQError]] = []  # `id` of a message, and why a queue refused it
@@ -162,7 +163,7 @@ class PublishQueue:
         self._waiting: deque[PublishedMessage] = deque()
         self._batches: deque[SubmittedBatch] = deque()  # submitted and not answered
         self._under_way = 0  # messages of these
-        self._stuck = 0  # batches with messages that found no room
+        self._stuck = 0  # how many batches are
         self._changed = trio.lowlevel.ParkingLot()  # tasks of batches that wait for those before them
         self._is_taking = False  # a task has a batch: the next one begins once its messages have their place
         self._is_reading = False  # answers are sent at the end of this step
@@ -281,11 +282,13 @@ class PublishQueue:
         for (message, queue), outcome in zip(copies, outcomes, strict=True):
             if isinstance(outcome, MQError):
                 batch.failed.append((Copy(message, queue), outcome))
+                if isinstance(outcome, StorageFull):  # those of its other queues may come late
+                    self._hold_up(batch)
         batch.left -= 1
         if batch.left or self._has_ended:
             return
         if batch.failed and not batch.refuse_failed():
-            self._stuck += 1  # until its task begins
+            self._hold_up(batch)
             self._link.start(self._store_batch, batch, batch.failed)
             return
         try:
@@ -354,8 +357,6 @@ class PublishQueue:
 
         while self._stuck and is_taking:
             await self._changed.park()
-        if outcomes:
-            self._stuck -= 1
         try:
             await self._store(batch, has_place, outcomes)
         except MQError as error:
@@ -401,30 +402,41 @@ class PublishQueue:
                             await self._state.dead_letters.send(copy.queue, copy.publication, Reason.MAXLEN)
             copies, outcomes = stuck, ()
             if stuck:
+                self._hold_up(batch)
                 await self._wait_for_room(batch, why)
-        if not self._stuck and self._backlog.why_full:
+        self._let_go_on(batch)
+
+    def _hold_up(self, batch: SubmittedBatch) -> None:
+        """Let no other batch begin before the rest of this one is stored: its messages would overtake that."""
+        if not batch.is_stuck:
+            batch.is_stuck = True
+            self._stuck += 1
+
+    def _let_go_on(self, batch: SubmittedBatch) -> None:
+        """Let others begin after a batch that may have held them up."""
+        if batch.is_stuck:
+            batch.is_stuck = False
+            self._stuck -= 1
+        if self._stuck:
+            return
+        self._changed.unpark_all()
+        if self._backlog.why_full:
             self._backlog.why_full = ""
             self._state.alarm.clear(self)
             self._link.send_answers()
 
     async def _wait_for_room(self, batch: SubmittedBatch, why: str) -> None:
-        """Wait before a batch is tried again that found no room. Meanwhile no other begins."""
+        """Wait before a batch is tried again that found no room."""
         self._check_patience(why)
         self._backlog.why_full = why or "the store has no room"
         self._state.alarm.raise_alarm(self, self._backlog.why_full)
         self._link.send_answers()  # and with them connection.blocked
-        self._stuck += 1
         self._changed.unpark_all()
-        try:
-            await trio.sleep(RETRY_SECONDS)
-            # A later batch is tried after it, and the store has answered all of them, or one might overtake it.
-            while self._batches and (self._batches[0] is not batch or any(each.left for each in self._batches)):
-                await self._changed.park()
-            self._check_patience(why)
-        finally:
-            self._stuck -= 1
-            if not self._stuck:
-                self._changed.unpark_all()
+        await trio.sleep(RETRY_SECONDS)
+        # A later batch is tried after it, and the store has answered all of them, or one might overtake it.
+        while self._batches and (self._batches[0] is not batch or any(each.left for each in self._batches)):
+            await self._changed.park()
+        self._check_patience(why)
 
     def _check_patience(self, why: str) -> None:
         if self._has_ended or (self._is_left and self._backlog.is_memory_scarce):

@@ -10,7 +10,7 @@ from mq.amqp.model.arguments import DELIVERY_LIMIT, QUEUE_TYPE, QUORUM, REQUEUE
 from mq.amqp.protocol.commands import Settlement, UnsettledDelivery
 from mq.amqp.server.state import AmqpState
 from mq.broker import UnackedMessage
-from mq.errors import MQError
+from mq.errors import MQError, StorageFull
 from mq.message import QueueName
 
 _SETTLED_TOGETHER: Final = 512
@@ -23,7 +23,8 @@ async def settle(
     """Acknowledge, put back or reject deliveries.
 
     Args:
-        durable: whether that must be durable on return; else it is soon.
+        durable: whether that must be durable on return; else it is soon, and a dead letter that finds no room comes to
+            its queue's consumers again.
 
     Raises:
         StorageError: the store cannot do that now. What it could not do is as it was.
@@ -78,7 +79,11 @@ async def _settle(
         await state.broker.put_back(held, to_back=to_back, failed=True, most=most)
 
     async def reject(queue: QueueName, held: Sequence[UnackedMessage]) -> None:
-        await state.broker.reject(held)
+        try:
+            await state.broker.reject(held)
+        except StorageFull:  # the log says so; to close the channel would stop a consumer that has done nothing wrong
+            if durable:
+                raise
 
     if outcome is Settlement.ACKNOWLEDGED:
         await state.broker.acknowledge(_held(deliveries), durable=durable)
