@@ -136,7 +136,7 @@ async def test_who_answers_a_head_answers_as_all_of_the_guards(
     handler: Handler, broker: Broker, raw: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "mq.audit")
-    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * size)
+    monkeypatch.setattr("mq.sqs.door.urandom", bytes)
     await broker.create_queue("q")
     through_all = await answer(handler, raw)
     noted = len(caplog.records)
