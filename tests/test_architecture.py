@@ -199,8 +199,11 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "pyspark": ("mq.spark",),
     "pyfakefs": ("mq.storage.files.fake",),
     "python_multipart": ("mq.web",),
+    "quart": ("mq.web",),
+    "quart_trio": ("mq.web",),
     "tomlkit": ("mq.access.users_editor",),
     "tqdm": ("mq.cli", "mq.testing.simulate"),
+    "werkzeug": ("mq.web",),
 }
 """Package from outside -> the rooms that may know of it."""
 
@@ -209,8 +212,7 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.amqp.server.publishes": "as in mq.amqp.server.link",
     "mq.amqp.server.link": "a completion that raises ends its own connection, and not the save worker",
     "mq.broker.lifetime": "the error of the block around a broker is raised again once the broker's tasks have ended",
-    "mq.web.app": "an endpoint's bug is answered with 500; the broker fails in its own nursery",
-    "mq.web.fast_http1": "as in mq.web.app",
+    "mq.web.fast_http1": "an endpoint's bug is answered with 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",
     "mq.threads": "what ends a thread ends the process: it is raised in the tasks that watch",
@@ -386,7 +388,7 @@ def test_the_spark_source_loads_no_event_loop() -> None:
     pytest.importorskip("pyspark")
     loaded = loaded_by("import pyspark_mq, mq.spark")
     assert "mq.spark.stream" in loaded
-    assert not [name for name in loaded if name.partition(".")[0] in ("trio", "httpx", "hypercorn")]
+    assert not [name for name in loaded if name.partition(".")[0] in ("trio", "httpx", "quart")]
 
 
 def test_clients_load_no_server() -> None:
@@ -400,6 +402,7 @@ def test_clients_load_no_server() -> None:
         "mq.amqp.model",
         "mq.amqp.protocol",
         "mq.amqp.server",
+        "quart",
         "hypercorn",
     )
     assert not [name for name in loaded if any(fits(name, room) for room in rooms)]
