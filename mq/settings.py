@@ -272,7 +272,7 @@ class Settings:
         UnixSocket(),
         _SOCKET,
         "Unix socket for local HTTP clients, and its file mode (default 0600); only users with write "
-        "permission for the socket can connect",
+        "permission on the socket can connect",
         "none",
     )
     amqp_port: int | None = _line(

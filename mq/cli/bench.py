@@ -62,7 +62,7 @@ class Timed(NamedTuple):
     type=Size(),
     default="1000",
     show_default=True,
-    help="Size of a message body.",
+    help="Size of each message body.",
 )
 @click.option(
     "--no-keys",

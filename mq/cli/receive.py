@@ -117,7 +117,7 @@ class Receiver(Protocol):
     default="5s",
     show_default=True,
     metavar="DURATION",
-    help="Time that CMD and its child processes get to exit after SIGTERM before they are killed with SIGKILL.",
+    help="Time allowed for CMD and its child processes to exit after SIGTERM before they are killed with SIGKILL.",
 )
 @json_option
 @remote

@@ -99,7 +99,7 @@ _REMOTE_FLAGS: Final = (
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help=f"File that contains a token or NAME:PASSWORD. A token can also be set in the environment variable "
+        help=f"File with the credentials to connect with: a token or NAME:PASSWORD. A token can also be set in the environment variable "
         f"{TOKEN_VARIABLE}.",
     ),
     click.option(

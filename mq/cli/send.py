@@ -177,7 +177,7 @@ def warn_without_priorities(client: Client, queue: str) -> None:
     with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
         if client.queue(queue).settings.get("max_priority") == 0:
             warn(
-                f"queue {shorten(queue)} has no priorities, so --priority has no effect. To enable ten priorities, run "
+                f"queue {shorten(queue)} does not support priorities, so --priority has no effect. To enable ten priorities, run "
                 f"mq queue set {queue} max_priority=9"
             )
 

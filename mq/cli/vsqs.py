@@ -35,7 +35,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
     "--capacity",
     type=Number(1),
     metavar="N",
-    help="Refuse the message if the queue already contains this number of messages.",
+    help="Refuse the message if the queue already contains this many messages.",
 )
 @click.option("--create", is_flag=True, help="Create the folder if it does not exist.")
 def send(folder: str, capacity: int | None, create: bool) -> None:

@@ -306,7 +306,7 @@ class ClusterNode:
         if self.names.are_known.is_set():
             return
         if self.names.was_member:
-            logger.warning("accepting clients without the cluster, because the membership service is not responding")
+            logger.warning("accepting clients while disconnected from the cluster: the membership service is not responding")
             return
         logger.warning(
             "the cluster is not responding, and this root has never been part of a cluster: waiting for the "

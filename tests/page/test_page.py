@@ -154,7 +154,7 @@ def test_quantiles_are_interpolated_within_their_bucket(hand: Hand) -> None:
     row.wait_for()
     heads = hand.tab.get_by_role("table", name="Latency").locator("thead th").all_inner_texts()
     assert heads == [
-        "Measurement",
+        "Metric",
         "p50, last minute",
         "p99, last minute",
         "p50 since startup",

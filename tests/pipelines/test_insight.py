@@ -160,7 +160,7 @@ def test_the_audit_finds_what_is_wrong_and_nothing_else(spark: SparkSession, tmp
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]\n", '{"finding": "damaged"}\n{"messages": 1}\n', '{"id": "1"}\n'])
 def test_what_no_doctor_has_printed_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InvalidSetting, match="cannot read --doctor"):
+    with pytest.raises(InvalidSetting, match="cannot read the file given with --doctor"):
         read_damaged(str(tmp_path / "nowhere"))
     (tmp_path / "found").write_text(text)
     with pytest.raises(InvalidSetting, match="is not the output of mq doctor --json"):

@@ -91,7 +91,7 @@ def read_damaged(path: str) -> dict[str, str]:
             raise ValueError("the last line does not contain the number of messages")
         return {each["id"]: each["detail"] for each in found if each.get("finding") == DAMAGED and each["id"]}
     except OSError as error:
-        raise InvalidSetting(f"cannot read --doctor {path}: {error.strerror}") from error
+        raise InvalidSetting(f"cannot read the file given with --doctor, {path}: {error.strerror}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidSetting(
             f"--doctor {path} is not the output of mq doctor --json ({error}). Create it with mq doctor ROOT "

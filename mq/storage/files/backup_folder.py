@@ -215,7 +215,7 @@ class BackupFolder:
         except (ValueError, TypeError, IndexError, StopIteration) as error:
             raise BackupDamaged(f"the file is not valid: {error}") from error
         if header.format != FORMAT:
-            raise BackupDamaged(f"this version of mq does not support the backup format {header.format}")
+            raise BackupDamaged(f"this version of mq does not support backup format {header.format}")
         if header.number != number:
             raise BackupDamaged(f"the file contains backup {header.number} instead of backup {number}")
         _check_places(backup)

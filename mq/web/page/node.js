@@ -20,7 +20,7 @@ const PARTS = [[0.5, "p50"], [0.99, "p99"]];
 export function nodeView({ onState }) {
   const store = h("dl", { class: "tiles" });
   const times = makeTable("Latency", [
-    ["Measurement", (each) => each.what],
+    ["Metric", (each) => each.what],
     ...PARTS.map(([part, title]) => [`${title}, last minute`, (each) => quantile(each.lately, part), true]),
     ...PARTS.map(([part, title]) => [`${title} since startup`, (each) => quantile(each.ever, part), true]),
     ["Count", (each) => number(countOf(each.ever)), true],
@@ -32,7 +32,7 @@ export function nodeView({ onState }) {
     ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
     ["Member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is not part of a cluster.");
-  const links = makeTable("Links", [
+  const links = makeTable("Links to other nodes", [
     ["Neighbor", (each) => each.node || each.address],
     ["Outgoing link", (each) => (each.is_up ? "up" : "down")],
     ["Incoming link", (each) => (each.is_inbound_up ? "up" : "down")],
