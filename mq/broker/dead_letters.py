@@ -93,6 +93,7 @@ class DeadLetters:
         self._missing: set[MessageId] = set()
         self._many: float = _FEWEST_HISTORIES
         self._expired: Counter[str] = Counter()  # by queue, since they were logged
+        self._sent_on: dict[MessageId, str] = {}  # by a sink, and not removed yet: the queue in which it died
         self._removals: dict[MessageId, str] = {}  # the latest, in order: their reasons
         self._has_expired = trio.Event()
 
@@ -125,6 +126,7 @@ class DeadLetters:
 
     def forget(self, id: MessageId) -> None:
         """Forget the history of a message that was removed."""
+        self._sent_on.pop(id, None)
         if id in self._failed:
             self._failed.discard(id)
             self._ledger.forget(_key(id, _FAILURE))
@@ -220,12 +222,17 @@ class DeadLetters:
             await trio.sleep(RETRY_SECONDS)
 
     async def _send_on(self, dead: list[_Dead]) -> tuple[list[_Dead], list[str]]:
-        """Give dead messages to the protocol's sink, and put back those that it cannot send on now: were the others
-        put back with them, they would be sent on once more. Return the others, and why the refused ones were."""
-        errors = await self._sinks.dead_letter([(each.entry, each.reason) for each in dead])
-        for number, error in errors.items():
-            self._put_back(dead[number], error)
-        left = [each for number, each in enumerate(dead) if number not in errors] if errors else dead
+        """Give dead messages to the protocol's sink, and put back those that it cannot send on now. Return the others,
+        and why the refused ones were. One that was sent on and could not be removed is not sent on again."""
+        unsent = [each for each in dead if self._sent_on.get(each.entry.id) != each.entry.queue]
+        errors = await self._sinks.dead_letter([(each.entry, each.reason) for each in unsent])
+        for number, each in enumerate(unsent):
+            if number in errors:
+                self._put_back(each, errors[number])
+            elif self._sinks.take(each.entry.queue):
+                self._sent_on[each.entry.id] = each.entry.queue
+        refused = {unsent[number].entry.id for number in errors}
+        left = [each for each in dead if each.entry.id not in refused] if refused else dead
         return left, [str(error) for error in errors.values()]
 
     async def _prepare(self, dead: list[_Dead]) -> list[Move | Unlink]:

@@ -46,8 +46,9 @@ from mq.storage.records import drop_record, error_of, put_record
 logger = logging.getLogger("mq.broker")
 
 REGROUPED_AT_ONCE = 256
-_FREED_AT_ONCE: Final = 2048
 """Messages whose groups begin before other tasks run: a millisecond. Not Final: tests make it smaller."""
+_FREED_AT_ONCE: Final = 2048
+"""Groups, or digests of bodies, that are freed before other tasks run."""
 LARGEST_SLICE: Final = 1000
 """Messages that are moved in one batch."""
 
@@ -262,8 +263,8 @@ class Queues:
             raise NoSuchQueue(f"queue {shorten(queue)} does not exist")
         left_over = index.bodies, index.groups
         index.bodies = index.groups = None
-        await _let_go(*left_over)
         await self._reap_deleted(queue)
+        await _let_go(*left_over)
 
     async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
         """Change settings of a queue: all of `patch` or nothing. Durable on return.

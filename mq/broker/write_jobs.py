@@ -948,18 +948,35 @@ def _cut(drafts: Sequence[Draft], longest: int | None) -> Iterator[Sequence[Draf
     yield drafts[start:]
 
 
+_KEPT: Final = (
+    "attributes",
+    "delay",
+    "ttl",
+    "key",
+    "transient",
+    "priority",
+    "id",
+    "is_dead_letter",
+    "at_ms",
+    "group",
+    "is_group_hint",
+    "is_decided",
+)
+"""The fields of a draft that a chunk has, in this order: a part of the format of a root."""
+
+
 def _encoded(drafts: Sequence[Draft]) -> bytes:
     """The bytes of a chunk: a line of JSON, then the bodies."""
     bodies = [_body_of(draft) for draft in drafts]
-    head = [[len(body), *draft[1:-1]] for draft, body in zip(drafts, bodies, strict=True)]
+    head = [[len(body), *(getattr(draft, name) for name in _KEPT)] for draft, body in zip(drafts, bodies, strict=True)]
     return b"".join([json.dumps(head).encode("ascii"), b"\n", *bodies])
 
 
 def _decoded(data: bytes, name: str) -> Iterator[Draft]:
     """The messages of a chunk, each with a key: where its publisher gave none, one that is its place in the job."""
     at = data.index(b"\n") + 1
-    for row, (size, *said) in enumerate(json.loads(data[: at - 1])):
-        draft = Draft(data[at : at + size], *said)._replace(is_decided=True)
+    for row, (size, *kept) in enumerate(json.loads(data[: at - 1])):
+        draft = Draft(data[at : at + size], **dict(zip(_KEPT, kept, strict=True)))._replace(is_decided=True)
         at += size
         yield draft if draft.key is not None else draft._replace(key=f"write-job/{name}/{row}")
 

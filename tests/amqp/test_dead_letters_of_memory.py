@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 import pytest
 from pamqp import commands
 from trio.testing import MockClock
 
-from mq.storage.interface import MESSAGE_BYTES
+from mq.storage.interface import MESSAGE_BYTES, AnyOperation, Move, Outcome, Result, Unlink
 from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
 from tests.amqp.dialling import Client, open_house
@@ -96,3 +97,26 @@ async def test_a_dead_letter_goes_once_to_each_queue_though_one_has_no_room(
                     found[int(got[2])] += 1
         assert found == Counter(range(200))
         assert await numbers(client, "disk") == Counter(range(200))
+
+
+async def test_a_dead_letter_whose_original_cannot_be_removed_is_sent_on_once(autojump_clock: MockClock) -> None:
+    class Stubborn(MemoryStorage):
+        """Refuses to remove messages for a while."""
+
+        left = 20
+
+        async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+            if any(isinstance(each, Unlink | Move) and each.entry.queue == "q" for each in operations) and self.left:
+                Stubborn.left -= 1
+                return [Outcome(Result.FULL, reason="no room")] * len(operations)
+            return await super().commit(operations)
+
+    async with open_house(Stubborn()) as house:
+        client = await house.connect()
+        await client.declare("dead", durable=True)
+        await client.declare("q", DEAD_LETTERS | {"x-message-ttl": 1000}, durable=True)
+        await publish(client, 5, delivery_mode=2)
+        await client.is_silent(100)
+        assert not Stubborn.left
+        assert await numbers(client, "dead") == Counter(range(5))
+        assert await client.count("q") == 0

@@ -120,6 +120,9 @@ class DeadLetterRouter:
         finally:
             for _, (message, _) in left:
                 await _close(message.body)
+        for (message, _), why in zip(dead, errors, strict=True) if self._partly_sent else ():
+            if why is None:  # it is removed next
+                self._partly_sent.pop(message.id, None)
         return errors
 
     async def _first_copies(self, left: deque[tuple[int, tuple[Message, str]]]) -> list[Copy]:
@@ -169,11 +172,9 @@ class DeadLetterRouter:
         goes only to those of its queues that do not have it."""
         refused = {(copy.number, copy.queue.key): error for copy, error in await self._failed(copies)}
         errors = {number: error for (number, _), error in refused.items()}
-        for copy in copies if errors or self._partly_sent else ():
+        for copy in copies if errors else ():
             id, queue = ids[copy.number], copy.queue.key
-            if copy.number not in errors:
-                self._partly_sent.pop(id, None)
-            elif (copy.number, queue) not in refused:
+            if copy.number in errors and (copy.number, queue) not in refused:
                 self._partly_sent.setdefault(id, set()).add(queue)
                 if len(self._partly_sent) > _MOST_PARTLY_SENT:
                     del self._partly_sent[next(iter(self._partly_sent))]
