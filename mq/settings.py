@@ -449,9 +449,7 @@ class Settings:
     insecure: bool = _line(
         False, _SWITCHED, "allow network connections even if TLS or authentication is not configured", ""
     )
-    log_level: str = _line(
-        "info", _one_of(*LEVELS), "minimum level of the messages to log: debug, info, warning or error"
-    )
+    log_level: str = _line("info", _one_of(*LEVELS), "minimum level of the messages to log")
     log_format: str = _line("text", _one_of(*FORMATS), "log format: text, or json for one JSON object per line")
     log_requests: bool = _line(False, _SWITCHED, "log a line for every HTTP request", "")
 

@@ -99,8 +99,8 @@ _REMOTE_FLAGS: Final = (
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help=f"File with the credentials to connect with: a token or NAME:PASSWORD. A token can also be set in the environment variable "
-        f"{TOKEN_VARIABLE}.",
+        help="File with the credentials to connect with: a token or NAME:PASSWORD. A token can also be set in the "
+        f"environment variable {TOKEN_VARIABLE}.",
     ),
     click.option(
         "--ca",

@@ -177,8 +177,8 @@ def warn_without_priorities(client: Client, queue: str) -> None:
     with suppress(ClientError):  # the user may not look at the queue, and may publish to it all the same
         if client.queue(queue).settings.get("max_priority") == 0:
             warn(
-                f"queue {shorten(queue)} does not support priorities, so --priority has no effect. To enable ten priorities, run "
-                f"mq queue set {queue} max_priority=9"
+                f"queue {shorten(queue)} does not support priorities, so --priority has no effect. To enable ten "
+                f"priorities, run mq queue set {queue} max_priority=9"
             )
 
 

@@ -120,7 +120,7 @@ def decode(data: bytes, body_of: BodyOf | None = None) -> Any:
             blobs.append(data[at : at + size])
             at += size
         if at != len(data):
-            raise Malformed("the data is longer than the lengths in its header")
+            raise Malformed("the data is longer than its header specifies")
         return _Reader(blobs, body_of).value(plain)
     except (struct.error, ValueError, KeyError, TypeError, IndexError, AttributeError, MQError) as error:
         raise Malformed(f"invalid data on the cluster link: {error!r}") from error

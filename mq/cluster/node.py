@@ -193,7 +193,7 @@ class ClusterNode:
             raise Conflict(f"node {node} is still a member. Drain it (mq cluster drain) and stop it first")
         link = self._link_of(node)
         if any(each.neighbor == neighbor for each in self._links if each is not link):
-            raise Conflict(f"{neighbor} is the address of another neighbor of node {self._config.node}")
+            raise Conflict(f"address {neighbor} is already used by another neighbor of node {self._config.node}")
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
         logger.info("now connecting to node %s at %s", node, neighbor)
@@ -306,7 +306,9 @@ class ClusterNode:
         if self.names.are_known.is_set():
             return
         if self.names.was_member:
-            logger.warning("accepting clients while disconnected from the cluster: the membership service is not responding")
+            logger.warning(
+                "accepting clients while disconnected from the cluster: the membership service is not responding"
+            )
             return
         logger.warning(
             "the cluster is not responding, and this root has never been part of a cluster: waiting for the "

@@ -578,10 +578,10 @@ class QueueClaims:
                 f"query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
             )
         raise SparkSourceError(
-            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the last batch that the "
-            f"consumer acknowledged is {self._acknowledged}, and it has no batch {batch}: either the consumer "
-            f"was deleted, or the daemon's root is an old copy. To continue from batch {self._acknowledged}, "
-            f"start the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
+            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
+            f"acknowledged batches only up to {self._acknowledged}, and does not have batch {batch}. Either the "
+            "consumer was deleted, or the daemon's root was restored from an old copy. To continue from batch "
+            f"{self._acknowledged}, start the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
         )
 
     def _ask(self) -> Mapping[str, Any]:

@@ -211,7 +211,8 @@ class Topology:
             alternate = exchange.alternate
             if alternate is not None and not isinstance(alternate, str):
                 raise Refusal(
-                    Code.PRECONDITION_FAILED, f"invalid arg 'alternate-exchange': {alternate!r} is not an exchange name"
+                    Code.PRECONDITION_FAILED,
+                    f"invalid arg 'alternate-exchange': {alternate!r} is not a valid exchange name",
                 )
             return TopologyChange(exchanges=(exchange,))
         what = f"exchange '{exchange.name}' in vhost '{exchange.vhost}'"

@@ -254,8 +254,8 @@ class _Opening:
             )
         if others.is_alarmed():
             raise StorageUnusable(
-                f"cannot serve root {shorten(self._root)}: another daemon on this root found that the disk failed. "
-                "Stop all daemons, repair and remount the disk, then start them again"
+                f"cannot serve root {shorten(self._root)}: another daemon that serves this root reported a disk "
+                "failure. Stop all daemons, repair and remount the disk, then start them again"
             )
 
 

@@ -266,7 +266,7 @@ class Alarm:
             PeerFailed: one has.
         """
         if self.is_set():
-            raise PeerFailed(errno.EIO, "another daemon on this root found that the disk failed", self._path)
+            raise PeerFailed(errno.EIO, "another daemon that serves this root reported a disk failure", self._path)
 
     def is_set(self) -> bool:
         """Whether a process has set it."""
