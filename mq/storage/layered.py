@@ -306,9 +306,15 @@ class LayeredStorage:
         if not self._transient and (not self._is_used or self._above.is_empty):
             # nearly always: only a Write can be meant for memory then
             return not any(isinstance(each, Group | Write) and self._is_above(each) for each in operations)
-        return not any(
-            self._is_above(each) or self._has_to_come_up(each) or self._full(each) is not None for each in operations
-        )
+        return not any(map(self._concerns_memory, operations))
+
+    def _concerns_memory(self, operation: AnyOperation) -> bool:
+        """Whether an operation is done in memory, brings a message up there, or would if there were room."""
+        if not isinstance(operation, Write):
+            return self._is_above(operation) or self._has_to_come_up(operation)
+        if isinstance(operation.body, bytes):
+            return operation.transient or operation.queue in self._transient
+        return self._full(operation) is not None
 
     def _full(self, operation: AnyOperation) -> Outcome | None:
         """Why a message for a transient queue, too large to be written to memory, would have no room there when it
@@ -320,15 +326,12 @@ class LayeredStorage:
         return self._above.no_room_for(operation.queue, operation.body.size)
 
     def _is_above(self, operation: AnyOperation) -> bool:
-        if isinstance(operation, Group):
-            return any(
-                self._is_above(each) or self._has_to_come_up(each) or self._full(each) is not None
-                for each in operation.operations
-            )
-        if isinstance(operation, Put | Drop):
-            return False
         if isinstance(operation, Write):
             return isinstance(operation.body, bytes) and (operation.transient or operation.queue in self._transient)
+        if isinstance(operation, Put | Drop):
+            return False
+        if isinstance(operation, Group):
+            return any(map(self._concerns_memory, operation.operations))
         return self._above.holds(operation.entry)
 
     def _has_to_come_up(self, operation: AnyOperation) -> TypeGuard[Move]:
