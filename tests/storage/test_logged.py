@@ -36,7 +36,6 @@ from mq.storage.files.inventory import keep_inventory
 from mq.storage.files.layout import Layout
 from mq.storage.files.logged.engine import LoggedEngine
 from mq.storage.files.logged.log import Log
-from mq.storage.files.logged.portion import encode
 from mq.storage.files.logged.record import (
     LARGEST_INLINE,
     Forgotten,
@@ -48,6 +47,7 @@ from mq.storage.files.logged.record import (
     Saying,
     Wrote,
     decode,
+    encode,
 )
 from mq.storage.files.logged.segments import read_log
 from mq.storage.files.mount import Mount, mount_of

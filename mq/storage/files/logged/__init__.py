@@ -3,7 +3,7 @@
 For one process with a root to itself, on ext4 with a journal and on xfs. The files stay the source of truth while the
 machine is up; the log is for power cuts. In reading order:
 
-* ``record``: what a record of the log says. ``portion``: what one holds of a batch, put together.
+* ``record``: a record's payload: its lines, encoded and decoded. ``portion``: a batch's part that one record holds.
 * ``log``: the log and its format on disk. ``segments``: its two files, read and made. ``boots``: whether the kernel
   still has what was written.
 * ``commit``: one commit: a record, a flush, then the file calls without any sync. ``root``: what a commit works on.

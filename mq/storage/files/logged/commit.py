@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged.groups import Units
 from mq.storage.files.logged.log import Log
-from mq.storage.files.logged.portion import NO_ROOM, LoggedPortion, encode
-from mq.storage.files.logged.record import Refused, Saying
+from mq.storage.files.logged.portion import NO_ROOM, LoggedPortion
+from mq.storage.files.logged.record import Refused, Saying, encode
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import failed
 from mq.storage.interface import AnyOperation, Outcome

@@ -187,7 +187,7 @@ class Log:
         for the log may change its segment. Keep the lock until those of this one are made.
 
         Args:
-            payload: says what the file calls do (:func:`mq.storage.files.logged.portion.encode`).
+            payload: says what the file calls do (:func:`mq.storage.files.logged.record.encode`).
             flushes: the record is on the medium before this returns: by `flush`, as :meth:`flush` takes it.
 
         Raises:

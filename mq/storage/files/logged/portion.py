@@ -6,9 +6,8 @@ need is worked out in one pass, with nothing made in between: each message of ev
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
-from urllib.parse import quote
 
 from mq.message import SharedAttributes, checksum, encode_attributes
 from mq.storage.files.calls import Step
@@ -16,19 +15,7 @@ from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of, place
 from mq.storage.files.logged.bodies import LargeBodies
 from mq.storage.files.logged.groups import Unit, refused_before
 from mq.storage.files.logged.log import Log
-from mq.storage.files.logged.record import (
-    LARGEST_INLINE,
-    LINE_BYTES,
-    TEXT_LENGTH,
-    Forgotten,
-    Kept,
-    Moved,
-    QueueRemoved,
-    Refused,
-    Removed,
-    Saying,
-    Wrote,
-)
+from mq.storage.files.logged.record import LARGEST_INLINE, LINE_BYTES, Forgotten, Kept, Payload, Wrote
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import DONE
 from mq.storage.files.staging import StagedBody
@@ -37,65 +24,6 @@ from mq.storage.interface import AnyOperation, Drop, Entry, Group, Move, Outcome
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""
 NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
-
-
-class Payload:
-    """What a record says, while it is put together."""
-
-    __slots__ = ("_blobs", "_lines")
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._blobs: list[bytes] = []
-
-    def wrote(self, path: str, size: int, crc: int, attributes: bytes, body: bytes) -> None:
-        """Say a :class:`Wrote` of a body that goes with it."""
-        self._lines.append(f"w\t{path}\t{size}\t{crc:08x}\t{len(attributes)}")
-        self._blobs += (attributes, body)
-
-    def moved(self, old: str, new: str) -> None:
-        """Say a :class:`Moved`."""
-        self._lines.append(f"m\t{old}\t{new}")
-
-    def removed(self, path: str) -> None:
-        """Say a :class:`Removed`."""
-        self._lines.append(f"u\t{path}")
-
-    def say(self, saying: Saying) -> None:
-        """Say what is next."""
-        match saying:
-            case Wrote(path, size, crc, attributes, None, staged):
-                self._lines.append(f"s\t{path}\t{size}\t{crc:08x}\t{len(attributes)}\t{staged}")
-                self._blobs.append(attributes)
-            case Wrote(path, size, crc, attributes, bytes(body)):
-                self.wrote(path, size, crc, attributes, body)
-            case Moved(old, new):
-                self.moved(old, new)
-            case Removed(path):
-                self.removed(path)
-            case Kept(kind, key, value):
-                blob = encode_attributes(value) or b"{}"
-                self._lines.append(f"p\t{kind}\t{_quoted(key)}\t{len(blob)}")
-                self._blobs.append(blob)
-            case Forgotten(kind, key):
-                self._lines.append(f"d\t{kind}\t{_quoted(key)}")
-            case QueueRemoved(queue, path):
-                self._lines.append(f"q\t{queue}\t{path}")
-            case Refused(sequence, numbers):
-                self._lines.append(f"v\t{sequence}\t{','.join(map(str, numbers))}")
-
-    def encode(self) -> bytes:
-        """As the record holds it."""
-        text = "\n".join(self._lines).encode()
-        return b"".join((TEXT_LENGTH.pack(len(text)), text, *self._blobs))
-
-
-def encode(sayings: Iterable[Saying]) -> bytes:
-    """A record's payload."""
-    payload = Payload()
-    for saying in sayings:
-        payload.say(saying)
-    return payload.encode()
 
 
 class LoggedPortion(Payload):
@@ -333,7 +261,3 @@ def _encoding_once(operation: AnyOperation) -> AnyOperation:
     if isinstance(operation, Put) and not isinstance(operation.value, SharedAttributes):
         return operation._replace(value=SharedAttributes(operation.value))
     return operation
-
-
-def _quoted(key: str) -> str:
-    return quote(key, safe="", errors="surrogatepass")

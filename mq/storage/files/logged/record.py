@@ -13,22 +13,24 @@ behind it the bytes that go with some of the lines, in order::
     q  queue  path                                                a queue's folder is moved to that path
     v  sequence  numbers of operations                            these of an earlier record were refused
 
-Paths are below the root, keys are percent-encoded. It is put together in :mod:`mq.storage.files.logged.portion`.
+Paths are below the root, keys are percent-encoded. :class:`Payload` puts one together; :func:`decode` takes it apart.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
+
+from mq.message import encode_attributes
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
 LINE_BYTES: Final = 600
 """More than any line of an operation takes, but for a record's key."""
-TEXT_LENGTH: Final = struct.Struct("<I")
+_TEXT_LENGTH: Final = struct.Struct("<I")
 """What a payload begins with."""
 
 
@@ -97,10 +99,69 @@ Saying = Wrote | Moved | Removed | Kept | Forgotten | QueueRemoved | Refused
 """What one line of a payload says."""
 
 
+class Payload:
+    """What a record says, while it is put together."""
+
+    __slots__ = ("_blobs", "_lines")
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._blobs: list[bytes] = []
+
+    def wrote(self, path: str, size: int, crc: int, attributes: bytes, body: bytes) -> None:
+        """Say a :class:`Wrote` of a body that goes with it."""
+        self._lines.append(f"w\t{path}\t{size}\t{crc:08x}\t{len(attributes)}")
+        self._blobs += (attributes, body)
+
+    def moved(self, old: str, new: str) -> None:
+        """Say a :class:`Moved`."""
+        self._lines.append(f"m\t{old}\t{new}")
+
+    def removed(self, path: str) -> None:
+        """Say a :class:`Removed`."""
+        self._lines.append(f"u\t{path}")
+
+    def say(self, saying: Saying) -> None:
+        """Say what is next."""
+        match saying:
+            case Wrote(path, size, crc, attributes, None, staged):
+                self._lines.append(f"s\t{path}\t{size}\t{crc:08x}\t{len(attributes)}\t{staged}")
+                self._blobs.append(attributes)
+            case Wrote(path, size, crc, attributes, bytes(body)):
+                self.wrote(path, size, crc, attributes, body)
+            case Moved(old, new):
+                self.moved(old, new)
+            case Removed(path):
+                self.removed(path)
+            case Kept(kind, key, value):
+                blob = encode_attributes(value) or b"{}"
+                self._lines.append(f"p\t{kind}\t{_quoted(key)}\t{len(blob)}")
+                self._blobs.append(blob)
+            case Forgotten(kind, key):
+                self._lines.append(f"d\t{kind}\t{_quoted(key)}")
+            case QueueRemoved(queue, path):
+                self._lines.append(f"q\t{queue}\t{path}")
+            case Refused(sequence, numbers):
+                self._lines.append(f"v\t{sequence}\t{','.join(map(str, numbers))}")
+
+    def encode(self) -> bytes:
+        """As the record holds it."""
+        text = "\n".join(self._lines).encode()
+        return b"".join((_TEXT_LENGTH.pack(len(text)), text, *self._blobs))
+
+
+def encode(sayings: Iterable[Saying]) -> bytes:
+    """A record's payload."""
+    payload = Payload()
+    for saying in sayings:
+        payload.say(saying)
+    return payload.encode()
+
+
 def decode(payload: bytes) -> list[Saying]:
     """What a payload says, in order."""
-    (length,) = TEXT_LENGTH.unpack_from(payload)
-    at = TEXT_LENGTH.size + length
+    (length,) = _TEXT_LENGTH.unpack_from(payload)
+    at = _TEXT_LENGTH.size + length
 
     def taken(size: int) -> bytes:
         nonlocal at
@@ -108,7 +169,7 @@ def decode(payload: bytes) -> list[Saying]:
         return payload[at - size : at]
 
     found: list[Saying] = []
-    for line in payload[TEXT_LENGTH.size : at].decode().split("\n"):
+    for line in payload[_TEXT_LENGTH.size : at].decode().split("\n"):
         match line.split("\t"):
             case ["w", path, size, crc, attributes]:
                 found.append(Wrote(path, int(size), int(crc, 16), taken(int(attributes)), taken(int(size))))
@@ -129,3 +190,7 @@ def decode(payload: bytes) -> list[Saying]:
             case _:
                 raise ValueError(f"the log contains a record that this version of mq does not support: {line[:40]!r}")
     return found
+
+
+def _quoted(key: str) -> str:
+    return quote(key, safe="", errors="surrogatepass")
