@@ -148,6 +148,24 @@ def is_dead_lettered(copy: Copy, error: MQError | None) -> bool:
 class PublishQueue:
     """Messages of one connection on their way to the store.
 
+    The next batch begins if the store works, fewer than ``MOST_BATCHES`` full batches are unanswered, and none of these
+    states prevents it:
+
+    ==================  ================================================  ==========================================
+    State               Meaning                                           Ends
+    ==================  ================================================  ==========================================
+    ``_is_submitting``  The loop in ``_submit_waiting`` is running. A     With the loop, which also submits batches
+                        completion that it calls does not start another.  for which the completion made room.
+    ``_is_taking``      A task stores a batch that could not be           Once the store is certain to order later
+                        submitted in the step that read it.               messages after that batch.
+    ``_stuck`` > 0      The number of batches with ``is_stuck``: some of  Once tasks have stored, dead-lettered or
+                        their messages found no room or are to be         refused the rest of these batches.
+                        dead-lettered. Later ones must not overtake them.
+    ==================  ================================================  ==========================================
+
+    ``_is_reading`` does not prevent a batch. While it is set, completions do not schedule the sending of answers: the
+    connection sends them all at the end of the step that reads.
+
     Attributes:
         lost: how many are not stored, or not known to be, without their publisher having been told.
     """
