@@ -33,7 +33,9 @@ class TransientMemory:
             return 0
         beside = len(encode_attributes(attributes)) + MESSAGE_BYTES
         size = len(body)
-        full = self._storage.no_room_for(queue, size + self._total, beside + self._reserved[queue])
+        full = self._storage.no_room_for(
+            queue, size, beside, reserved=self._total, reserved_in_queue=self._reserved[queue]
+        )
         if full is not None:
             raise error_of(full, "cannot store the message")
         self._reserved[queue] += size + beside

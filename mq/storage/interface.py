@@ -548,12 +548,16 @@ class MemoryLimitedStorage(Storage, Protocol):
     def limits_memory(self) -> bool:
         """Whether there is a limit. Fixed."""
 
-    def no_room_for(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
+    def no_room_for(
+        self, queue: str, size: int, beside: int = MESSAGE_BYTES, *, reserved: int = 0, reserved_in_queue: int = 0
+    ) -> Outcome | None:
         """Return why a transient message has no room now; None if it has.
 
         Args:
             size: bytes of its body.
             beside: bytes that it takes besides.
+            reserved: bytes reserved for other messages, in all queues, that are not stored yet.
+            reserved_in_queue: the part of these that is for messages of the same queue.
         """
 
 

@@ -299,12 +299,15 @@ class MemoryStorage:
         """Whether there is a limit."""
         return self._max_bytes is not None
 
-    def no_room_for(self, queue: str, size: int, beside: int = MESSAGE_BYTES) -> Outcome | None:
+    def no_room_for(
+        self, queue: str, size: int, beside: int = MESSAGE_BYTES, *, reserved: int = 0, reserved_in_queue: int = 0
+    ) -> Outcome | None:
         """Return why a message with a body of so many bytes has no room in a queue now; None if it has."""
         if self._max_bytes is None:
             return None
-        bodies, used, own = self._bytes + size, self._bytes + self._beside, self._of_queue[queue]
-        if bodies <= self._max_bytes and own <= self._max_bytes + MOST_BESIDE - used - size - beside:
+        used, own = self._bytes + self._beside, self._of_queue[queue]
+        free = self._max_bytes + MOST_BESIDE - used - reserved - size - beside
+        if self._bytes + reserved + size <= self._max_bytes and own + reserved_in_queue <= free:
             return None
         reason = f"{used} bytes of transient messages are in memory, {own} of them in queue {queue}"
         return Outcome(Result.FULL, reason=reason)
