@@ -13,9 +13,10 @@ from trio.testing import MockClock
 
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
-from mq.amqp.server.backpressure import Backlog, FullStoreAlarm
+from mq.amqp.server.backlog import Backlog, ConnectionBacklog
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.copies import Copy
-from mq.amqp.server.link import ClientLink, ConnectionBacklog
+from mq.amqp.server.full_store_alarm import FullStoreAlarm
 from mq.amqp.server.publishes import MOST_BATCHES, MOST_TOGETHER, PublishQueue
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft
@@ -66,7 +67,7 @@ class Stores:
         await trio.testing.wait_all_tasks_blocked()
 
 
-class Link:
+class StubConnection:
     """A connection, and what it has confirmed."""
 
     def __init__(self, nursery: trio.Nursery) -> None:
@@ -81,7 +82,7 @@ class Link:
         self.state = SimpleNamespace(broker=self.stores, copies=self.stores, topology=topology, alarm=self.alarm)
         room = Budget(1 << 24).client("client").reserve(Use.BACKLOG)
         self.backlog = ConnectionBacklog(Backlog(), self.stores.progress, room)
-        self.queue = PublishQueue(cast("ClientLink", self))
+        self.queue = PublishQueue(cast("ClientConnection", self))
 
     @property
     def connection(self) -> Any:
@@ -121,106 +122,106 @@ class Link:
 
 
 @pytest.fixture
-async def link(nursery: trio.Nursery) -> AsyncIterator[Link]:
-    yield Link(nursery)
+async def client(nursery: trio.Nursery) -> AsyncIterator[StubConnection]:
+    yield StubConnection(nursery)
     nursery.cancel_scope.cancel()
 
 
-async def test_a_batch_begins_once_the_one_before_has_its_place(link: Link) -> None:
-    await link.put(3)
-    assert link.begun() == [0, 1, 2]
+async def test_a_batch_begins_once_the_one_before_has_its_place(client: StubConnection) -> None:
+    await client.put(3)
+    assert client.begun() == [0, 1, 2]
 
 
-async def test_without_a_place_it_begins_once_the_one_before_is_stored(link: Link) -> None:
-    link.stores.gives_place = False
-    await link.put(3)
-    assert link.begun() == [0]
-    await link.stores.end(0)
-    assert link.begun() == [0, 1]
+async def test_without_a_place_it_begins_once_the_one_before_is_stored(client: StubConnection) -> None:
+    client.stores.gives_place = False
+    await client.put(3)
+    assert client.begun() == [0]
+    await client.stores.end(0)
+    assert client.begun() == [0, 1]
 
 
-async def test_what_is_stored_first_is_told_of_in_its_turn(link: Link) -> None:
-    await link.put(4)
-    await link.stores.end(2)
-    await link.stores.end(1)
-    assert link.answered_batches() == []
-    await link.stores.end(0)
-    assert link.answered_batches() == [0, 1, 2]
-    await link.stores.end(3)
-    assert link.answered_batches() == [0, 1, 2, 3]
+async def test_what_is_stored_first_is_told_of_in_its_turn(client: StubConnection) -> None:
+    await client.put(4)
+    await client.stores.end(2)
+    await client.stores.end(1)
+    assert client.answered_batches() == []
+    await client.stores.end(0)
+    assert client.answered_batches() == [0, 1, 2]
+    await client.stores.end(3)
+    assert client.answered_batches() == [0, 1, 2, 3]
 
 
-async def test_so_many_batches_are_under_way_and_no_more(link: Link) -> None:
-    await link.put(MOST_BATCHES + 2)
-    assert link.begun() == list(range(MOST_BATCHES))
-    await link.stores.end(1)
-    assert len(link.begun()) == MOST_BATCHES
-    await link.stores.end(0)
-    assert link.begun() == list(range(MOST_BATCHES + 2))
+async def test_so_many_batches_are_under_way_and_no_more(client: StubConnection) -> None:
+    await client.put(MOST_BATCHES + 2)
+    assert client.begun() == list(range(MOST_BATCHES))
+    await client.stores.end(1)
+    assert len(client.begun()) == MOST_BATCHES
+    await client.stores.end(0)
+    assert client.begun() == list(range(MOST_BATCHES + 2))
 
 
-async def test_while_one_waits_for_room_no_other_begins(autojump_clock: MockClock, link: Link) -> None:
-    link.stores.gives_place = False
-    await link.put(1)
-    await link.stores.end(0, StorageFull("no room"))
-    assert link.alarm.why == "no room"
-    link.stores.gives_place = True
-    await link.put(3)
+async def test_while_one_waits_for_room_no_other_begins(autojump_clock: MockClock, client: StubConnection) -> None:
+    client.stores.gives_place = False
+    await client.put(1)
+    await client.stores.end(0, StorageFull("no room"))
+    assert client.alarm.why == "no room"
+    client.stores.gives_place = True
+    await client.put(3)
     await trio.sleep(10)
-    assert set(link.begun()) == {0}
-    link.stores.ends = {0: None}
+    assert set(client.begun()) == {0}
+    client.stores.ends = {0: None}
     await trio.sleep(2)
-    assert link.begun()[-3:] == [0, 1, 2]
-    assert link.alarm.why == ""
+    assert client.begun()[-3:] == [0, 1, 2]
+    assert client.alarm.why == ""
 
 
-async def test_the_alarm_stays_while_any_waits_for_room(autojump_clock: MockClock, link: Link) -> None:
-    await link.put(3)
-    await link.stores.end(0, StorageFull("no room"))
-    await link.stores.end(1)
-    assert link.alarm.why == "no room"
-    assert link.told == []
-    link.stores.ends[0] = None
+async def test_the_alarm_stays_while_any_waits_for_room(autojump_clock: MockClock, client: StubConnection) -> None:
+    await client.put(3)
+    await client.stores.end(0, StorageFull("no room"))
+    await client.stores.end(1)
+    assert client.alarm.why == "no room"
+    assert client.told == []
+    client.stores.ends[0] = None
     await trio.sleep(2)
-    assert link.alarm.why == "no room"  # one is under way, and might be stored before it
-    await link.stores.end(2)
+    assert client.alarm.why == "no room"  # one is under way, and might be stored before it
+    await client.stores.end(2)
     await trio.sleep(2)
-    assert link.alarm.why == ""
-    assert link.answered_batches() == [0, 1, 2]
+    assert client.alarm.why == ""
+    assert client.answered_batches() == [0, 1, 2]
 
 
-async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(link: Link) -> None:
-    await link.put(MOST_BATCHES + 1)
-    await link.stores.end(0)
+async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(client: StubConnection) -> None:
+    await client.put(MOST_BATCHES + 1)
+    await client.stores.end(0)
     failure = StorageFailed("what a pity")
-    await link.stores.end(2, failure)
-    await link.stores.end(1)
-    assert [str(refusal) for refusal in link.raised] == ["what a pity"]
-    assert link.backlog.failure is failure
-    assert link.answered_batches() == [0]
-    assert (link.queue.lost, str(link.backlog.failure)) == (MOST_BATCHES * MOST_TOGETHER, "what a pity")
+    await client.stores.end(2, failure)
+    await client.stores.end(1)
+    assert [str(refusal) for refusal in client.raised] == ["what a pity"]
+    assert client.backlog.failure is failure
+    assert client.answered_batches() == [0]
+    assert (client.queue.lost, str(client.backlog.failure)) == (MOST_BATCHES * MOST_TOGETHER, "what a pity")
     with pytest.raises(StorageFailed):
-        await link.backlog.wait_until_empty()
+        await client.backlog.wait_until_empty()
 
 
-async def test_few_messages_are_stored_while_others_are_under_way(link: Link) -> None:
-    await link.put(1)
-    link.queue.put([link.message(number) for number in range(MOST_TOGETHER, MOST_TOGETHER + 5)])
+async def test_few_messages_are_stored_while_others_are_under_way(client: StubConnection) -> None:
+    await client.put(1)
+    client.queue.put([client.message(number) for number in range(MOST_TOGETHER, MOST_TOGETHER + 5)])
     await trio.testing.wait_all_tasks_blocked()
-    assert link.begun() == [0, 1]
+    assert client.begun() == [0, 1]
 
 
 @pytest.mark.parametrize("refusal", [QueueFull("full"), BodyTooLarge("long"), NotServed("elsewhere")])
-async def test_a_refusal_is_answered_in_the_step_that_hears_of_it(link: Link, refusal: MQError) -> None:
-    link.stores.refusal = refusal
-    link.queue.put([link.message(0), link.message(1)])
-    assert (link.refusals, link.told, link.backlog.size) == ([0, 1], [], 0)
+async def test_a_refusal_is_answered_in_the_step_that_hears_of_it(client: StubConnection, refusal: MQError) -> None:
+    client.stores.refusal = refusal
+    client.queue.put([client.message(0), client.message(1)])
+    assert (client.refusals, client.told, client.backlog.size) == ([0, 1], [], 0)
 
 
-async def test_a_batch_without_room_waits_in_a_task(autojump_clock: MockClock, link: Link) -> None:
-    link.stores.refusal = StorageFull("no room")
-    link.queue.put([link.message(0)])
-    link.stores.refusal, link.stores.ends = None, {0: None}
-    assert link.refusals == link.told == []
+async def test_a_batch_without_room_waits_in_a_task(autojump_clock: MockClock, client: StubConnection) -> None:
+    client.stores.refusal = StorageFull("no room")
+    client.queue.put([client.message(0)])
+    client.stores.refusal, client.stores.ends = None, {0: None}
+    assert client.refusals == client.told == []
     await trio.sleep(2)
-    assert (link.refusals, link.told) == ([], [0])
+    assert (client.refusals, client.told) == ([], [0])

@@ -13,7 +13,7 @@ from pamqp import commands
 from trio.testing import MockClock
 
 from mq.amqp.server import listener
-from mq.amqp.server.link import OWN_RESERVE
+from mq.amqp.server.backlog import OWN_RESERVE
 from mq.amqp.server.listener import LONGEST_STOP_SECONDS
 from mq.broker.commit import PATIENCE_SECONDS
 from mq.doors.budget import CLIENT_PART, Budget

@@ -6,9 +6,11 @@
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
 * ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
-* ``backpressure``: what makes publishers wait: a store without room, and messages that it has not taken yet.
+* ``backlog``: published messages that the store has not taken yet; publishers wait if there are too many.
+* ``full_store_alarm``: the log's warning that publishers wait because the store has no room.
 * ``state``: what all connections share; queues that expire while they are not used.
-* ``link``: one client: its socket, protocol, backlog and tasks, and errors that end its connection.
+* ``client_socket``: a client's socket. ``refusals``: AMQP reply codes for errors of mq.
+* ``client_connection``: the base of a served connection, as its channels, consumers and publishes see it.
 * ``publishes``: messages of a connection, stored and answered in order, in batches.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.

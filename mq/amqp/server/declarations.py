@@ -13,134 +13,134 @@ from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import Done, QueueDeclared, Result
-from mq.amqp.server.link import ClientLink
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.wire.errors import Code, Refusal
 from mq.doors.audit import note
 from mq.lifecycle import made_for
 
 
-async def in_order(link: ClientLink, do: Callable[[], Awaitable[Result]]) -> Result:
+async def in_order(client: ClientConnection, do: Callable[[], Awaitable[Result]]) -> Result:
     """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
-    if not link.backlog.is_empty:
-        await link.backlog.wait_until_empty()
-    with link.state.broker.progress.shielded():
+    if not client.backlog.is_empty:
+        await client.backlog.wait_until_empty()
+    with client.state.broker.progress.shielded():
         return await do()
 
 
-async def _change(link: ClientLink, plan: Callable[[], TopologyChange]) -> TopologyChange:
+async def _change(client: ClientConnection, plan: Callable[[], TopologyChange]) -> TopologyChange:
     """Change the topology, and write down what changed. Bindings that go with a queue or an exchange are not."""
-    with made_for(owner_of(link.connection.session.user)):
-        change = await link.state.topology_store.change(plan, link.memory)
+    with made_for(owner_of(client.connection.session.user)):
+        change = await client.state.topology_store.change(plan, client.memory)
     for exchange in change.exchanges:
-        _note(link, "exchange-created", **_about(exchange))
+        _note(client, "exchange-created", **_about(exchange))
     for queue in change.queues:
-        _note(link, "queue-created", queue=queue.key)
+        _note(client, "queue-created", queue=queue.key)
     for binding in change.bindings:
-        _note(link, "binding-created", **_about(binding))
+        _note(client, "binding-created", **_about(binding))
     for queue in change.lost_queues:
-        _note(link, "queue-deleted", queue=queue.key)
+        _note(client, "queue-deleted", queue=queue.key)
     for exchange in change.lost_exchanges:
-        _note(link, "exchange-deleted", **_about(exchange))
+        _note(client, "exchange-deleted", **_about(exchange))
     for binding in () if change.lost_queues or change.lost_exchanges else change.lost_bindings:
-        _note(link, "binding-deleted", **_about(binding))
+        _note(client, "binding-deleted", **_about(binding))
     return change
 
 
-async def _declare_exchange(link: ClientLink, command: commands.DeclareExchange) -> Result:
-    await _change(link, lambda: link.state.topology.declare_exchange(command.exchange))
+async def _declare_exchange(client: ClientConnection, command: commands.DeclareExchange) -> Result:
+    await _change(client, lambda: client.state.topology.declare_exchange(command.exchange))
     return Done()
 
 
-async def _delete_exchange(link: ClientLink, command: commands.DeleteExchange) -> Result:
+async def _delete_exchange(client: ClientConnection, command: commands.DeleteExchange) -> Result:
     name, if_unused = command.name, command.if_unused
-    await _change(link, lambda: link.state.topology.delete_exchange(link.vhost, name, if_unused=if_unused))
+    await _change(client, lambda: client.state.topology.delete_exchange(client.vhost, name, if_unused=if_unused))
     return Done()
 
 
-async def _bind(link: ClientLink, command: commands.Bind) -> Result:
-    await _change(link, lambda: link.state.topology.bind(command.binding, link.owner))
+async def _bind(client: ClientConnection, command: commands.Bind) -> Result:
+    await _change(client, lambda: client.state.topology.bind(command.binding, client.owner))
     return Done()
 
 
-async def _unbind(link: ClientLink, command: commands.Unbind) -> Result:
-    await _change(link, lambda: link.state.topology.unbind(command.binding, link.owner))
+async def _unbind(client: ClientConnection, command: commands.Unbind) -> Result:
+    await _change(client, lambda: client.state.topology.unbind(command.binding, client.owner))
     return Done()
 
 
-async def _declare_queue(link: ClientLink, command: commands.DeclareQueue) -> Result:
-    wanted = _with_default_type(link, command.queue)
+async def _declare_queue(client: ClientConnection, command: commands.DeclareQueue) -> Result:
+    wanted = _with_default_type(client, command.queue)
     if wanted.name:  # and before any other declaration has to wait for this one
         is_replicated = wanted.arguments.get(QUEUE_TYPE) == QUORUM
-        await link.state.broker.declarations.admit(wanted.key, is_replicated=is_replicated)
+        await client.state.broker.declarations.admit(wanted.key, is_replicated=is_replicated)
 
     async def do() -> Result:
-        change = await _change(link, lambda: link.state.topology.declare_queue(wanted))
-        [queue] = change.queues or [link.state.topology.queue(link.vhost, wanted.name, link.owner)]
-        link.state.unused.note_use(queue)
-        return await _status(link, queue)
+        change = await _change(client, lambda: client.state.topology.declare_queue(wanted))
+        [queue] = change.queues or [client.state.topology.queue(client.vhost, wanted.name, client.owner)]
+        client.state.unused.note_use(queue)
+        return await _status(client, queue)
 
-    return await in_order(link, do)
+    return await in_order(client, do)
 
 
-def _with_default_type(link: ClientLink, queue: Queue) -> Queue:
+def _with_default_type(client: ClientConnection, queue: Queue) -> Queue:
     """Return a quorum queue if the client names no type, and new queues of this node are the cluster's."""
     is_placed = QUEUE_TYPE in queue.arguments or not can_be_quorum(queue)
-    if is_placed or not link.state.broker.declarations.replicates(queue.key):
+    if is_placed or not client.state.broker.declarations.replicates(queue.key):
         return queue
     return replace(queue, arguments={**queue.arguments, QUEUE_TYPE: QUORUM})
 
 
-async def _find_queue(link: ClientLink, command: commands.FindQueue) -> Result:
-    await link.state.broker.declarations.find(command.queue)
+async def _find_queue(client: ClientConnection, command: commands.FindQueue) -> Result:
+    await client.state.broker.declarations.find(command.queue)
     return Done()
 
 
-async def _inspect_queue(link: ClientLink, command: commands.InspectQueue) -> Result:
+async def _inspect_queue(client: ClientConnection, command: commands.InspectQueue) -> Result:
     async def do() -> Result:
-        return await _status(link, command.queue)
+        return await _status(client, command.queue)
 
-    return await in_order(link, do)
+    return await in_order(client, do)
 
 
-async def _delete_queue(link: ClientLink, command: commands.DeleteQueue) -> Result:
+async def _delete_queue(client: ClientConnection, command: commands.DeleteQueue) -> Result:
     messages = 0
 
     def plan() -> TopologyChange:
         nonlocal messages
-        topology, name = link.state.topology, command.name
-        change = topology.delete_queue(link.vhost, name, link.owner, if_unused=command.if_unused)
-        messages = sum(link.state.broker.declarations.ready(queue.key) for queue in change.lost_queues)
+        topology, name = client.state.topology, command.name
+        change = topology.delete_queue(client.vhost, name, client.owner, if_unused=command.if_unused)
+        messages = sum(client.state.broker.declarations.ready(queue.key) for queue in change.lost_queues)
         if command.if_empty and messages:
-            raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{link.vhost}' is not empty")
+            raise Refusal(Code.PRECONDITION_FAILED, f"queue '{name}' in vhost '{client.vhost}' is not empty")
         return change
 
     async def do() -> Result:
-        await link.state.broker.declarations.look(encode(link.vhost, command.name))
-        await _change(link, plan)
+        await client.state.broker.declarations.look(encode(client.vhost, command.name))
+        await _change(client, plan)
         return commands.Counted(messages)
 
-    return await in_order(link, do)
+    return await in_order(client, do)
 
 
-async def _purge_queue(link: ClientLink, command: commands.PurgeQueue) -> Result:
+async def _purge_queue(client: ClientConnection, command: commands.PurgeQueue) -> Result:
     async def do() -> Result:
-        count = await link.state.broker.purge(command.queue.key)
-        _note(link, "queue-purged", queue=command.queue.key)
+        count = await client.state.broker.purge(command.queue.key)
+        _note(client, "queue-purged", queue=command.queue.key)
         return commands.Counted(count)
 
-    return await in_order(link, do)
+    return await in_order(client, do)
 
 
-def _note(link: ClientLink, event: str, **about: str | None) -> None:
-    session = link.connection.session
+def _note(client: ClientConnection, event: str, **about: str | None) -> None:
+    session = client.connection.session
     user = None if session.user is None else session.user.name
     note(event, protocol="amqp", address=session.address, user=user, **about)
 
 
-async def _status(link: ClientLink, queue: Queue) -> QueueDeclared:
-    await link.state.broker.declarations.look(queue.key)
-    ready = link.state.broker.declarations.ready(queue.key)
-    return QueueDeclared(queue.name, ready, link.state.topology.consumers.count(queue.key))
+async def _status(client: ClientConnection, queue: Queue) -> QueueDeclared:
+    await client.state.broker.declarations.look(queue.key)
+    ready = client.state.broker.declarations.ready(queue.key)
+    return QueueDeclared(queue.name, ready, client.state.topology.consumers.count(queue.key))
 
 
 def _about(declared: Exchange | Binding) -> dict[str, str | None]:
@@ -153,7 +153,7 @@ def _about(declared: Exchange | Binding) -> dict[str, str | None]:
     return {"vhost": vhost, **ends, "routing_key": declared.routing_key}
 
 
-DECLARATIONS: Final[Mapping[type[Any], Callable[[ClientLink, Any], Awaitable[Result]]]] = {
+DECLARATIONS: Final[Mapping[type[Any], Callable[[ClientConnection, Any], Awaitable[Result]]]] = {
     commands.DeclareExchange: _declare_exchange,
     commands.DeleteExchange: _delete_exchange,
     commands.Bind: _bind,

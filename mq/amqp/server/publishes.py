@@ -22,10 +22,11 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.connection import Connection
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.copies import Copy
 from mq.amqp.server.dead_letters import Reason
-from mq.amqp.server.link import ClientLink, refusal_of
 from mq.amqp.server.message_codec import Publishable, draft_of
+from mq.amqp.server.refusals import refusal_of
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import Published
 from mq.errors import BodyTooLarge, MQError, NoSuchQueue, NotServed, PublishPaused, QueueFull, StorageFull
@@ -170,14 +171,14 @@ class PublishQueue:
         lost: how many are not stored, or not known to be, without their publisher having been told.
     """
 
-    def __init__(self, link: ClientLink) -> None:
+    def __init__(self, client: ClientConnection) -> None:
         self.lost = 0
-        self._link = link
-        self._connection = link.connection
-        self._state = link.state
-        self._broker = link.state.broker
-        self._count_consumers = link.state.topology.consumers.count
-        self._backlog = link.backlog
+        self._client = client
+        self._connection = client.connection
+        self._state = client.state
+        self._broker = client.state.broker
+        self._count_consumers = client.state.topology.consumers.count
+        self._backlog = client.backlog
         self._waiting: deque[PublishedMessage] = deque()
         self._batches: deque[SubmittedBatch] = deque()  # submitted and not answered
         self._under_way = 0  # messages of these
@@ -243,7 +244,7 @@ class PublishQueue:
                 self._under_way += len(batch.messages)
                 if not self._submit(batch):
                     self._is_taking = True
-                    self._link.start(self._store_batch, batch, ())
+                    self._client.start(self._store_batch, batch, ())
         finally:
             self._is_submitting = False
 
@@ -307,12 +308,12 @@ class PublishQueue:
             return
         if batch.failed and not batch.refuse_failed():
             self._hold_up(batch)
-            self._link.start(self._store_batch, batch, batch.failed)
+            self._client.start(self._store_batch, batch, batch.failed)
             return
         try:
             self._end(batch)
         except Exception as error:  # noqa: BLE001 - it is logged, and ends the connection alone
-            self._link.end_after_error(error)
+            self._client.end_after_error(error)
 
     def _end(self, batch: SubmittedBatch) -> None:
         """Note that a batch is stored or refused, and answer it once those before it are."""
@@ -325,7 +326,7 @@ class PublishQueue:
             backlog.size -= sum(map(_size, messages))
             backlog.stored += len(messages)
             if not self._is_reading:
-                self._broker.progress.after(self._link.send_answers)
+                self._broker.progress.after(self._client.send_answers)
             if first.is_stored:
                 self._connection.published(messages, is_stored=True)
             else:
@@ -344,7 +345,9 @@ class PublishQueue:
         connection.published(batch.stored(), is_stored=True)
         lost = batch.beyond_nack()
         if lost:
-            logger.warning("%d messages from AMQP client %s were not stored: %s", len(lost), self._link.peer, batch.why)
+            logger.warning(
+                "%d messages from AMQP client %s were not stored: %s", len(lost), self._client.peer, batch.why
+            )
             self._close_channels(lost, batch.why)
 
     def _close_channels(self, messages: Sequence[PublishedMessage], why: str) -> None:
@@ -354,7 +357,7 @@ class PublishQueue:
             channel = self._connection.channel(key)
             if channel is not None:
                 channel.lose(Refusal(Code.PRECONDITION_FAILED, text), methods.Basic.Publish())
-        self._link.start(self._link.work_again)
+        self._client.start(self._client.work_again)
 
     # Batches for which something has to be waited for
 
@@ -381,7 +384,7 @@ class PublishQueue:
             if not self._has_ended:
                 self._backlog.failure = error
                 self.end()
-                self._link.fail(refusal_of(error))
+                self._client.fail(refusal_of(error))
             return
         if self._has_ended:
             return
@@ -441,14 +444,14 @@ class PublishQueue:
         if self._backlog.why_full:
             self._backlog.why_full = ""
             self._state.alarm.clear(self)
-            self._link.send_answers()
+            self._client.send_answers()
 
     async def _wait_for_room(self, batch: SubmittedBatch, why: str) -> None:
         """Wait before a batch is tried again that found no room."""
         self._check_patience(why)
         self._backlog.why_full = why or "the store has no room"
         self._state.alarm.raise_alarm(self, self._backlog.why_full)
-        self._link.send_answers()  # and with them connection.blocked
+        self._client.send_answers()  # and with them connection.blocked
         self._changed.unpark_all()
         await trio.sleep(RETRY_SECONDS)
         # A later batch is tried after it, and the store has answered all of them, or one might overtake it.

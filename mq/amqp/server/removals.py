@@ -9,7 +9,8 @@ from typing import Final
 
 import trio
 
-from mq.amqp.server.link import ClientLink, refusal_of
+from mq.amqp.server.client_connection import ClientConnection
+from mq.amqp.server.refusals import refusal_of
 from mq.broker import UnackedMessage
 from mq.errors import MQError
 
@@ -32,21 +33,21 @@ class Removals:
         is_awaited: whether the connection waits for them, so that nothing is read from its client.
     """
 
-    def __init__(self, link: ClientLink) -> None:
+    def __init__(self, client: ClientConnection) -> None:
         self.count = 0
         self.is_awaited = False
-        self._link = link
-        self._state = link.state
+        self._client = client
+        self._state = client.state
         self.most = LEAST_ACKNOWLEDGING
         self._fewer = trio.lowlevel.ParkingLot()  # tasks that wait until there are fewer
 
     def begin(self, held: Sequence[UnackedMessage]) -> None:
         """Begin to remove messages."""
         self.count += len(held)
-        removed = partial(self._link.complete, self._removed, len(held), self._link.now())
+        removed = partial(self._client.complete, self._removed, len(held), self._client.now())
         try:
             if not self._state.broker.acknowledge_now(held, removed):
-                self._link.start(self._remove, held, removed)
+                self._client.start(self._remove, held, removed)
         except MQError as error:
             removed(error)
 
@@ -66,10 +67,10 @@ class Removals:
         if self._fewer:
             self._fewer.unpark_all()
         if isinstance(error, MQError):
-            if self._link.connection.is_over:  # the client is told nothing any more
-                self._link.log_left(error)
-            self._link.fail(refusal_of(error))
-        seconds = self._link.now() - began
+            if self._client.connection.is_over:  # the client is told nothing any more
+                self._client.log_left(error)
+            self._client.fail(refusal_of(error))
+        seconds = self._client.now() - began
         if seconds > LONGEST_REMOVAL_SECONDS:
             self.most = max(LEAST_ACKNOWLEDGING, self.most // 2)
         elif seconds < LONGEST_REMOVAL_SECONDS / 2:

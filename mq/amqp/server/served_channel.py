@@ -13,9 +13,10 @@ from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import Done, Result
 from mq.amqp.server import settling
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
-from mq.amqp.server.link import ClientLink, refusal_of
 from mq.amqp.server.publishes import PublishQueue, return_messages
+from mq.amqp.server.refusals import refusal_of
 from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_consumer import ServedConsumer
 from mq.amqp.wire.errors import Code, Refusal
@@ -33,13 +34,13 @@ class ServedChannel:
         consumers: by tag.
     """
 
-    __slots__ = ("_broker", "_link", "_publishes", "_removals", "_state", "consumers")
+    __slots__ = ("_broker", "_client", "_publishes", "_removals", "_state", "consumers")
 
-    def __init__(self, link: ClientLink, publishes: PublishQueue, removals: Removals) -> None:
+    def __init__(self, client: ClientConnection, publishes: PublishQueue, removals: Removals) -> None:
         self.consumers: dict[str, ServedConsumer] = {}
-        self._link = link
-        self._state = link.state
-        self._broker = link.state.broker
+        self._client = client
+        self._state = client.state
+        self._broker = client.state.broker
         self._publishes = publishes
         self._removals = removals
 
@@ -52,7 +53,7 @@ class ServedChannel:
             await self._state.topology_store.change(lambda: TopologyChange(queues=(command.queue,)))
         queue = self._find_again(command.queue)
         self._check_single(queue, exclusive=command.exclusive)
-        consumer = ServedConsumer(self._link, replace(command, queue=queue))
+        consumer = ServedConsumer(self._client, replace(command, queue=queue))
         consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
         try:
             if command.exclusive:
@@ -68,10 +69,10 @@ class ServedChannel:
 
     def start(self, tag: str) -> None:
         """Start the task of a consumer: the client has its tag."""
-        if self._link.nursery is not None:
+        if self._client.nursery is not None:
             consumer = self.consumers[tag]
             consumer.start()
-            self._link.nursery.start_soon(self._run, consumer)
+            self._client.nursery.start_soon(self._run, consumer)
 
     async def _run(self, consumer: ServedConsumer) -> None:
         try:
@@ -81,7 +82,7 @@ class ServedChannel:
         except NotServed:
             self._state.failed_over([consumer.queue.key])
         except MQError as error:
-            self._link.fail(refusal_of(error))
+            self._client.fail(refusal_of(error))
         if self.consumers.get(consumer.tag) is consumer:
             del self.consumers[consumer.tag]
 
@@ -89,7 +90,7 @@ class ServedChannel:
         """Have a consumer go on: it has credit again."""
         consumer = self.consumers.get(tag)
         if consumer is not None:
-            self._link.connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
+            self._client.connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
 
     def _check_single(self, queue: Queue, *, exclusive: bool) -> None:
         """Check that one active consumer is to be had.
@@ -111,7 +112,7 @@ class ServedChannel:
 
     def _find_again(self, queue: Queue) -> Queue:
         """The queue as it is now: it may have gone and come again while earlier commands were carried out."""
-        return self._state.topology.queue(self._link.vhost, queue.name, self._link.owner)
+        return self._state.topology.queue(self._client.vhost, queue.name, self._client.owner)
 
     async def cancel(self, command: commands.Cancel) -> Result:
         """End a consumer."""
@@ -137,7 +138,7 @@ class ServedChannel:
     def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
         """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
         queue = command.queue
-        if not self._link.socket.has_room or not self._link.backlog.is_empty or _has_single_consumer(queue):
+        if not self._client.socket.has_room or not self._client.backlog.is_empty or _has_single_consumer(queue):
             return self.get(command)
         try:
             held = self._broker.hold_now(queue.key)
@@ -155,7 +156,7 @@ class ServedChannel:
             return self.get(command)
         if queue.arguments:
             self._state.unused.note_use(queue)
-        self._link.connection.answer(command, result)
+        self._client.connection.answer(command, result)
         return None
 
     async def get(self, command: commands.Get, held: Sequence[UnackedMessage] = ()) -> Result:
@@ -171,9 +172,9 @@ class ServedChannel:
                 Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
             )
         if not held:
-            await self._link.socket.wait_for_room()
-            if not self._link.backlog.is_empty:
-                await self._link.backlog.wait_until_empty()
+            await self._client.socket.wait_for_room()
+            if not self._client.backlog.is_empty:
+                await self._client.backlog.wait_until_empty()
         self._state.unused.note_use(queue)
         try:
             with self._broker.progress.shielded():
@@ -183,12 +184,12 @@ class ServedChannel:
             raise Refusal(Code.ACCESS_REFUSED, text) from error
 
     def _is_small(self, held: UnackedMessage) -> bool:
-        return delivery_bytes(held.message, self._link.memory.budget) <= UNCOUNTED_BYTES
+        return delivery_bytes(held.message, self._client.memory.budget) <= UNCOUNTED_BYTES
 
     async def _get_slowly(self, command: commands.Get, held: list[UnackedMessage]) -> Result:
         """Read a message, and reserve memory for it. Damaged ones are passed over."""
         queue, unsent = command.queue, list[UnackedMessage]()
-        memory = self._link.memory
+        memory = self._client.memory
         room = memory.reserve(Use.DELIVERY)
         try:
             while held := held or await self._broker.hold(queue.key):
@@ -221,7 +222,7 @@ class ServedChannel:
         """Store the messages of a transaction, then settle its deliveries."""
         refused = 0
         for batch in await self._publishes.store_now(command.messages):
-            return_messages(self._link.connection, batch.unrouted())
+            return_messages(self._client.connection, batch.unrouted())
             refused += len(batch.refused())
         if refused:
             raise Refusal(

@@ -15,9 +15,11 @@ from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import ChannelKey, Credit, Done, Get, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
+from mq.amqp.server.client_connection import ClientConnection
+from mq.amqp.server.client_socket import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES
 from mq.amqp.server.declarations import DECLARATIONS
-from mq.amqp.server.link import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, ClientLink, refusal_of
 from mq.amqp.server.publishes import PublishQueue
+from mq.amqp.server.refusals import refusal_of
 from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_channel import ServedChannel
 from mq.amqp.server.settling import settle
@@ -50,7 +52,7 @@ GOODBYE_SECONDS: Final = 0.5
 answers to the closes of a channel and its connection together, and lose what they have not sent."""
 
 
-class ServedConnection(ClientLink):
+class ServedConnection(ClientConnection):
     """Serves one connection.
 
     Args:

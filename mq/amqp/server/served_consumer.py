@@ -16,8 +16,8 @@ import trio
 from mq import turns
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
-from mq.amqp.server.link import ClientLink
 from mq.amqp.server.state import QueueConsumer
 from mq.broker import Exclusion, Precedence, UnackedMessage
 from mq.doors.budget import UNCOUNTED_BYTES, Use
@@ -45,29 +45,29 @@ class ServedConsumer(QueueConsumer):
         rate: how many of late.
     """
 
-    def __init__(self, link: ClientLink, command: Consume) -> None:
+    def __init__(self, client: ClientConnection, command: Consume) -> None:
         self.channel: ChannelKey = command.channel
         self.tag = command.tag
         self.queue = command.queue
         self.exclusion: Exclusion | None = None
-        self._now = link.now
+        self._now = client.now
         self.began = self.last_delivery = self._now()
         self.delivered = 0
         self.rate = RecentRate(self.began)
-        self._broker = link.state.broker
-        self._consumers = link.state.topology.consumers
+        self._broker = client.state.broker
+        self._consumers = client.state.topology.consumers
         is_quorum = command.queue.arguments.get(QUEUE_TYPE) == QUORUM
         is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
         self._is_single = is_single and not is_quorum
         self._waits_its_turn = is_single and is_quorum  # behind consumers at all nodes
-        self._link = link
-        self._socket = link.socket
-        self._connection = link.connection
+        self._client = client
+        self._socket = client.socket
+        self._connection = client.connection
         self._no_ack = command.no_ack
         self._precedence = Precedence(command.priority)
-        self._receive = partial(link.complete, self._received)
+        self._receive = partial(client.complete, self._received)
         self._context = copy_context()
-        self._delivering = link.memory.reserve(Use.DELIVERY)
+        self._delivering = client.memory.reserve(Use.DELIVERY)
         self._lacking = 0
         self._scope = trio.CancelScope()
         self._fed = trio.lowlevel.ParkingLot()  # its task, while it waits for credit or messages
@@ -138,7 +138,7 @@ class ServedConsumer(QueueConsumer):
             if self._connection.credit(self.channel, self.tag) < len(held):
                 self._held = held  # it has ended, or others of its channel have had the credit
             elif held and self._write(held):
-                self._broker.progress.after(self._link.send_answers)
+                self._broker.progress.after(self._client.send_answers)
                 if self._wait():
                     return
         except MQError:
@@ -194,7 +194,7 @@ class ServedConsumer(QueueConsumer):
         """End it because its queue is gone, and tell the client."""
         self.end()
         self._connection.cancelled(self.channel, self.tag)
-        self._link.send_answers()
+        self._client.send_answers()
 
     async def run(self) -> None:
         """Deliver, until it is ended.
@@ -254,7 +254,7 @@ class ServedConsumer(QueueConsumer):
                     break
                 taken = self._connection.deliver(self.channel, self.tag, [found for _, found in ready])
                 self._delivering.give_back()  # what is written now reserves memory as far as the client does not read
-                self._link.send_answers()
+                self._client.send_answers()
                 self._count(taken)
                 sent = [held for held, _ in ready[:taken]]
                 left.extendleft([held for held, _ in ready[taken:]][::-1])

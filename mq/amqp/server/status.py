@@ -6,23 +6,23 @@ from collections.abc import Iterable, Iterator
 
 import trio
 
-from mq.amqp.server.link import ClientLink
+from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.served_consumer import ServedConsumer
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus
 
 
-def status_of(link: ClientLink, began: float) -> ConnectionStatus:
+def status_of(client: ClientConnection, began: float) -> ConnectionStatus:
     """Return a connection as it is now.
 
     Args:
         began: when it was accepted (Trio's clock).
     """
-    session, traffic, age = link.connection.session, link.socket.traffic(), trio.current_time() - began
+    session, traffic, age = client.connection.session, client.socket.traffic(), trio.current_time() - began
     return ConnectionStatus(
         protocol="amqp",
-        state=link.connection.state.value,
-        address=link.peer.address,
-        port=link.peer.port,
+        state=client.connection.state.value,
+        address=client.peer.address,
+        port=client.peer.port,
         user=None if session.user is None else session.user.name,
         vhost=session.vhost,
         open_seconds=age,
@@ -31,16 +31,16 @@ def status_of(link: ClientLink, began: float) -> ConnectionStatus:
         sent_bytes=None if traffic is None else traffic.sent_bytes,
         channels=tuple(
             ChannelStatus(channel.key.number, len(channel.consumers), channel.unsettled)
-            for channel in link.connection.channels()
+            for channel in client.connection.channels()
         ),
     )
 
 
-def consumers_of(link: ClientLink, consumers: Iterable[ServedConsumer]) -> Iterator[ConsumerStatus]:
+def consumers_of(client: ClientConnection, consumers: Iterable[ServedConsumer]) -> Iterator[ConsumerStatus]:
     """Yield consumers as they are now."""
     now = trio.current_time()
     for consumer in consumers:
-        channel = link.connection.channel(consumer.channel)
+        channel = client.connection.channel(consumer.channel)
         credit = None if channel is None else channel.consumers.get(consumer.tag)
         if credit is not None:
             yield ConsumerStatus(
