@@ -6,16 +6,21 @@ make as long as it likes. This module wraps its protocol object, as :mod:`mq.web
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import lru_cache, partial
+from time import time
 from typing import Any, Final
 
 import trio
+from h2.connection import ConnectionState
 from h2.errors import ErrorCodes
 from h2.events import DataReceived, Event, RequestReceived, StreamEnded
-from h2.exceptions import ProtocolError
+from h2.exceptions import NoSuchStreamError, ProtocolError
 from h2.utilities import SizeLimitDict
+from hpack import Encoder
+from hypercorn.config import Config
 from hypercorn.protocol.events import EndBody
 from hypercorn.protocol.h2 import (
     BUFFER_HIGH_WATER,
@@ -44,6 +49,8 @@ from mq.web.fast_http1 import Heads, begin_request, head_of, made_reply
 from mq.web.http_connection import WatchedStream
 from mq.web.refusals import refusal_of
 from mq.web.replies import without_body
+
+logger = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 160 * 1024
 """What a request over HTTP/2 is counted as: its objects, its buffers, a small answer, and as much again for the holes
@@ -118,6 +125,10 @@ class RequestWork:
         """Take what resets its stream."""
         self._reset = reset
 
+    def carry_out(self) -> None:
+        """Go on up to the answer in any case, as with a request that changes something."""
+        self._is_safe = False
+
     async def begin_answer(self) -> None:
         """Go on with the answer, unless it is over."""
         self._is_answered = True
@@ -159,15 +170,30 @@ class _Answered(Handler):
         except MQError as error:
             return refusal_of(error)
 
+    async def discard(self) -> None:
+        """Give back what the reply holds, as there is no client for it."""
+        with trio.CancelScope(shield=True):
+            await without_body(await self.handle(Request("", b"", b"", {}, b"", None, _has_hung_up)))
+
+
+def _has_hung_up(tell: Tell) -> AbstractAsyncContextManager[None]:
+    """As :data:`mq.web.exchange.OnHangUp`, of a client that is gone."""
+    tell()
+    return nullcontext()
+
 
 class _BegunRequest:
     """A request that was begun in the step that read it, up to its answer.
 
     Args:
         answered: called with it and its reply; in the step that begins it, or later by a completion.
+
+    Attributes:
+        id: of its stream.
+        is_over: it has a reply, or nobody to answer.
     """
 
-    __slots__ = ("_answered", "abandon", "event", "hang_ups", "is_over", "work")
+    __slots__ = ("_answered", "abandon", "event", "hang_ups", "id", "is_over", "work")
 
     def __init__(
         self,
@@ -175,6 +201,8 @@ class _BegunRequest:
         work: RequestWork,
         answered: Callable[[_BegunRequest, Reply | Later], None],
     ) -> None:
+        assert event.stream_id is not None
+        self.id = event.stream_id
         self.event = event
         self.work = work
         self.hang_ups: OnHangUp = nobody_hangs_up  # while its answer is waited for, Hypercorn reports them
@@ -202,6 +230,7 @@ class _BegunRequest:
 
     def _end(self, reply: Reply | Later) -> None:
         self.is_over = True
+        self.abandon = None
         self._answered(self, reply)
 
 
@@ -240,6 +269,7 @@ class Http2Requests:
         protocol._close_stream = self._end  # type: ignore[method-assign]
         protocol.stream_buffers = _Buffers(protocol.context.event_class)
         protocol.connection._closed_streams = SizeLimitDict(size_limit=CLOSED_STREAMS)
+        _check_before_encoding(protocol.connection.encoder)
 
     @property
     def is_idle(self) -> bool:
@@ -271,7 +301,7 @@ class Http2Requests:
         return [each for each in events if not isinstance(each, _OF_A_REQUEST) or each.stream_id not in begun]
 
     def end(self) -> None:
-        """The connection has ended: abandon what was begun and is not answered."""
+        """The connection has ended: abandon what was begun and is not sent."""
         for id in list(self._begun):
             self._abandon(id)
 
@@ -307,25 +337,32 @@ class Http2Requests:
         if not begun.begin(handler, request):
             work.memory.close()
             return False
-        assert event.stream_id is not None
         for piece in pieces:
-            protocol.connection.acknowledge_received_data(piece.flow_controlled_length or 0, event.stream_id)
+            protocol.connection.acknowledge_received_data(piece.flow_controlled_length or 0, begun.id)
         if not begun.is_over:
-            self._begun[event.stream_id] = begun
-            stream.at_work += 1
+            self._keep(begun)
         return True
+
+    def _keep(self, begun: _BegunRequest) -> None:
+        if begun.id not in self._begun:
+            self._begun[begun.id] = begun
+            self._stream.at_work += 1
+
+    def _leave(self, id: int) -> _BegunRequest | None:
+        begun = self._begun.pop(id, None)
+        if begun is not None:
+            self._stream.at_work -= 1
+            self._stream.last_used = trio.current_time()
+        return begun
 
     def _answered(self, begun: _BegunRequest, reply: Reply | Later) -> None:
         """Write an answer, if the client's window has room for it; else have Hypercorn send it."""
-        id = begun.event.stream_id
-        assert id is not None
-        is_in_step = self._begun.pop(id, None) is None
-        if not is_in_step:
-            self._stream.at_work -= 1
-            self._stream.last_used = trio.current_time()
-        if not (isinstance(reply, Reply) and isinstance(reply.body, bytes) and self._write(id, reply, reply.body)):
+        body = reply.body if isinstance(reply, Reply) else None
+        if not (isinstance(reply, Reply) and isinstance(body, bytes) and self._write(begun.id, reply, body)):
+            self._keep(begun)
             self._protocol.task_group.spawn(self._send_slowly, begun, _Answered(begun, reply))
             return
+        is_in_step = self._leave(begun.id) is None
         begun.work.memory.close()
         self._ended()
         if not is_in_step:
@@ -334,41 +371,57 @@ class Http2Requests:
     def _write(self, id: int, reply: Reply, body: bytes) -> bool:
         """Write an answer, to be flushed. False if it has no room."""
         connection = self._protocol.connection
-        headers = [(b":status", b"%d" % reply.status)]
-        headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-        with suppress(ProtocolError):  # it was reset in the same breath
-            if len(body) > min(connection.local_flow_control_window(id), connection.max_outbound_frame_size):
+        try:
+            if body and len(body) > min(connection.local_flow_control_window(id), connection.max_outbound_frame_size):
                 return False
+            headers = [(b":status", b"%d" % reply.status)]
+            headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+            headers += _common_headers(self._protocol.config, int(time()))
             connection.send_headers(id, headers, end_stream=not body)
             if body:
                 connection.send_data(id, body, end_stream=True)
+        except NoSuchStreamError:
+            pass  # it was reset in the same breath
+        except ProtocolError as error:
+            if connection.state_machine.state is not ConnectionState.CLOSED:
+                logger.error("internal error", exc_info=error)
+                self._reset(id, ErrorCodes.INTERNAL_ERROR)
         return True
 
     async def _send_slowly(self, begun: _BegunRequest, answered: _Answered) -> None:
-        await self._begin(begun.event, begun.work, answered)
-        stream = self._protocol.streams.get(begun.event.stream_id or 0)
-        if stream is not None:
-            await stream.handle(EndBody(stream_id=stream.stream_id))
-        else:  # refused, or the connection has ended
-            await without_body(await answered.handle(Request("", b"", b"", {}, b"", None)))
-            begun.work.memory.close()
+        """Have Hypercorn send an answer. What was asked for is done, so that it cannot be refused any more."""
+        id, memory, has_stream = begun.id, begun.work.memory, False
+        try:
+            await memory.reserve(Use.REQUEST).cover_after_slow(REQUEST_BYTES)
+            # Nothing would end a stream that is made after the end of its connection.
+            has_stream = not self._protocol.closed and self._leave(id) is not None
+        except (NoMemory, BodyTooLarge):
+            self._reset(id, ErrorCodes.INTERNAL_ERROR)  # says that the outcome is unknown
+            self._abandon(id)
+            self._note_begun(0)
+        finally:
+            if not has_stream:
+                self._abandon(id)
+                await answered.discard()
+                memory.close()
+        if has_stream:
+            begun.work.carry_out()  # what the reply holds is given back by the one who takes it
+            await self._hand_over(begun.event, begun.work, answered)
+            await self._protocol.streams[id].handle(EndBody(stream_id=id))
 
     def _abandon(self, id: int) -> None:
-        begun = self._begun.pop(id, None)
+        begun = self._leave(id)
         if begun is not None:
             begun.is_over = True
-            self._stream.at_work -= 1
             begun.work.memory.close()
             self._ended(is_answered=False)
             if begun.abandon is not None:
                 begun.abandon()
 
-    async def _begin(
-        self, event: RequestReceived, work: RequestWork | None = None, answered: _Answered | None = None
-    ) -> None:
+    async def _begin(self, event: RequestReceived) -> None:
         headers = list(event.headers or ())
         method = next((value.decode("ascii").upper() for name, value in headers if name == b":method"), "")
-        work = work or RequestWork(self._memory, method)
+        work = RequestWork(self._memory, method)
         try:
             size = sum(len(name) + len(value) for name, value in headers)
             work.memory.reserve(Use.REQUEST, REQUEST_BYTES + _PARSED * size)
@@ -377,8 +430,12 @@ class Http2Requests:
             self._ended()
             await self._refuse(event, refusal_of(error))
             return
+        await self._hand_over(event, work, None)
+
+    async def _hand_over(self, event: RequestReceived, work: RequestWork, answered: _Answered | None) -> None:
+        """Have Hypercorn serve a request that has its memory."""
         assert event.stream_id is not None
-        work.may_reset(partial(self._reset_stream, event.stream_id))
+        work.may_reset(partial(self._reset_slow, event.stream_id))
         self._works[event.stream_id] = work
         self._protocol.app = self._app_for(work, answered)
         await self._create_stream(event)
@@ -391,8 +448,7 @@ class Http2Requests:
         if not self._write(id, reply, reply.body):
             self._write(id, reply, b"")
         if event.stream_ended is None:
-            with suppress(ProtocolError):
-                protocol.connection.reset_stream(id, ErrorCodes.NO_ERROR)  # its body is not wanted
+            self._reset(id, ErrorCodes.NO_ERROR)  # its body is not wanted
         await protocol._flush()
 
     async def _end(self, stream_id: int) -> None:
@@ -414,7 +470,28 @@ class Http2Requests:
             if buffer is not None:
                 await buffer.close()  # else a request that waits for room in it would wait for ever
 
-    async def _reset_stream(self, stream_id: int) -> None:
-        with suppress(ProtocolError):
-            self._protocol.connection.reset_stream(stream_id, ErrorCodes.ENHANCE_YOUR_CALM)
+    async def _reset_slow(self, id: int) -> None:
+        self._reset(id, ErrorCodes.ENHANCE_YOUR_CALM)
         await self._protocol._flush()
+
+    def _reset(self, id: int, code: ErrorCodes) -> None:
+        """Reset a stream, unless it has ended; to be flushed."""
+        with suppress(ProtocolError):
+            self._protocol.connection.reset_stream(id, code)
+
+
+@lru_cache(maxsize=1)
+def _common_headers(config: Config, second: int) -> list[tuple[bytes, bytes]]:
+    """The headers that Hypercorn adds to each answer of this second."""
+    return config.response_headers("h2")
+
+
+def _check_before_encoding(encoder: Encoder) -> None:
+    """Have h2 check all headers of an answer before the first is encoded. It checks one after the other, and those
+    before one that it refuses would be in our table of headers and not in the client's."""
+    encode = encoder.encode
+
+    def encode_checked(headers: Iterable[Any], huffman: bool = True) -> bytes:
+        return encode(list(headers), huffman)
+
+    encoder.encode = encode_checked  # type: ignore[method-assign]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+import socket
+from collections.abc import AsyncIterator, Callable
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from h2.errors import ErrorCodes
 from hyperframe.frame import DataFrame, GoAwayFrame, HeadersFrame, RstStreamFrame, WindowUpdateFrame
 from trio.testing import wait_all_tasks_blocked
 
@@ -83,6 +87,31 @@ async def any_client(
     server.stop.set()
 
 
+class Closed:
+    """A body that counts how often it was closed."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for _ in range(20):
+            yield b"x" * 10_000
+
+    async def aclose(self) -> None:
+        self.count += 1
+
+
+async def answer_to(client: Client, stream: int) -> tuple[dict[str, str], bytes]:
+    """An answer without its date."""
+    headers, body = await client.answer(stream)
+    assert parsedate_to_datetime(headers.pop("date")).tzinfo is not None
+    return headers, body
+
+
+def _giving(reply: Reply | Later) -> Callable[[object], Reply | Later]:
+    return lambda _: reply
+
+
 def post(client: Client, stream: int, body: bytes) -> tuple[HeadersFrame, DataFrame]:
     head = client.ask(stream, "/q/messages", "POST")
     head.flags.discard("END_STREAM")
@@ -95,14 +124,14 @@ async def test_completions_answer_in_any_order_and_the_connection_goes_on(any_cl
     await begins.until_begun(3)
     for stream, answer in ((5, begins.answers[2]), (1, begins.answers[0]), (3, begins.answers[1])):
         answer(text(b"answer %d" % stream), None)
-        assert await client.answer(stream) == (
+        assert await answer_to(client, stream) == (
             {":status": "200", "content-length": "8"},
             b"answer %d" % stream,
         )
     await client.send(client.ask(7, "/q"))
     await begins.until_begun(4)
     begins.answers[3](lambda _: Reply(204), None)
-    assert await client.answer(7) == ({":status": "204"}, b"")
+    assert await answer_to(client, 7) == ({":status": "204"}, b"")
     assert begins.abandoned == 0
 
 
@@ -210,6 +239,74 @@ async def test_answer_that_has_to_be_waited_for_is_told_of_a_hang_up(client: Cli
     await client.stream.aclose()
     with trio.fail_after(PATIENCE_SECONDS):
         await has_hung_up.wait()
+
+
+@pytest.mark.parametrize("kind", ["body", "later"])
+async def test_answer_is_discarded_when_its_connection_has_ended(
+    server: Server, begins: Records, budget: Budget, kind: str
+) -> None:
+    """Which of the two comes first is a matter of chance, so there are some of each."""
+    count, body = 20, Closed()
+
+    def later_for(request: Request) -> Later:
+        async def later() -> Reply:
+            gone = trio.Event()
+            async with request.on_hang_up(gone.set):
+                await gone.wait()
+            return Reply(200, (), body)
+
+        return later
+
+    for number in range(count):
+        async with await server.connect() as stream:
+            await stream.send_all(PREFACE)
+            client = Client(stream)
+            await client.send(client.ask(1, "/q"))
+            await begins.until_begun(number + 1)
+            reply = Reply(200, (), body) if kind == "body" else later_for(begins.begun[number])
+            stream.socket.shutdown(socket.SHUT_WR)
+            begins.answers[number](_giving(reply), None)
+            await wait_all_tasks_blocked()
+    await until_free(budget)
+    assert body.count == count
+    assert begins.abandoned == 0, "each was answered"
+
+
+async def test_answer_for_which_there_is_no_memory_resets_its_stream(
+    client: Client, begins: Records, budget: Budget
+) -> None:
+    """It may say that something is done, so that a refusal in its place would be a lie."""
+    body = Closed()
+    await client.send(client.ask(1, "/q"), client.ask(3, "/q"))
+    await begins.until_begun(2)
+    with budget.reserve(budget.free):
+        begins.answers[0](_giving(Reply(200, (), body)), None)
+        with trio.fail_after(PATIENCE_SECONDS):
+            while (frame := await client.frame()).stream_id != 1:
+                pass
+    assert isinstance(frame, RstStreamFrame)
+    assert frame.error_code == ErrorCodes.INTERNAL_ERROR
+    assert body.count == 1
+    begins.answers[1](text(b"the connection goes on"), None)
+    assert (await client.answer(3))[1] == b"the connection goes on"
+    await until_free(budget)
+
+
+async def test_answer_with_a_wrong_header_resets_its_stream(
+    client: Client, begins: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    await client.send(client.ask(1, "/q"), client.ask(3, "/q"))
+    await begins.until_begun(2)
+    with caplog.at_level(logging.ERROR, logger="mq.web.http2_requests"):
+        begins.answers[0](_giving(Reply(200, (("x-first", "1"), ("te", "wrong")))), None)
+    assert "Invalid value for TE header" in caplog.text
+    with trio.fail_after(PATIENCE_SECONDS):
+        while (frame := await client.frame()).stream_id != 1:
+            pass
+    assert isinstance(frame, RstStreamFrame)
+    assert frame.error_code == ErrorCodes.INTERNAL_ERROR
+    begins.answers[1](_giving(Reply(200, (("x-first", "1"), ("x-second", "2")), b"right")), None)
+    assert await answer_to(client, 3) == ({":status": "200", "x-first": "1", "x-second": "2"}, b"right")
 
 
 async def test_request_is_answered_while_mq_stops_and_the_connection_ends(
