@@ -42,7 +42,11 @@ print([digest(Run(kind, seed)) for kind in ("simulation", "amqp") for seed in ra
 """
 
 SEEN: Final = {
-    "one fsync more": ("simulation", Bug("sync", "calls.fsync(fd)", "calls.fsync(fd); calls.fsync(fd)"), "fsync /"),
+    "one fsync more": (
+        "simulation",
+        Bug("sync", "_sync_by(calls.fsync, fd)", "_sync_by(calls.fsync, fd); calls.fsync(fd)"),
+        "fsync /",
+    ),
     "one fsync less": ("simulation", Bug("make_folder", "sync_folder(calls, path)", "pass"), "fsync /mq/queues"),
     "another order": (
         "simulation",
@@ -51,7 +55,7 @@ SEEN: Final = {
     ),
     "another byte": (
         "simulation",
-        Bug("Batch._write", "write_all(self._calls, fd, ...)", "write_all(self._calls, fd, b'!' + ...[1:])"),
+        Bug("write_message", "write_all(folders.calls, fd, ...)", "write_all(folders.calls, fd, b'!' + ...[1:])"),
         r"write /mq/\S+ \d+ \w{8}",
     ),
     "another name": (
@@ -68,7 +72,7 @@ SEEN: Final = {
 """What is done otherwise: in which runs, the bug that does it, and the first call that differs."""
 
 NOT_SEEN: Final = {
-    "other names": Bug("sync", "calls.fsync(fd)", "system, file = calls, fd; system.fsync(file)"),
+    "other names": Bug("sync", "_sync_by(calls.fsync, fd)", "system, file = calls, fd; _sync_by(system.fsync, file)"),
     "another function": Bug("Batch.run", "self._write_and_move()", "(lambda batch: batch._write_and_move())(self)"),
 }
 
