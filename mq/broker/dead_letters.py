@@ -91,7 +91,7 @@ class DeadLetters:
         self._orders: dict[MessageId, set[int]] = {}
         self._failed: set[MessageId] = set()
         self._missing: set[MessageId] = set()
-        self._many: float = _FEWEST_HISTORIES
+        self._many: float = float(_FEWEST_HISTORIES)
         self._expired: Counter[str] = Counter()  # by queue, since they were logged
         self._sent_on: dict[MessageId, str] = {}  # by a sink, and not removed yet: the queue in which it died
         self._removals: dict[MessageId, str] = {}  # the latest, in order: their reasons
@@ -388,7 +388,7 @@ class DeadLetters:
             for id in missing & self._missing:
                 self.forget(id)
             self._missing = missing
-            self._many = 2 * len(self._orders) + _FEWEST_HISTORIES
+            self._many = float(2 * len(self._orders) + _FEWEST_HISTORIES)
 
 
 class DeadLetterSink(Protocol):

@@ -103,8 +103,8 @@ class Syncs:
 class WholeSyncs(Syncs):
     """Syncs below a root, where one syncfs(2) for everything is cheaper than many others."""
 
-    most_files = 1
-    most_folders = 4
+    most_files: float = 1
+    most_folders: float = 4
 
     def can_do_without_handles(self) -> bool:
         """It needs no handle of its own."""
