@@ -6,6 +6,7 @@ was set by years while nobody ran, as on a machine that has none of its own; in 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -97,7 +98,9 @@ async def _judge(root: Path, ledger: Ledger, now_ns: int, step_ns: int) -> list[
                     await trio.testing.wait_all_tasks_blocked()
                 await court.look_again(storage)
     except* (MQError, AssertionError) as errors:
-        court.flaws.append(Flaw("refused", repr(errors.exceptions)))
+        room = os.statvfs(root)
+        free = f"{room.f_bavail} of {room.f_blocks} blocks and {room.f_favail} of {room.f_files} inodes are free"
+        court.flaws.append(Flaw("refused", f"{errors.exceptions!r}, where {free}"))
     else:
         court.weigh()
     return court.flaws

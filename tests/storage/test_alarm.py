@@ -31,8 +31,8 @@ async def test_nobody_believes_a_sync_after_another_one_failed(mount: str) -> No
         await fail(disk)
         [outcome] = await peer.commit([Move(ready, State.REMOVED)])
         assert outcome.result is Result.FAILED
-        assert "another daemon on this root" in outcome.reason
-        with pytest.raises(StorageFailed, match="another daemon on this root"):
+        assert "another daemon that serves this root" in outcome.reason
+        with pytest.raises(StorageFailed, match="another daemon that serves this root"):
             await put_record(peer, QUEUE, "new", {"created": 1})
         await peer.aclose()
 
@@ -45,7 +45,7 @@ async def test_a_queue_is_not_made_or_deleted_on_a_failed_medium(operation: Put 
         await fail(disk)
         [outcome] = await peer.commit([operation])
         assert outcome.result is Result.FAILED
-        assert "another daemon on this root" in outcome.reason
+        assert "another daemon that serves this root" in outcome.reason
         await peer.aclose()
 
 
