@@ -99,8 +99,8 @@ EVIL = "a\u009b2J\u202eb\x1b[31m\u2028c 北京"
         ("peek", "q", "--json"),
         ("peek", "q", "ID"),
         ("peek", "q", "ID", "--json"),
-        ("receive", "q", "--keep", "--json", "--visibility", "0.001", "--wait", "30"),
-        ("receive", "q", "--keep", "--visibility", "0.001", "--wait", "30"),  # until it is back from the one before
+        ("receive", "q", "--keep", "--json", "--visibility", "1", "--wait", "30"),
+        ("receive", "q", "--keep", "--visibility", "1", "--wait", "30"),  # until it is back from the one before
         ("export", "q"),
         ("schedule", "show", "s"),
         ("peek", "\u009bnone"),
