@@ -130,7 +130,7 @@ class Write(NamedTuple):
         transient: it need not outlive this process. Most stores keep it all the same.
         state: NEW; READY or DELAYED only in a store that :attr:`Description.places` messages.
         has_room: room in memory is reserved for it, or it takes the place of a message there that is removed next. So
-            it is stored however full the memory for messages is.
+            it is stored although the memory for messages is full, unless that has half as much again.
     """
 
     queue: str

@@ -286,10 +286,10 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        if not write.has_room:
-            full = self.no_room_for(entry.queue, len(body), _bytes_beside(kept))
-            if full is not None:
-                return full
+        size, beside = len(body), _bytes_beside(kept)
+        full = self._no_room_at_all(size + beside) if write.has_room else self.no_room_for(entry.queue, size, beside)
+        if full is not None:
+            return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
@@ -311,6 +311,14 @@ class MemoryStorage:
             return None
         reason = f"{used} bytes of transient messages are in memory, {own} of them in queue {queue}"
         return Outcome(Result.FULL, reason=reason)
+
+    def _no_room_at_all(self, size: int) -> Outcome | None:
+        """Return why even a message that takes another one's place has no room. A dead letter is longer than the
+        message that died, each time it dies."""
+        used = self._bytes + self._beside
+        if self._max_bytes is None or used + size <= (self._max_bytes + MOST_BESIDE) * 3 // 2:
+            return None
+        return Outcome(Result.FULL, reason=f"{used} bytes of transient messages are in memory")
 
     def _move(self, move: Move) -> Outcome:
         target = move.target

@@ -39,6 +39,17 @@ async def numbers(client: Client, queue: str) -> Counter[int]:
     return Counter(int(body) for body in await client.bodies(queue))
 
 
+async def taken_slowly(client: Client, queue: str) -> Counter[int]:
+    """What a queue has had, when a few of its messages were taken each second."""
+    found: Counter[int] = Counter()
+    for _ in range(100):
+        await client.is_silent()
+        for _ in range(7):
+            if (got := await client.get(queue, no_ack=True)) is not None:
+                found[int(got[2])] += 1
+    return found
+
+
 async def test_messages_in_memory_find_room_in_memory_when_they_die(
     autojump_clock: MockClock, store: LayeredStorage
 ) -> None:
@@ -68,13 +79,7 @@ async def test_dead_letters_without_room_are_sent_on_once_each_as_room_comes(
         await client.declare("dead")  # it does not outlive the daemon: its messages are in memory
         await client.declare("q", DEAD_LETTERS | {"x-message-ttl": 1000}, durable=True)
         await publish(client, 200, delivery_mode=2)
-        found: Counter[int] = Counter()
-        for _ in range(100):
-            await client.is_silent()
-            for _ in range(7):
-                if (got := await client.get("dead", no_ack=True)) is not None:
-                    found[int(got[2])] += 1
-        assert found == Counter(range(200))
+        assert await taken_slowly(client, "dead") == Counter(range(200))
 
 
 async def test_a_dead_letter_goes_once_to_each_queue_though_one_has_no_room(
@@ -89,13 +94,7 @@ async def test_a_dead_letter_goes_once_to_each_queue_though_one_has_no_room(
         arguments = {"x-dead-letter-exchange": "amq.fanout", "x-message-ttl": 1000}
         await client.declare("q", arguments, durable=True)
         await publish(client, 200, delivery_mode=2)
-        found: Counter[int] = Counter()
-        for _ in range(100):
-            await client.is_silent()
-            for _ in range(7):
-                if (got := await client.get("dead", no_ack=True)) is not None:
-                    found[int(got[2])] += 1
-        assert found == Counter(range(200))
+        assert await taken_slowly(client, "dead") == Counter(range(200))
         assert await numbers(client, "disk") == Counter(range(200))
 
 

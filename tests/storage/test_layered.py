@@ -208,6 +208,15 @@ async def test_a_short_queue_has_room_in_memory_however_many_are_long(
     await bring(store, "passing", b"short")
 
 
+async def test_messages_that_take_the_place_of_others_have_half_as_much_memory_again(
+    store: LayeredStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq.storage.memory.MOST_BESIDE", 100_000)
+    fitting = (LIMIT + 100_000) * 3 // 2 // MESSAGE_BYTES
+    outcomes = await store.commit([Write("passing", new_id(), b"", has_room=True) for _ in range(fitting + 1)])
+    assert [outcome.result for outcome in outcomes] == [Result.DONE] * fitting + [Result.FULL]
+
+
 async def test_a_queue_that_goes_gives_its_memory_back(store: LayeredStorage) -> None:
     await bring(store, "passing", bytes(LIMIT))
     await drop_record(store, QUEUE, "passing")
