@@ -65,9 +65,9 @@ export function queueView(name, { onState }) {
   show(redriving, false);
 
   function settings() {
-    const details = h("details", {}, h("summary", {}, "Settings"), form);
-    details.addEventListener("toggle", () => details.open && view && fill());
-    return details;
+    // Filled at the click: a toggle event comes once the form is open, and would overwrite what has been typed by then.
+    const summary = h("summary", { on: { click: () => view && fill() } }, "Settings");
+    return h("details", {}, summary, form);
   }
 
   function tell(now) {
