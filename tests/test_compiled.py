@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -57,10 +58,14 @@ SAME_TESTS: Final = {
 """By what they are about. Left out are those that change a constant or a method of what is compiled."""
 
 
-def compiled_modules() -> list[Path]:
+def compiled_patterns() -> list[str]:
     build = tomllib.loads((TREE / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    modules: list[str] = build["targets"]["wheel"]["hooks"]["custom"]["modules"]
-    return sorted(path for pattern in modules for path in each_path(pattern))
+    patterns: list[str] = build["targets"]["wheel"]["hooks"]["custom"]["modules"]
+    return patterns
+
+
+def compiled_modules() -> list[Path]:
+    return sorted(path for pattern in compiled_patterns() for path in each_path(pattern))
 
 
 def each_path(pattern: str) -> Iterator[Path]:
@@ -88,6 +93,31 @@ def test_no_generator_is_asynchronous(path: Path) -> None:
     for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.AsyncFunctionDef)):
         yields = [node for node in ast.walk(function) if isinstance(node, ast.Yield | ast.YieldFrom)]
         assert not yields, f"line {function.lineno}: put {function.name} into a module that is not compiled"
+
+
+@for_each("path", compiled_modules())
+def test_no_named_tuple_has_a_field_of_a_class_below_it(path: Path) -> None:
+    """Python leaves the annotation a string; what mypyc makes reads the class, and crashes when it is imported. It
+    reads none of a union or of a list."""
+    classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+    lines = {each.name: each.lineno for each in classes}
+    for each in classes:
+        if "NamedTuple" not in map(ast.unparse, each.bases):
+            continue
+        fields = [node.annotation for node in each.body if isinstance(node, ast.AnnAssign)]
+        named = [field.id for field in fields if isinstance(field, ast.Name)]
+        later = [name for name in named if lines.get(name, 0) > each.lineno]
+        assert later == [], f"line {each.lineno}: move {each.name} below {later}"
+
+
+def test_the_modules_of_a_folder_are_compiled_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TREE / "tools")
+    from wheel_hook import modules_in
+
+    folders = [path.rpartition("/")[0] for path in modules_in(TREE, compiled_patterns())]
+    groups = [folder for folder, _ in groupby(folders)]
+    assert len(groups) > 1
+    assert len(groups) == len(set(groups))
 
 
 def test_the_tests_that_it_must_pass_are_there() -> None:

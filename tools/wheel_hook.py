@@ -66,7 +66,13 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
         self._scratch = tempfile.TemporaryDirectory()
         folder = Path(self._scratch.name)
         shutil.copytree(Path(self.root) / "mq", folder / "mq", ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-        run = [sys.executable, "-c", SETUP, os.environ.get(LEVEL, "2"), *self._modules()]
+        run = [
+            sys.executable,
+            "-c",
+            SETUP,
+            os.environ.get(LEVEL, "2"),
+            *modules_in(Path(self.root), self.config["modules"]),
+        ]
         done = subprocess.run(run, cwd=folder, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
         if done.returncode:
             raise RuntimeError(f"mq could not be compiled; install it without {COMPILED}, or see why:\n{done.stdout}")
@@ -79,10 +85,12 @@ class WheelHook(BuildHookInterface):  # type: ignore[type-arg,misc]
         if hasattr(self, "_scratch"):
             self._scratch.cleanup()
 
-    def _modules(self) -> list[str]:
-        tree = Path(self.root)
-        named = [path for pattern in self.config["modules"] for path in _matching(tree, pattern)]
-        return sorted(str(path.relative_to(tree)) for path in named)
+
+def modules_in(tree: Path, patterns: list[str]) -> list[str]:
+    """The paths in `tree` that match a pattern, each folder's together: a folder is compiled as one group, and sorted
+    by path alone a folder inside it would stand between its modules."""
+    found = [path.relative_to(tree) for pattern in patterns for path in _matching(tree, pattern)]
+    return [str(path) for path in sorted(found, key=lambda path: (path.parent, path.name))]
 
 
 def _matching(tree: Path, pattern: str) -> list[Path]:

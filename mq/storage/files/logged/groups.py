@@ -88,7 +88,8 @@ class Units:
     def _do_messages(self, recorded: RecordedOperations, early: EarlyResults) -> None:
         """Do operations on messages, each by itself."""
         planned: list[Planned] = recorded.planned  # type: ignore[assignment] # there is no record
-        self.outcomes = do_steps(self._root, recorded, early)  # type: ignore[arg-type] # the same
+        messages = Messages(planned, recorded.steps, recorded.expected, recorded.writes)
+        self.outcomes = do_steps(self._root, messages, early)
         if self.outcomes is not recorded.expected:
             self.refused += (
                 number

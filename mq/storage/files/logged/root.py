@@ -11,24 +11,6 @@ from mq.storage.files.logged.log import Log
 from mq.storage.files.records import Records
 
 
-class LoggedRoot(NamedTuple):
-    """A root with a log.
-
-    Attributes:
-        folders: its messages.
-        records: its records, by calls that do not sync.
-        log: makes batches durable before their file calls.
-        removed_queues: folders that the log still needs.
-        prefix: what the path of everything in the root begins with.
-    """
-
-    folders: Folders
-    records: Records
-    log: Log
-    removed_queues: RemovedQueues
-    prefix: str
-
-
 class RemovedQueues:
     """Folders of removed queues that records of the log name. Each stays in remove/, emptied, until none does.
 
@@ -63,3 +45,21 @@ class RemovedQueues:
                 self._emptied.remove(path)
                 with contextlib.suppress(OSError):  # what is left of it is found at the next start
                     self._calls.rmdir(path)
+
+
+class LoggedRoot(NamedTuple):
+    """A root with a log.
+
+    Attributes:
+        folders: its messages.
+        records: its records, by calls that do not sync.
+        log: makes batches durable before their file calls.
+        removed_queues: folders that the log still needs.
+        prefix: what the path of everything in the root begins with.
+    """
+
+    folders: Folders
+    records: Records
+    log: Log
+    removed_queues: RemovedQueues
+    prefix: str

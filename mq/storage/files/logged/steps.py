@@ -32,7 +32,7 @@ _PASSING: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EIN
 
 
 class Messages(NamedTuple):
-    """Operations on messages: a part of a portion, or a whole one in its place.
+    """Operations on messages: a whole portion, or a part of one.
 
     Attributes:
         planned: the operations, in order.
