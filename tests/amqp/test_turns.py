@@ -129,3 +129,14 @@ async def test_heartbeats_are_limited_in_a_minute(autojump_clock: MockClock, hou
     await client.stream.send_all(HEARTBEAT * (MOST_HEARTBEATS + 1))
     closed = await client.hear()
     assert (closed.name, closed.reply_code) == ("Connection.Close", 506)
+
+
+async def test_frames_behind_a_refused_one_take_many_turns(
+    autojump_clock: MockClock, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await house.connect()
+    counted = FramesPerStep(monkeypatch)
+    await client.stream.send_all(HEARTBEAT * (10 * MOST_HEARTBEATS) + words(commands.Connection.CloseOk(), 0))
+    assert await heard(client) == ["Connection.Close"]
+    assert counted.all == 10 * MOST_HEARTBEATS + 1
+    assert counted.most <= FRAMES_A_TURN

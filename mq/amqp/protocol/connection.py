@@ -404,10 +404,10 @@ class Connection:
             is_open = self.state is ConnectionState.OPEN
             frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
+                self.frames_left -= 1 if type(frame) is PublishFrames else _weight(frame)  # even if it is refused
                 looked_at = self.session.topology.looked_at
                 self._take(frame)
-                looked_at = self.session.topology.looked_at - looked_at
-                self.frames_left -= (1 if type(frame) is PublishFrames else _weight(frame)) + looked_at // LOOKS_A_FRAME
+                self.frames_left -= (self.session.topology.looked_at - looked_at) // LOOKS_A_FRAME
         except WrongProtocol as error:
             self._sending.append(error.answer)
             self._be_over(str(error))
@@ -433,11 +433,10 @@ class Connection:
         return True
 
     def _take(self, frame: Frame | Together) -> None:
-        if isinstance(frame, HeartbeatFrame):
-            self._take_heartbeat()
-            return
         if self.state is ConnectionState.CLOSING:
             self._take_while_closing(frame)
+        elif isinstance(frame, HeartbeatFrame):
+            self._take_heartbeat()
         elif not frame.channel:
             self._take_own(frame)
         elif self.state is not ConnectionState.OPEN:
