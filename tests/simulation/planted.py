@@ -23,7 +23,9 @@ BUGS: Final = {
         """,
     ),
     "a batch that failed is answered as done": Bug("Batch.run", "volume.fail(error)", "return self._outcomes"),
-    "a message carries no checksum": Bug("write_message", "folders.attributes.note(fd, attributes, size, crc)", "pass"),
+    "a message carries no checksum": Bug(
+        "write_message", "set_properties(folders.calls, fd, attributes, noted)", "pass"
+    ),
     "a link is not durable before its unlink": Bug("LinkBatch._move_name", "self._must_flush = True", "pass"),
     "a durable batch is not synced": Bug(
         "Batch._write_and_move", "durable |= self._is_durable(operation) and outcome.result is Result.DONE", "pass"

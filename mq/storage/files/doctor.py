@@ -20,7 +20,6 @@ from typing import Any, Final, NamedTuple
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import MessageId, shorten
-from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.engine import EngineChoice, choose_engine
 from mq.storage.files.explain import explain
@@ -200,9 +199,7 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
         alone = all(_try_lock(calls, opens, handles) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
-        folders = Folders(
-            calls, layout, Volume(calls, layout, Mount("unknown"), root_fd), attributes=NoFileAttributes()
-        )
+        folders = Folders(calls, layout, Volume(calls, layout, Mount("unknown"), root_fd))
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
     except OSError as error:
         raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error

@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum, shorten
-from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
 from mq.storage.files.layout import (
     ATTRIBUTES,
+    NO_ATTRIBUTES,
     SUM,
     Layout,
     Senseless,
@@ -71,7 +71,8 @@ class Folders:
         calls: the system.
         layout: where the folders are.
         volume: the file system below.
-        attributes: sets the extended attributes of files.
+        largest_attributes: bytes of attributes that a message's file may have
+            (:func:`mq.storage.files.layout.largest_attributes`).
         has_side_files: whether a message may have a side file.
         native: mq-native, to read messages; None where it is not used.
 
@@ -87,14 +88,14 @@ class Folders:
         layout: Layout,
         volume: Volume,
         *,
-        attributes: NoFileAttributes,
+        largest_attributes: int = NO_ATTRIBUTES,
         has_side_files: bool = True,
         native: Native | None = None,
     ) -> None:
         self.calls = calls
         self.layout = layout
         self.volume = volume
-        self.attributes = attributes
+        self.largest_attributes = largest_attributes
         self.has_side_files = has_side_files
         self.native = native
         self.read_spare: Spare | None = None

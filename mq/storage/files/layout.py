@@ -53,6 +53,8 @@ ATTRIBUTES: Final = "user.mq.attributes"
 LARGEST_ATTRIBUTES: Final = 800
 """Bytes of JSON above which a side file is used: ext4 holds all attributes of a file in one block, and that has 1,024
 bytes on a small file system."""
+NO_ATTRIBUTES: Final = -1
+"""In place of that number: the file system has no extended attributes, so each message has a side file."""
 
 _NOT_OURS: Final = (ValueError, OverflowError, RecursionError)
 """What JSON that mq never wrote can raise."""
@@ -206,8 +208,8 @@ class Planned(NamedTuple):
         entry: where its message is after it; of an Unlink, before it.
         path: of that entry.
         source: of a Move, the path before it.
-        attributes: of a Write, as JSON; empty where there are none.
-        size, checksum: of a Write's body.
+        attributes, sum: of a Write, the two extended attributes of its file; an empty one is not set.
+        has_side: whether a Write has a side file.
     """
 
     operation: MessageOperation
@@ -215,18 +217,19 @@ class Planned(NamedTuple):
     path: str
     source: str = ""
     attributes: bytes = b""
-    size: int = 0
-    checksum: int = 0
+    sum: bytes = b""
+    has_side: bool = False
 
 
-def plan(layout: Layout, operation: MessageOperation) -> Planned:
-    """An operation, worked out."""
+def plan(layout: Layout, operation: MessageOperation, largest: int) -> Planned:
+    """Return an operation, worked out. `largest` is :attr:`mq.storage.files.folders.Folders.largest_attributes`."""
     if isinstance(operation, Write):
         queue, id, body, attributes, meta, _, _, state, _ = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         encoded = encode_attributes(attributes)
-        return Planned(operation, entry, layout.path(entry), "", encoded, size, crc)
+        noted = noted_of(encoded, size, crc, largest)
+        return Planned(operation, entry, layout.path(entry), "", *noted, len(encoded) > largest)
     if isinstance(operation, Move):
         entry = operation.target
         return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
@@ -369,6 +372,20 @@ def announced_size(value: bytes | None) -> int | None:
     return int(digits) if digits.isdigit() and len(digits) <= _MOST_DIGITS else None
 
 
+def largest_attributes(*, xattrs: bool, journaled: bool) -> int:
+    """Return how many bytes of attributes, as JSON, a message's file may have; else they are in a side file.
+
+    Args:
+        xattrs: whether the file system has extended attributes. Where not, it is :data:`NO_ATTRIBUTES`.
+        journaled: whether a power cut leaves each of them as it was set.
+    """
+    if not xattrs:
+        return NO_ATTRIBUTES
+    # Without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which other
+    # attributes are, when it was a deleted file's before.
+    return LARGEST_ATTRIBUTES if journaled else 0
+
+
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
     """What the two extended attributes of a file hold: its attributes with their checksum, empty where there are none
     or more than `largest` bytes of them, and its sum, which says where they are.
@@ -377,8 +394,10 @@ def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[byte
         attributes: as :func:`encode_attributes` gives them.
         size: of the body, in bytes.
         crc: its CRC-32.
-        largest: bytes that an extended attribute may hold.
+        largest: bytes of attributes that a file may have, or :data:`NO_ATTRIBUTES`.
     """
+    if largest == NO_ATTRIBUTES:
+        return b"", b""
     if not attributes:
         return b"", b"%d:%08x" % (size, crc)
     if len(attributes) > largest:

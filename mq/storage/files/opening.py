@@ -9,14 +9,13 @@ from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import MessageIds, shorten
-from mq.storage.files.attributes import make_attributes
 from mq.storage.files.calls import NO_ROOM, Calls, Native, is_transient
 from mq.storage.files.engine import LOGGED, Engine, EngineChoice, choose_engine
 from mq.storage.files.explain import explain
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import RootUse, note_use, use_before
 from mq.storage.files.inventory import keep_inventory
-from mq.storage.files.layout import Layout
+from mq.storage.files.layout import NO_ATTRIBUTES, Layout, largest_attributes
 from mq.storage.files.logged.engine import LoggedEngine
 from mq.storage.files.logged.segments import LogDamaged
 from mq.storage.files.lost import cure, lost_folders
@@ -237,9 +236,9 @@ class _Opening:
         native: Native | None = None
         if choice.engine == LOGGED and os.fsencode(layout.new) == layout.new.encode(errors="replace"):
             native = calls.native  # it can be told paths in UTF-8 only
-        attributes = make_attributes(calls, xattrs=xattrs, journaled=self._mount.atomic_rename)
-        has_side_files = not (is_alone and attributes.fit(b""))
-        return Folders(calls, layout, volume, attributes=attributes, has_side_files=has_side_files, native=native)
+        largest = largest_attributes(xattrs=xattrs, journaled=self._mount.atomic_rename)
+        has_side_files = not is_alone or largest == NO_ATTRIBUTES
+        return Folders(calls, layout, volume, largest_attributes=largest, has_side_files=has_side_files, native=native)
 
     def _check_joinable(self, use: RootUse | None, others: OtherProcesses) -> None:
         """Check that a root that other daemons serve can be served, too.

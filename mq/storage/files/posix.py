@@ -276,12 +276,9 @@ class FolderStorage:
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
         """Write a large body to state/stage/."""
-        folders = self._root_open.folders
         path = f"{self._root_open.engine.stage}/{self._ids.new()}"
-        make = functools.partial(
-            StagedFile, self._calls, path, folders.volume.reserve.ensure, attributes=folders.attributes
-        )
-        staged = StagedBody(await self._change(make), self._hop, self._gate)
+        file = await self._change(StagedFile, self._root_open.folders, path)
+        staged = StagedBody(file, self._hop, self._gate)
         try:
             waiting = bytearray()
             async for chunk in chunks:

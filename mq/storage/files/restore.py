@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from mq.errors import StorageFull, StorageUnusable
 from mq.message import Properties, shorten
-from mq.storage.files.attributes import NoFileAttributes, make_attributes
 from mq.storage.files.backup_folder import (
     THREADS,
     Backup,
@@ -184,7 +183,7 @@ def bring_back(
         syncs = make_syncs(calls, root_fd, syncfs=syncfs)
         files = FileSyncs(syncs, threads=threads)
         stack.callback(files.close)
-        writer = _Writer(syncs, layout, backups, files, make_attributes(calls, xattrs=has_xattrs(calls, lock)))
+        writer = _Writer(syncs, layout, backups, files, xattrs=has_xattrs(calls, lock))
         writer.write_all(backup, told)
         files.finish()
         syncs.whole(partial(_sync_folders, calls, (root, layout.state, *writer.folders)))
@@ -268,9 +267,7 @@ class _Writer:
         damaged: messages that the backup does not have as they were.
     """
 
-    def __init__(
-        self, syncs: Syncs, layout: Layout, backups: BackupFolder, files: FileSyncs, attributes: NoFileAttributes
-    ) -> None:
+    def __init__(self, syncs: Syncs, layout: Layout, backups: BackupFolder, files: FileSyncs, *, xattrs: bool) -> None:
         self.folders: list[str] = []
         self.damaged: list[str] = []
         self._calls = syncs.calls
@@ -278,7 +275,7 @@ class _Writer:
         self._backups = backups
         self._syncs = syncs
         self._files = files
-        self._attributes = attributes
+        self._xattrs = xattrs
 
     def write_all(self, backup: Backup, told: Callable[[int, int], object]) -> None:
         """Folders, records, messages."""
@@ -312,14 +309,14 @@ class _Writer:
         """Set the properties of a message. The attributes come first, as at a publish: with the sum everything is
         there."""
         for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
-            if value is not None:
-                self._attributes.set(fd, name, value.encode("latin-1"))
+            if value is not None and self._xattrs:
+                self._calls.set_attribute(fd, name, value.encode("latin-1"))
 
     def _side_of(self, saved: SavedMessage) -> bytes | None:
         """The content of a message's side file, where the file system has no room for the attributes; else None."""
         if saved.side is not None:
             return saved.side.encode("latin-1")
-        if self._attributes.fit(b"") or saved.sum is None:
+        if self._xattrs or saved.sum is None:
             return None
         try:
             noted = Sum.decode(saved.sum.encode("latin-1"))

@@ -6,16 +6,16 @@ A body arrives in state/stage/ under a name that means nothing (:class:`StagedFi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from io import BytesIO
 
 from mq.errors import CorruptMessage
 from mq.message import checksum
-from mq.storage.files.attributes import NoFileAttributes
-from mq.storage.files.calls import OPEN_NEW, Calls, write_all
+from mq.storage.files.calls import OPEN_NEW, write_all
 from mq.storage.files.folders import Folders, Opened
 from mq.storage.files.hop import Hop
+from mq.storage.files.layout import NO_ATTRIBUTES, SUM, Sum
 from mq.storage.files.sync import close_all, sync
 
 
@@ -23,11 +23,8 @@ class StagedFile:
     """A body that is written chunk by chunk. It holds its file open until it is taken or discarded.
 
     Args:
-        calls: the system.
+        folders: of the root.
         path: the temporary name; must not exist.
-        need_room: is called before anything is written, and raises when nothing new may be written.
-        attributes: marks the file as incomplete before its first byte, so that a part of a body is never taken for a
-            message, even if its name is durable first.
 
     Attributes:
         fd: the open file; None once it is taken or discarded.
@@ -36,16 +33,19 @@ class StagedFile:
         OSError: from the system, here and in :meth:`add`.
     """
 
-    def __init__(self, calls: Calls, path: str, need_room: Callable[[], None], *, attributes: NoFileAttributes) -> None:
+    def __init__(self, folders: Folders, path: str) -> None:
         self.path = path
         self.size = 0
         self.checksum = 0
-        self._calls = calls
-        self._need_room = need_room
-        need_room()
-        self.fd: int | None = calls.open(path, OPEN_NEW)
+        self._calls = folders.calls
+        self._reserve = folders.volume.reserve
+        self._reserve.ensure()
+        self.fd: int | None = self._calls.open(path, OPEN_NEW)
         try:
-            attributes.begin(self.fd)
+            if folders.largest_attributes != NO_ATTRIBUTES:
+                # Before the first byte: a part of a body is never taken for a message, even if its name is durable
+                # first.
+                self._calls.set_attribute(self.fd, SUM, Sum(0, 0).encode())
         except OSError:
             self.discard()
             raise
@@ -53,7 +53,7 @@ class StagedFile:
     def add(self, chunk: bytes) -> None:
         """Append a chunk."""
         assert self.fd is not None, "the staged body is closed"
-        self._need_room()
+        self._reserve.ensure()
         write_all(self._calls, self.fd, chunk)
         self.size += len(chunk)
         self.checksum = checksum(chunk, self.checksum)

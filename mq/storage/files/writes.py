@@ -1,4 +1,4 @@
-"""The file of a new message: its properties, its body and its name."""
+"""The file of a new message: its properties, its body and its name; and its side file, if it has one."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import errno
 from collections.abc import Callable
 
 from mq.lifecycle import State
-from mq.message import MessageId
-from mq.storage.files.calls import OPEN_NEW, write_all
+from mq.message import MessageId, Properties, checksum
+from mq.storage.files.calls import OPEN_NEW, Calls, write_all
 from mq.storage.files.folders import Folders
-from mq.storage.files.layout import Planned
+from mq.storage.files.layout import ATTRIBUTES, SUM, Planned, encode_side
 from mq.storage.files.outcomes import GONE, NO_QUEUE
 from mq.storage.files.staging import StagedBody
 from mq.storage.interface import Outcome, Write
@@ -30,7 +30,7 @@ def write_message(
     Raises:
         OSError: it was refused, and nothing of it is left.
     """
-    operation, entry, target, _, attributes, size, crc = planned
+    operation, entry, target, _, attributes, noted, _ = planned
     assert isinstance(operation, Write), "only a Write makes a file"
     body = operation.body
     try:
@@ -43,7 +43,7 @@ def write_message(
                 return GONE  # discarded by its stager
             fd = taken
         try:
-            folders.attributes.note(fd, attributes, size, crc)
+            set_properties(folders.calls, fd, attributes, noted)
             if isinstance(body, bytes):
                 write_all(folders.calls, fd, body)
             if path != target:
@@ -56,6 +56,24 @@ def write_message(
             return NO_QUEUE
         raise
     return fd
+
+
+def set_properties(calls: Calls, fd: int, attributes: bytes, noted: bytes) -> None:
+    """Set the extended attributes of a message's file, before its first byte: so a partial file can be told from a
+    complete one.
+
+    Args:
+        calls: the system.
+        fd: the open file.
+        attributes, noted: as :func:`mq.storage.files.layout.noted_of` gives them. An empty one is not set.
+
+    Raises:
+        OSError: from the system.
+    """
+    if attributes:
+        calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there
+    if noted:
+        calls.set_attribute(fd, SUM, noted)
 
 
 def _undo(folders: Folders, planned: Planned, fd: int, path: str) -> None:
@@ -77,6 +95,26 @@ def _undo(folders: Folders, planned: Planned, fd: int, path: str) -> None:
         folders.volume.reserve.give_way(folders.calls.unlink, path)
     except OSError as error:  # no start would take it for torn, once the log says nothing of it
         raise OSError(errno.EIO, "cannot remove one of the message's files", path) from error
+
+
+def write_side(folders: Folders, planned: Planned) -> int:
+    """Write the side file of a message. Returns the open file.
+
+    Raises:
+        OSError: it was refused, and there is none.
+    """
+    operation = planned.operation
+    assert isinstance(operation, Write), "only a written message gets a side file"
+    body = operation.body
+    size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+    fd = folders.calls.open(f"{folders.layout.properties}/{operation.id}", OPEN_NEW)
+    try:
+        write_all(folders.calls, fd, encode_side(Properties(size, crc, operation.attributes)))
+    except OSError:
+        folders.calls.close(fd)
+        undo_side(folders, operation.id)
+        raise
+    return fd
 
 
 def undo_side(folders: Folders, id: MessageId) -> None:

@@ -59,10 +59,7 @@ class LargeBodies:
     def _stage(self, operation: Write) -> StagedBody:
         body = operation.body
         if isinstance(body, bytes):
-            ensure = self._folders.volume.reserve.ensure
-            ensure()
-            path = f"{self._folders.layout.stage}/{operation.id}"
-            file = StagedFile(self._folders.calls, path, ensure, attributes=self._folders.attributes)
+            file = StagedFile(self._folders, f"{self._folders.layout.stage}/{operation.id}")
             self._made[operation.id] = file
             file.add(body)
             if self._shares_flush:

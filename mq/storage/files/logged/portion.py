@@ -135,9 +135,10 @@ class LoggedPortion(Payload):
         place = place_of(entry)
         path = self._prefix + place
         self.wrote(place, size, crc, attributes, body)
-        self.planned.append(Planned(operation, entry, path, "", attributes, size, crc))
+        has_side = len(attributes) > LARGEST_ATTRIBUTES
         attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-        self.steps.append((path, body, noted, attributes))
+        self.planned.append(Planned(operation, entry, path, "", attributes, noted, has_side))
+        self.steps.append(None if has_side else (path, body, noted, attributes))
         self.expected.append(Outcome(Result.DONE, entry))
         self.writes = self.flushes = True
 
@@ -216,8 +217,6 @@ class LoggedPortion(Payload):
         attributes, body = encode_attributes(operation.attributes), operation.body
         if isinstance(body, bytes):
             self._write(operation, body, attributes)
-            if len(attributes) > LARGEST_ATTRIBUTES:
-                self.steps[-1] = None  # it has a side file
             return
         assert isinstance(body, StagedBody), "staged in another store"
         entry = Entry(operation.queue, operation.id, operation.state, operation.meta)
@@ -225,7 +224,8 @@ class LoggedPortion(Payload):
         staged = self._root.folders.layout.below_root(body.file.path)
         self.say(Wrote(place, body.size, body.checksum, attributes, None, staged))
         path = self._prefix + place
-        self.planned.append(Planned(operation, entry, path, "", attributes, body.size, body.checksum))
+        noted = noted_of(attributes, body.size, body.checksum, LARGEST_ATTRIBUTES)
+        self.planned.append(Planned(operation, entry, path, "", *noted, len(attributes) > LARGEST_ATTRIBUTES))
         self.steps.append(None)
         self.expected.append(Outcome(Result.DONE, entry))
         self.writes = self.flushes = True

@@ -31,6 +31,7 @@ from mq.storage.files.folders import Folders
 from mq.storage.files.layout import (
     encode_side,
     is_queue_name,
+    noted_of,
     parse_flat,
     parse_leaf,
     parse_path,
@@ -40,6 +41,7 @@ from mq.storage.files.logged.record import Kept, QueueRemoved, Saying, Wrote, de
 from mq.storage.files.logged.segments import LogDamaged, Record
 from mq.storage.files.records import Records
 from mq.storage.files.sync import close_all
+from mq.storage.files.writes import set_properties
 from mq.storage.interface import QUEUE, Damage
 
 logger = logging.getLogger("mq.storage")
@@ -311,7 +313,8 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Set the properties of a message's file as they were when it was written."""
     fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
     try:
-        folders.attributes.note(fd, wrote.attributes, wrote.size, wrote.crc)
+        noted = noted_of(wrote.attributes, wrote.size, wrote.crc, folders.largest_attributes)
+        set_properties(folders.calls, fd, *noted)
     finally:
         folders.calls.close(fd)
     if has_side(folders, wrote):
@@ -324,7 +327,7 @@ def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
 
 def has_side(folders: Folders, wrote: Wrote) -> bool:
     """Whether a message has a side file, for attributes that are long or cannot be the file's own."""
-    return not folders.attributes.fit(wrote.attributes)
+    return len(wrote.attributes) > folders.largest_attributes
 
 
 def _side(wrote: Wrote) -> bytes:

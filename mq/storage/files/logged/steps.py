@@ -15,16 +15,15 @@ import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mq.storage.files.attributes import write_side
 from mq.storage.files.calls import Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned
+from mq.storage.files.layout import Planned
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import GONE, NO_QUEUE, refusal
 from mq.storage.files.reserve import BatchReserve
 from mq.storage.files.unlinks import unlink, unlink_side
-from mq.storage.files.writes import undo_side, write_message
+from mq.storage.files.writes import undo_side, write_message, write_side
 from mq.storage.interface import Move, Outcome, Result, Unlink, Write
 
 _PASSING: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})
@@ -168,11 +167,11 @@ class _Steps:
     def _write_sides(self, room: BatchReserve) -> None:
         """Write the side files of messages with long attributes."""
         for index, planned in enumerate(self._messages.planned):
-            if isinstance(planned.operation, Write) and len(planned.attributes) > LARGEST_ATTRIBUTES:
+            if planned.has_side:
                 self._folders.has_side_files = True
                 try:
                     room.need()
-                    self._folders.calls.close(write_side(self._folders.calls, self._folders.layout, planned))
+                    self._folders.calls.close(write_side(self._folders, planned))
                     self._side_files.add(index)
                 except OSError as error:
                     self._outcomes[index] = refusal(error)

@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mq.message import MessageId
-from mq.storage.files.attributes import write_side
 from mq.storage.files.calls import OPEN_READ, FileKind, is_unsure
 from mq.storage.files.layout import Planned, plan
 from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
@@ -30,7 +29,7 @@ from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
 from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.files.sync import sync, sync_folder
 from mq.storage.files.unlinks import is_removal, unlink
-from mq.storage.files.writes import undo_side, write_message
+from mq.storage.files.writes import undo_side, write_message, write_side
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
@@ -56,7 +55,8 @@ class Batch:
         self._layout = root.folders.layout
         self._mount = root.folders.volume.mount
         self._reserve = root.folders.volume.reserve
-        self._planned = [plan(self._layout, operation) for operation in operations]
+        largest = root.folders.largest_attributes
+        self._planned = [plan(self._layout, operation, largest) for operation in operations]
         self._outcomes = [DONE] * len(operations)
         self._written: set[MessageId] = set()
         self._must_flush = False
@@ -159,11 +159,7 @@ class Batch:
 
     def _write_sides(self) -> None:
         """Side files, durable before the names of their messages appear."""
-        needed = [
-            (index, planned)
-            for index, planned in enumerate(self._planned)
-            if isinstance(planned.operation, Write) and not self._folders.attributes.fit(planned.attributes)
-        ]
+        needed = [(index, planned) for index, planned in enumerate(self._planned) if planned.has_side]
         if not needed:
             return
         self._folders.has_side_files = True
@@ -173,7 +169,7 @@ class Batch:
             for index, planned in needed:
                 try:
                     self._room.need()
-                    barrier.add_file(write_side(self._calls, self._layout, planned))
+                    barrier.add_file(write_side(self._folders, planned))
                     self._side_files[index] = planned.entry.id
                 except OSError as error:
                     self._outcomes[index] = refusal(error)

@@ -17,7 +17,6 @@ import trio
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import shorten
-from mq.storage.files.attributes import NoFileAttributes
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.explain import explain
 from mq.storage.files.folders import Folders
@@ -74,7 +73,7 @@ class SourceFolder:
             destination = os.path.abspath(destination)
             self._calls.close(self._open(destination, options, mount))
         volume = Volume(self._calls, layout, mount, self._root_fd, syncfs=mount.can_syncfs(), shared=True)
-        self._folders = Folders(self._calls, layout, volume, attributes=NoFileAttributes())  # it writes no message
+        self._folders = Folders(self._calls, layout, volume)
         self._kit = kit_for(mount)
         self._root = stepped_root(self._kit, self._folders, stage=layout.stage, shared=True)
 
