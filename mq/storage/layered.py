@@ -159,10 +159,10 @@ class LayeredStorage:
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do each operation in its layer. Those in memory wait for no barrier."""
-        if changes_queue(operations):
-            return await self._change_queue(operations)
         if self._is_below(operations):
             return await self._commit_below(operations)
+        if changes_queue(operations):
+            return await self._change_queue(operations)
         self._is_used = True
         outcomes: dict[int, Outcome] = {}
         together = _Together()
@@ -193,7 +193,7 @@ class LayeredStorage:
 
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As :meth:`commit`; in parts where the store below can, and all of it is for that."""
-        if self._telling is not None and not changes_queue(operations) and self._is_below(operations):
+        if self._telling is not None and self._is_below(operations):
             return await self._telling.commit_in_parts(self._for_below(operations), hear)  # type: ignore[arg-type] # as below
         return await self.commit(operations)
 
@@ -303,13 +303,17 @@ class LayeredStorage:
 
     def _is_below(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a batch is the store below's alone."""
-        if not self._transient and (not self._is_used or self._above.is_empty):
-            # nearly always: only a Write can be meant for memory then
-            return not any(isinstance(each, Group | Write) and self._is_above(each) for each in operations)
+        if not self._transient and (
+            not self._is_used or self._above.is_empty
+        ):  # nearly always: nothing can leave memory
+            operations = [each for each in operations if not isinstance(each, Move | Unlink)]
         return not any(map(self._concerns_memory, operations))
 
     def _concerns_memory(self, operation: AnyOperation) -> bool:
-        """Whether an operation is done in memory, brings a message up there, or would if there were room."""
+        """Whether an operation is done in memory, brings a message up there, or would if there were room. A queue is in
+        both layers."""
+        if isinstance(operation, Put | Drop):
+            return operation.kind == QUEUE
         if not isinstance(operation, Write):
             return self._is_above(operation) or self._has_to_come_up(operation)
         if isinstance(operation.body, bytes):

@@ -69,11 +69,11 @@ class RecordingCalls:
         """The calls so far, as text; only those verbs, if any are given."""
         return [str(call) for call in self.log if not verbs or call.verb in verbs]
 
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         """As in Calls."""
         whole = self._whole(path, dir_fd)
         self._meet("open", whole, "new" if flags & os.O_CREAT else "")
-        fd = self._inner.open(path, flags, mode, dir_fd=dir_fd)
+        fd = self._inner.open(path, flags, mode=mode, dir_fd=dir_fd)
         self.opened[fd] = whole
         return fd
 

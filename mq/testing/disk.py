@@ -198,7 +198,7 @@ class Disk:
 
     # The system calls
 
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         """The system call of that name."""
         verb, whole = "create" if flags & os.O_CREAT else "open", self._whole(path, dir_fd)
         self._note(f"{verb} {whole} {flags & os.O_ACCMODE} {mode:o}")

@@ -91,7 +91,7 @@ class FolderPublisher:
         """The new file, open and locked; None when another publisher has the number."""
         path = self._names.path(number, NEW)
         try:
-            fd = self._calls.open(path, _OPEN, _MODE)
+            fd = self._calls.open(path, _OPEN, mode=_MODE)
         except FileExistsError:
             return None
         try:

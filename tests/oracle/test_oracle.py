@@ -55,7 +55,7 @@ SEEN: Final = {
     ),
     "another byte": (
         "simulation",
-        Bug("write_message", "write_all(folders.calls, fd, ...)", "write_all(folders.calls, fd, b'!' + ...[1:])"),
+        Bug("write_message", "folders.calls.write(fd, body)", "folders.calls.write(fd, b'!' + body[1:])"),
         r"write /mq/\S+ \d+ \w{8}",
     ),
     "another name": (

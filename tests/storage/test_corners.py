@@ -16,9 +16,8 @@ from mq.storage.files.fake import make_calls
 from mq.storage.files.hop import inline_hop
 from mq.storage.files.posix import FolderStorage
 from mq.storage.files.records import Records
-from mq.storage.files.stepwise import others
+from mq.storage.files.stepwise import root
 from mq.storage.files.stepwise.engine import StepwiseEngine
-from mq.storage.files.stepwise.others import Others
 from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import FRESH, QUEUE, Meta, Move, Result, Sharing
 from mq.storage.options import StorageOptions
@@ -119,12 +118,12 @@ async def test_a_body_that_is_read_in_small_pieces_is_whole(monkeypatch: pytest.
 
 async def test_only_so_many_writes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a separate mover delivers, nobody here ever asks for them."""
-    monkeypatch.setattr(others, "_REMEMBERED_WRITES", 2)
+    monkeypatch.setattr(root, "_REMEMBERED_WRITES", 2)
     async with open_disk(MOUNTS["rename"], sharing=Sharing.PEERS) as disk:
         written = [await disk.bring(State.NEW) for _ in range(5)]
         engine = disk.storage._root_open.engine
         assert isinstance(engine, StepwiseEngine)
-        assert isinstance(engine.root.others, Others)
+        assert engine.root.others is not None
         assert engine.root.others.written == {written[4].id}
         for entry in written:
             assert await disk.one(Move(entry, State.READY, durable=False)) is Result.DONE

@@ -19,6 +19,7 @@ import stat
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
 AT_FDCWD: Final = -100
@@ -144,7 +145,7 @@ class Calls(Protocol):
 
     native: Native | None
 
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         """The system call of that name."""
 
     def close(self, fd: int) -> None:
@@ -236,6 +237,8 @@ class LinuxCalls:
         native: does many calls in one, where it is installed.
     """
 
+    open = staticmethod(partial(os.open, mode=0o600))
+    link = staticmethod(partial(os.link, follow_symlinks=False))
     close = staticmethod(os.close)
     write = staticmethod(os.write)
     read = staticmethod(os.read)
@@ -253,10 +256,6 @@ class LinuxCalls:
         self._rename_noreplace = hasattr(self._libc, "renameat2")
         self._sync_file_range = self._libc.sync_file_range
         self._sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
-
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
-        """The system call of that name."""
-        return os.open(path, flags, mode, dir_fd=dir_fd)
 
     def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
         """The system call of that name."""
@@ -318,10 +317,6 @@ class LinuxCalls:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         os.rename(source, target)
 
-    def link(self, source: str, target: str) -> None:
-        """The system call of that name, without following a symbolic link."""
-        os.link(source, target, follow_symlinks=False)
-
     def names(self, path: str | int) -> list[tuple[str, FileKind]]:
         """What is in a folder, open or not, in no order."""
         with os.scandir(path) as found:
@@ -368,12 +363,9 @@ def _kind_of(item: os.DirEntry[str]) -> FileKind:
 def write_all(calls: Calls, fd: int, data: bytes) -> None:
     """Write every byte of `data`."""
     written = calls.write(fd, data)
-    if written == len(data):
-        return
     rest = memoryview(data)[written:]
     while rest:
-        taken = calls.write(fd, rest)
-        rest = rest[taken:]
+        rest = rest[calls.write(fd, rest) :]
 
 
 def write_all_at(calls: Calls, fd: int, data: bytes, offset: int) -> None:
@@ -443,10 +435,10 @@ class RetryingCalls:
         self._pause = pause
         self._unreachable_since: float | None = None
 
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         """The system call of that name."""
         try:
-            return self._ask(self._inner.open, path, flags, mode, dir_fd=dir_fd)
+            return self._ask(self._inner.open, path, flags, mode=mode, dir_fd=dir_fd)
         except _ErrorOnRetry as again:
             if isinstance(again.error, FileExistsError):  # ours by the first call, or another's: no answer either
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path) from again.error

@@ -44,7 +44,7 @@ class FakeCalls:
         self._locks: dict[int, tuple[int, bool]] = {}
         self._opened: dict[int, str] = {}
 
-    def open(self, path: str, flags: int, mode: int = 0o600, *, dir_fd: int | None = None) -> int:
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         """The system call of that name."""
         path = self._whole(path, dir_fd)
         fd: int = self._os.open(path, flags, mode)

@@ -46,28 +46,6 @@ async def inline_hop(verb: Callable[..., _T], *args: object) -> _T:
     return verb(*args)
 
 
-class FreeLock:
-    """A lock that is entered without a checkpoint while it is free.
-
-    Args:
-        lock: the lock.
-    """
-
-    __slots__ = ("_lock",)
-
-    def __init__(self, lock: trio.Lock) -> None:
-        self._lock = lock
-
-    async def __aenter__(self) -> None:
-        if self._lock.locked():
-            await self._lock.acquire()
-        else:
-            self._lock.acquire_nowait()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._lock.release()
-
-
 class EarlyResults:
     """How far a call has come. The thread says which results come next if nothing is in the way, and then how many of
     them there are; they are told in their order.

@@ -227,7 +227,7 @@ def plan(layout: Layout, operation: MessageOperation, largest: int) -> Planned:
         queue, id, body, attributes, meta, _, _, state, _ = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        encoded = encode_attributes(attributes)
+        encoded = encode_attributes(attributes) if attributes else b""
         noted = noted_of(encoded, size, crc, largest)
         return Planned(operation, entry, layout.path(entry), "", *noted, len(encoded) > largest)
     if isinstance(operation, Move):

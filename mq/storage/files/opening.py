@@ -27,8 +27,8 @@ from mq.storage.files.records import Records
 from mq.storage.files.reserve import Reserve
 from mq.storage.files.start import Start
 from mq.storage.files.stepwise.engine import StepwiseEngine, kit_for, stepped_root
-from mq.storage.files.stepwise.others import OtherProcesses
 from mq.storage.files.stepwise.peers import Heartbeat, PeerLease
+from mq.storage.files.stepwise.root import Others
 from mq.storage.files.stepwise.watch import OwnChanges
 from mq.storage.files.sync import Spare, close_all
 from mq.storage.files.volume import Volume
@@ -240,7 +240,7 @@ class _Opening:
         has_side_files = not is_alone or largest == NO_ATTRIBUTES
         return Folders(calls, layout, volume, largest_attributes=largest, has_side_files=has_side_files, native=native)
 
-    def _check_joinable(self, use: RootUse | None, others: OtherProcesses) -> None:
+    def _check_joinable(self, use: RootUse | None, others: Others | None) -> None:
         """Check that a root that other daemons serve can be served, too.
 
         Raises:
@@ -251,7 +251,7 @@ class _Opening:
                 f"root {shorten(self._root)} contains the log of a daemon that ran without --peers. Start one "
                 "daemon without --peers, stop it, then start all daemons with --peers"
             )
-        if others.is_alarmed():
+        if others is not None and others.alarm is not None and others.alarm.is_set():
             raise StorageUnusable(
                 f"cannot serve root {shorten(self._root)}: another daemon that serves this root reported a disk "
                 "failure. Stop all daemons, repair and remount the disk, then start them again"

@@ -29,7 +29,7 @@ from mq.storage.files.calls import (
 from mq.storage.files.engine import EngineChoice, Traits
 from mq.storage.files.explain import explain
 from mq.storage.files.folders import Opened
-from mq.storage.files.hop import EarlyResults, FreeLock, Hop, HopInParts, OwnThread, inline_hop
+from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.opening import OpenRoot, open_root
 from mq.storage.files.ownership import RootBusy
@@ -74,6 +74,8 @@ _LEAST_PORTIONS: Final = 3
 _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
+_NOT_EARLY: Final = EarlyResults(is_over=True)
+"""Told by batches whose outcomes come together."""
 
 
 def make_posix(rest: str, options: StorageOptions) -> FolderStorage:
@@ -151,7 +153,7 @@ class FolderStorage:
         self._ids = ids or MessageIds()
         self._gate = trio.Lock()
         # A hop to the own thread is a checkpoint: another one before it would cost each batch a pass of the event loop.
-        self._batch_gate = self._gate if hop is not None else FreeLock(self._gate)
+        self._batch_gate = self._gate if hop is not None else _FreeLock(self._gate)
         self._traits = Traits()
         self._described: Description | None = None
         self._readers = trio.CapacityLimiter(_READERS)
@@ -322,7 +324,7 @@ class FolderStorage:
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         inline = self._fits_inline(operations)
         hop = inline_hop if inline else self._hop_to(self._committing)
-        outcomes = Outcomes(await hop(self._run, EarlyResults(is_over=True), operations))
+        outcomes = Outcomes(await hop(self._run, _NOT_EARLY, operations))
         if not inline and self._committing is not None:
             outcomes.heard_late = self._committing.heard_late
         return outcomes
@@ -478,3 +480,21 @@ def _unreadable(error: OSError) -> StorageError:
     if is_transient(error):
         return StorageFull(f"temporarily unable to read from the store: {error.strerror}. Try again later")
     return StorageStopped(f"cannot read from the store: {error.strerror}. Repair and remount the disk, then restart mq")
+
+
+class _FreeLock:
+    """A lock that is entered without a checkpoint while it is free."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self, lock: trio.Lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self) -> None:
+        if self._lock.locked():
+            await self._lock.acquire()
+        else:
+            self._lock.acquire_nowait()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

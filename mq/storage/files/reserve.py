@@ -38,6 +38,9 @@ class Reserve:
     Args:
         room: how many bytes the file system holds; 0 where that is unknown, and no reserve is kept.
         shared: other processes may release it.
+
+    Attributes:
+        is_ready: whether :meth:`ensure` has nothing to do.
     """
 
     def __init__(self, calls: Calls, layout: Layout, room: int, *, shared: bool) -> None:
@@ -45,17 +48,18 @@ class Reserve:
         self._calls = calls
         self._path = layout.reserve
         self._shared = shared
+        self.is_ready = not self.size
         self._in_place = False
         self._missed = False
         self._lock = threading.Lock()  # a body is staged in a thread of its own
 
     def ensure(self) -> None:
-        """Make sure that it is in place. Costs no call when it is, and no other process can have released it.
+        """Make sure that it is in place. Costs no call while :attr:`is_ready`.
 
         Raises:
             OSError: there is no room for it, and so for nothing new.
         """
-        if not self.size or (self._in_place and not self._shared):
+        if self.is_ready:
             return
         with self._lock:
             if self._in_place and self._calls.kind(self._path) is FileKind.FILE:
@@ -67,9 +71,18 @@ class Reserve:
                 self._miss(error)
                 raise
             self._in_place = True
+            self.is_ready = not self._shared
             if self._missed:
                 self._missed = False
                 logger.warning("the disk has free space again: new messages are accepted")
+
+    def missing(self) -> OSError | None:
+        """Make sure that it is in place, or return why it is not."""
+        try:
+            self.ensure()
+        except OSError as error:
+            return error
+        return None
 
     def give_way(self, verb: Callable[_P, object], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """Make a call, at the cost of the reserve if there is no other room."""
@@ -97,6 +110,7 @@ class Reserve:
         # No sync: when ext4, xfs and btrfs find no room, they commit by themselves what would give them some.
         with self._lock:
             self._in_place = False
+            self.is_ready = not self.size
             try:
                 self._calls.unlink(self._path)
             except FileNotFoundError:
@@ -121,29 +135,3 @@ class Reserve:
                 missing -= _CHUNK
         finally:
             self._calls.close(fd)
-
-
-class BatchReserve:
-    """The room of one batch: the reserve is asked for once, and then refuses all its writes.
-
-    Args:
-        reserve: the root's.
-    """
-
-    def __init__(self, reserve: Reserve) -> None:
-        self._reserve = reserve
-        self._refusal: OSError | None = None
-
-    def need(self) -> None:
-        """Refuse a write unless the reserve is in place.
-
-        Raises:
-            OSError: it is not.
-        """
-        if self._refusal is not None:
-            raise self._refusal
-        try:
-            self._reserve.ensure()
-        except OSError as error:
-            self._refusal = error
-            raise

@@ -151,20 +151,23 @@ class Spare:
     Args:
         calls: the system.
         path: any folder.
+
+    Attributes:
+        fd: the handle; None while it is lent, or if there was none.
     """
 
     def __init__(self, calls: Calls, path: str) -> None:
         self._calls = calls
         self._path = path
-        self._fd: int | None = None
+        self.fd: int | None = None
         self._lock = threading.Lock()
         self.keep()
 
     def keep(self) -> None:
         """Take it, if it is not held and there is one."""
-        if self._fd is None:
+        if self.fd is None:
             with contextlib.suppress(OSError):
-                self._fd = self._calls.open(self._path, OPEN_FOLDER)
+                self.fd = self._calls.open(self._path, OPEN_FOLDER)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -178,7 +181,7 @@ class Spare:
 
     def close(self) -> None:
         """Let go of it."""
-        fd, self._fd = self._fd, None
+        fd, self.fd = self.fd, None
         if fd is not None:
             close_all(self._calls, [fd])
 

@@ -44,8 +44,9 @@ def write_message(
             fd = taken
         try:
             set_properties(folders.calls, fd, attributes, noted)
-            if isinstance(body, bytes):
-                write_all(folders.calls, fd, body)
+            # nearly always all of it at once
+            if isinstance(body, bytes) and (written := folders.calls.write(fd, body)) < len(body):
+                write_all(folders.calls, fd, body[written:])
             if path != target:
                 name(fd, path, target)
         except OSError:

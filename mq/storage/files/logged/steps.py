@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mq.storage.files.calls import Step, is_transient
-from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import Planned
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import GONE, NO_QUEUE, refusal
-from mq.storage.files.reserve import BatchReserve
 from mq.storage.files.unlinks import unlink, unlink_side
 from mq.storage.files.writes import undo_side, write_message, write_side
 from mq.storage.interface import Move, Outcome, Result, Unlink, Write
@@ -71,6 +69,7 @@ class _Steps:
         self._early = early
         self._outcomes: dict[int, Outcome] = {}
         self._side_files: set[int] = set()
+        self._no_room: OSError | None = None  # refuses all further writes
 
     def run(self) -> list[Outcome]:
         if self._do_at_once():
@@ -93,9 +92,11 @@ class _Steps:
         self._early.is_over |= not is_all
         if folders.native is None:
             return False
-        if messages.writes and not _has_room(folders):
-            self._early.is_over = True  # each write asks again, and is refused by itself
-            return False
+        if messages.writes and not folders.volume.reserve.is_ready:
+            self._no_room = folders.volume.reserve.missing()
+            if self._no_room is not None:
+                self._early.is_over = True  # each write is refused by itself
+                return False
         if is_all:
             results = self._early.do(folders.native, steps, messages.expected)  # type: ignore[arg-type] # none is None
             if min(results) >= 0:
@@ -131,15 +132,14 @@ class _Steps:
     # One by one
 
     def _do_one_by_one(self) -> None:
-        room = BatchReserve(self._folders.volume.reserve)
-        self._write_sides(room)
+        self._write_sides()
         for index, planned in enumerate(self._messages.planned):
             if index in self._outcomes:
                 continue  # done at once, or refused with its side file
             operation = planned.operation
             try:
                 if isinstance(operation, Write):
-                    outcome = self._write(planned, room)
+                    outcome = self._write(planned)
                 elif isinstance(operation, Move):
                     outcome = self._move(planned)
                 else:
@@ -153,8 +153,15 @@ class _Steps:
 
     # Writing
 
-    def _write(self, planned: Planned, room: BatchReserve) -> Outcome:
-        room.need()
+    def _need_room(self) -> None:
+        reserve = self._folders.volume.reserve
+        if self._no_room is None and not reserve.is_ready:
+            self._no_room = reserve.missing()
+        if self._no_room is not None:
+            raise self._no_room
+
+    def _write(self, planned: Planned) -> Outcome:
+        self._need_room()
         written = write_message(self._folders, planned, planned.path, self._name)
         if isinstance(written, Outcome):
             return written
@@ -164,13 +171,13 @@ class _Steps:
     def _name(self, _: int, path: str, target: str) -> None:
         self._folders.calls.rename(path, target)
 
-    def _write_sides(self, room: BatchReserve) -> None:
+    def _write_sides(self) -> None:
         """Write the side files of messages with long attributes."""
         for index, planned in enumerate(self._messages.planned):
             if planned.has_side:
                 self._folders.has_side_files = True
                 try:
-                    room.need()
+                    self._need_room()
                     self._folders.calls.close(write_side(self._folders, planned))
                     self._side_files.add(index)
                 except OSError as error:
@@ -188,14 +195,6 @@ class _Steps:
                 return GONE
             raise
         return Outcome(Result.DONE, planned.entry)
-
-
-def _has_room(folders: Folders) -> bool:
-    try:
-        folders.volume.reserve.ensure()
-    except OSError:
-        return False
-    return True
 
 
 def _failure_of(result: int, path: str) -> OSError | None:

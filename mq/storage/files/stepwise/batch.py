@@ -18,26 +18,68 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from mq.message import MessageId
 from mq.storage.files.calls import OPEN_READ, FileKind, is_unsure
+from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import Planned, plan
 from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
-from mq.storage.files.reserve import BatchReserve
+from mq.storage.files.record_changes import RecordChanges
 from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
 from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.files.sync import sync, sync_folder
 from mq.storage.files.unlinks import is_removal, unlink
 from mq.storage.files.writes import undo_side, write_message, write_side
-from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink, Write
+from mq.storage.interface import (
+    AnyOperation,
+    Drop,
+    Entry,
+    MessageOperation,
+    Move,
+    Outcome,
+    Put,
+    Result,
+    Unlink,
+    Write,
+)
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
 """File systems with a client that repeats a rename when the answer to it was lost."""
 
 
+def commit(
+    batch: type[Batch],
+    root: SteppedRoot,
+    records: RecordChanges,
+    operations: Sequence[AnyOperation],
+    early: EarlyResults,
+) -> list[Outcome]:
+    """Do a batch: each record by itself. One outcome for each operation, in order.
+
+    Args:
+        batch: does operations on messages.
+        root: the root.
+        records: does those on records.
+        operations: in order, and no Group.
+        early: is told nothing.
+    """
+    outcomes: list[Outcome] = []
+    for is_record, some in groupby(operations, key=_is_record):
+        if is_record:
+            outcomes += [records.commit(each) for each in some]  # type: ignore[arg-type] # as the key says
+        else:
+            outcomes += batch(root, list(some)).run()  # type: ignore[arg-type] # no Group comes
+    return outcomes
+
+
+def _is_record(operation: AnyOperation) -> bool:
+    return isinstance(operation, Put | Drop)
+
+
 class Batch:
-    """One commit of `root`. Use it once.
+    """One commit of `root`, which no other process changes. Use it once.
 
     Args:
         root: the root.
@@ -49,7 +91,6 @@ class Batch:
 
     def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
         self._root = root
-        self._others = root.others
         self._folders = root.folders
         self._calls = root.folders.calls
         self._layout = root.folders.layout
@@ -62,14 +103,15 @@ class Batch:
         self._must_flush = False
         self._side_files: dict[int, MessageId] = {}
         self._barrier = self._new_barrier(sum(isinstance(operation, Write) for operation in operations))
-        self._room = BatchReserve(self._reserve)
+        self._no_room: OSError | None = None  # refuses all further writes
 
     def run(self) -> list[Outcome]:
         """Do it all. One outcome for each operation, in order."""
         volume = self._folders.volume
         if not volume.failure:
-            if volume.syncs.spare is not None:
-                volume.syncs.spare.keep()
+            spare = volume.syncs.spare
+            if spare is not None and spare.fd is None:
+                spare.keep()
             try:
                 self._write_sides()
                 self._write_and_move()
@@ -119,28 +161,26 @@ class Batch:
             self._flush(self._barrier)
 
     def _refusal(self, operation: MessageOperation, error: OSError) -> Outcome:
-        lost = self._others.lost(error) if isinstance(operation, Write) else None
-        return lost or refusal(error)
+        return refusal(error)
 
     def _new_barrier(self, files: int = 0) -> Barrier:
         return self.barrier(self._folders.volume.syncs, files)
 
     def _is_durable(self, operation: MessageOperation) -> bool:
-        return operation.durable or self._others.sync_all
+        return operation.durable
 
     def _flush(self, barrier: Barrier) -> None:
         synced = barrier.flush()
-        self._others.check()
         self._root.dirty_folders = set() if synced is None else self._root.dirty_folders - synced
 
     # Writing
 
     def _write(self, operation: Write, planned: Planned) -> Outcome:
         entry = planned.entry
-        refused = self._others.admit(operation)
+        refused = self._admit(operation)
         if refused is not None:
             return refused
-        self._room.need()
+        self._need_room()
         written = write_message(self._folders, planned, f"{self._root.stage}/{entry.id}", self._name)
         if isinstance(written, Outcome):
             return written
@@ -148,6 +188,16 @@ class Batch:
         self._barrier.add_folders(_folder(planned.path))
         self._keep(written)
         return Outcome(Result.DONE, entry)
+
+    def _admit(self, operation: Write) -> Outcome | None:
+        """Return why a message cannot be written; None if it can."""
+        return None
+
+    def _need_room(self) -> None:
+        if self._no_room is None and not self._reserve.is_ready:
+            self._no_room = self._reserve.missing()
+        if self._no_room is not None:
+            raise self._no_room
 
     def _name(self, _: int, path: str, target: str) -> None:
         """Give a file that was written its name."""
@@ -168,7 +218,7 @@ class Batch:
         try:
             for index, planned in needed:
                 try:
-                    self._room.need()
+                    self._need_room()
                     barrier.add_file(write_side(self._folders, planned))
                     self._side_files[index] = planned.entry.id
                 except OSError as error:
@@ -182,7 +232,7 @@ class Batch:
     def _move(self, operation: Move, planned: Planned, index: int) -> Outcome:
         moved, target, source = planned.entry, planned.path, planned.source
         try:
-            if self._others.needs_sync(operation):
+            if self._needs_sync(operation):
                 self._barrier.add_file(self._calls.open(source, OPEN_READ))
                 self._must_flush = True
             self._move_name(source, target, index)
@@ -194,6 +244,9 @@ class Batch:
             raise
         self._note_moved(operation, source, target)
         return Outcome(Result.DONE, moved)
+
+    def _needs_sync(self, operation: Move) -> bool:
+        return False  # this process has synced all messages
 
     def _move_name(self, source: str, target: str, index: int) -> None:
         self._reserve.give_way(self._rename, source, target)

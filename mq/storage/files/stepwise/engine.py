@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from itertools import groupby
+from functools import partial
 from typing import Final, NamedTuple
 
 from mq.lifecycle import State
@@ -14,12 +14,13 @@ from mq.storage.files.folders import Folders, Opened
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.mount import Mount
 from mq.storage.files.records import Records
-from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch
-from mq.storage.files.stepwise.others import NoOthers, Others, OthersOutOfOrder
+from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch, commit
+from mq.storage.files.stepwise.peers import Alarm
 from mq.storage.files.stepwise.queues import LinkedRecords, SyncedRecords
-from mq.storage.files.stepwise.root import SteppedRoot
+from mq.storage.files.stepwise.root import Others, SteppedRoot
+from mq.storage.files.stepwise.shared import SharedBatch, SharedLinkBatch, SharedOrderedBatch, SharedUnorderedBatch
 from mq.storage.files.stepwise.watch import OwnChanges, watch_folders
-from mq.storage.interface import AnyOperation, Change, Drop, Entry, Outcome, Put
+from mq.storage.interface import AnyOperation, Change, Entry, Outcome
 
 _WATCHED: Final = frozenset({State.READY, State.DELAYED})
 """The states that a broker watches. It delivers its own messages, and unlinks those that it has removed, itself;
@@ -31,25 +32,25 @@ class Kit(NamedTuple):
 
     Attributes:
         batch: does a batch on messages.
+        shared: the same, where other processes change the root.
         records: does the Puts and Drops.
-        others: what a batch owes to other processes.
         removes: whether a message may be unlinked from any place.
         completes: whether no power cut leaves a partial file under a message's name: it is synced before it is named,
             or nothing is left.
     """
 
     batch: type[Batch]
+    shared: type[SharedBatch]
     records: type[SyncedRecords]
-    others: type[Others]
     removes: bool = False
     completes: bool = False
 
 
 # Names that reach the disk in the order in which they are changed tell no removal from a move and an unlink. Of peers
 # that race for the message one wins either way.
-_ORDERED: Final = Kit(OrderedBatch, SyncedRecords, Others, removes=True)
-_UNORDERED: Final = Kit(Batch, SyncedRecords, OthersOutOfOrder)
-_LINKED: Final = Kit(LinkBatch, LinkedRecords, OthersOutOfOrder, completes=True)
+_ORDERED: Final = Kit(OrderedBatch, SharedOrderedBatch, SyncedRecords, removes=True)
+_UNORDERED: Final = Kit(Batch, SharedUnorderedBatch, SyncedRecords)
+_LINKED: Final = Kit(LinkBatch, SharedLinkBatch, LinkedRecords, completes=True)
 
 
 def kit_for(mount: Mount) -> Kit:
@@ -69,9 +70,11 @@ def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> Ste
         stage: the folder in which this process's bodies arrive.
         shared: whether other processes change it, too.
     """
-    others = kit.others(folders) if shared else NoOthers()
-    folders.volume.failing = others.failed
-    return SteppedRoot(folders, others, stage)
+    if not shared:
+        return SteppedRoot(folders, None, stage)
+    # Where names reach the disk in order, a failed sync fails those of all processes.
+    alarm = Alarm(folders.calls, folders.layout.alarm) if issubclass(kit.shared, SharedUnorderedBatch) else None
+    return SteppedRoot(folders, Others(folders, alarm), stage)
 
 
 class StepwiseEngine:
@@ -86,8 +89,8 @@ class StepwiseEngine:
 
     Attributes:
         root: as given.
-        stage, tells_early, keeps_movers_away, waits_to_end: as of
-            :class:`mq.storage.files.engine.Engine`.
+        commit: as of :class:`mq.storage.files.engine.Engine`; so are stage, tells_early, keeps_movers_away and
+            waits_to_end.
     """
 
     tells_early = False
@@ -99,27 +102,19 @@ class StepwiseEngine:
         self.root = root
         self.stage = root.stage
         # A mover would take messages to where a lone daemon's index does not look again.
-        self.keeps_movers_away = is_alone = not isinstance(root.others, Others)
+        self.keeps_movers_away = is_alone = root.others is None
         # Recovery looks for partial messages in new/ and delay/ only. A killed process leaves none anywhere.
         self._places = is_alone and kit.completes
         self._kit = kit
-        self._records = kit.records(root, records, ids)
+        self.commit: Callable[[Sequence[AnyOperation], EarlyResults], list[Outcome]] = partial(
+            commit, kit.batch if is_alone else kit.shared, root, kit.records(root, records, ids)
+        )
         self._own = own
 
     @property
     def traits(self) -> Traits:
         """What it can do."""
         return Traits(places=self._places, removes=self._kit.removes)
-
-    def commit(self, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
-        """Do a batch: each record by itself."""
-        outcomes: list[Outcome] = []
-        for is_record, some in groupby(operations, key=_is_record):
-            if is_record:
-                outcomes += [self._records.commit(each) for each in some]  # type: ignore[arg-type] # as the key says
-            else:
-                outcomes += self._kit.batch(self.root, list(some)).run()  # type: ignore[arg-type] # no Group comes
-        return outcomes
 
     def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:
         """None: nothing is read ahead."""
@@ -136,7 +131,3 @@ class StepwiseEngine:
             return False
         volume.syncs.whole(lambda: None)  # each file was synced with its name
         return True
-
-
-def _is_record(operation: AnyOperation) -> bool:
-    return isinstance(operation, Put | Drop)

@@ -23,7 +23,8 @@ class SyncedRecords(RecordChanges):
         self._others = root.others
 
     def _check(self) -> None:
-        self._others.check()
+        if self._others is not None:
+            self._others.check()
 
 
 class LinkedRecords(SyncedRecords):

@@ -120,7 +120,7 @@ class SourceFolder:
             return [Outcome(Result.FULL, reason=_LOG)] * len(operations)
         with unrepaired(self._calls, self._folders.layout) as free:
             if free:
-                return self._kit.batch(self._root, operations).run()
+                return self._kit.shared(self._root, operations).run()
         return [Outcome(Result.FULL, reason=_SERVED)] * len(operations)
 
 
