@@ -17,7 +17,7 @@ from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged import commit as logged
-from mq.storage.files.logged.portion import LoggedPortion
+from mq.storage.files.logged.commit import LoggedPortion
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.mount import Mount
 from mq.storage.files.stepwise.barrier import Barrier

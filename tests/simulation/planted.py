@@ -264,7 +264,7 @@ OF_THE_LOG: Final = {
     "a key stands for a message that was refused": Bug(
         "_KeyedGroup._take_back_keys", "self._keys.give_up(each.job.index, each.key)", "pass"
     ),
-    "half of a group that was refused is done": Bug("Units.undo", "step.do()", "pass"),
+    "half of a group that was refused is done": Bug("Units.end", "step.do()", "pass"),
     "the log is not flushed": Bug("Log.flush", "(flush or self._calls.fdatasync)(self._current.fd)", "pass"),
     "a segment is freed before what it speaks of is on the medium": Bug(
         "Log._checkpoint",
@@ -283,7 +283,7 @@ OF_THE_LOG: Final = {
     ),
     "what a record says is done though it was refused": Bug(
         "mq.storage.files.logged.commit:_commit",
-        "log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))",
+        "log.append(encode([Refused(sequence, tuple(refused)), *(() if units is None else units.undoing)]))",
         "pass",
     ),
     "the last of what the log says is not done again": Bug(
@@ -307,11 +307,13 @@ OF_THE_LOG: Final = {
         "mq.storage.files.logged.commit:_commit",
         """
         sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
-        done = Units(root, portion, early)
+        units = None if portion.units is None else Units(root, portion, portion.units, early)
+        outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         """,
         """
         sequence = log.append(portion.encode())
-        done = Units(root, portion, early)
+        units = None if portion.units is None else Units(root, portion, portion.units, early)
+        outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         log.flush(flush)
         """,
     ),

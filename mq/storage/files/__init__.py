@@ -21,11 +21,10 @@ What both engines use knows neither:
 
 * ``layout``: what a store writes besides bytes: folders, names, properties, and where an operation leads; pure.
 * ``folders``: what is in the four folders, and how a message is read.
-* ``attributes``: a message's properties as extended attributes of its file.
 * ``volume``: the file system below a root: its traits, its syncs, and whether it has failed.
 * ``sync``: what makes a file, a folder, or everything durable.
-* ``writes``: a message's file is written and named. ``unlinks``: messages and deleted queues are unlinked.
-  ``outcomes``: what both report.
+* ``writes``: a message's file is written and named, with its properties. ``unlinks``: messages and deleted queues are
+  unlinked. ``outcomes``: what both report.
 * ``records``: small JSON files with checksums, never half there. ``record_changes``: Puts and Drops of queues, with
   their folders, and of all records without a log.
 * ``staging``: large bodies on their way to the disk, and read from it.

@@ -299,31 +299,21 @@ class _Writer:
         if saved.size and not self._backups.has_body(id, saved):
             self.damaged.append(id)
             return
-        side = self._side_of(saved)
+        noted: SavedMessage | None = saved
+        side = None if saved.side is None else saved.side.encode("latin-1")
+        if not self._xattrs:
+            noted, side = None, _side_of(saved) if side is None else side
         if side is not None:
             self._write(f"{self._layout.properties}/{id}", [side])
         body = self._backups.body(id) if saved.size else ()
-        self._write(self._layout.above(path), body, saved)
+        self._write(self._layout.above(path), body, noted)
 
     def _note(self, fd: int, saved: SavedMessage) -> None:
         """Set the properties of a message. The attributes come first, as at a publish: with the sum everything is
         there."""
         for name, value in ((ATTRIBUTES, saved.attributes), (SUM, saved.sum)):
-            if value is not None and self._xattrs:
+            if value is not None:
                 self._calls.set_attribute(fd, name, value.encode("latin-1"))
-
-    def _side_of(self, saved: SavedMessage) -> bytes | None:
-        """The content of a message's side file, where the file system has no room for the attributes; else None."""
-        if saved.side is not None:
-            return saved.side.encode("latin-1")
-        if self._xattrs or saved.sum is None:
-            return None
-        try:
-            noted = Sum.decode(saved.sum.encode("latin-1"))
-            attributes = {} if saved.attributes is None else decode_attributes(saved.attributes.encode("latin-1"))
-        except Senseless:
-            return None
-        return None if noted is None else encode_side(Properties(noted.size, noted.checksum, attributes))
 
     def _make(self, folder: str) -> None:
         with contextlib.suppress(FileExistsError):  # a daemon was started, made its folders, and found the root locked
@@ -341,3 +331,15 @@ class _Writer:
             close_all(self._calls, [fd])
             raise
         self._files.add(fd)
+
+
+def _side_of(saved: SavedMessage) -> bytes | None:
+    """Return the content of a message's side file where files have no extended attributes; None if it has none."""
+    if saved.sum is None:
+        return None
+    try:
+        noted = Sum.decode(saved.sum.encode("latin-1"))
+        attributes = {} if saved.attributes is None else decode_attributes(saved.attributes.encode("latin-1"))
+    except Senseless:
+        return None
+    return None if noted is None else encode_side(Properties(noted.size, noted.checksum, attributes))

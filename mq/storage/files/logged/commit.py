@@ -4,27 +4,79 @@ The record says what the file calls will do. An operation may be refused after i
 that cannot grow on a full disk. Another record takes it back, before it is answered. A group is in one record, with
 the records that it keeps and forgets; of one that is refused half-way, what was done is taken back, and the log says so
 before (:attr:`~mq.storage.files.logged.groups.Units.undoing`), so that a power cut leaves it all or not at all.
+
+Messages with small bodies, each by itself, are nearly every batch. What the log says of them and what their file calls
+need is worked out in one pass, with nothing made in between: each message of every client pays for it.
 """
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Final
 
+from mq.message import SharedAttributes, checksum, encode_attributes
+from mq.storage.files.calls import Step
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.logged.groups import Units
+from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of, place_of
+from mq.storage.files.logged.bodies import LargeBodies
+from mq.storage.files.logged.groups import NOT_DONE, Unit, Units, is_gone, refused_before
 from mq.storage.files.logged.log import Log
-from mq.storage.files.logged.portion import NO_ROOM, LoggedPortion
-from mq.storage.files.logged.record import Refused, Saying, encode
+from mq.storage.files.logged.read_ahead import ReadAhead
+from mq.storage.files.logged.record import (
+    LARGEST_INLINE,
+    LINE_BYTES,
+    Forgotten,
+    Kept,
+    Payload,
+    Refused,
+    Wrote,
+    encode,
+)
 from mq.storage.files.logged.root import LoggedRoot
-from mq.storage.files.outcomes import failed
-from mq.storage.interface import AnyOperation, Outcome
+from mq.storage.files.logged.steps import Messages, do_steps
+from mq.storage.files.outcomes import DONE, failed
+from mq.storage.files.record_changes import RecordChanges
+from mq.storage.files.staging import StagedBody
+from mq.storage.interface import (
+    QUEUE,
+    AnyOperation,
+    Drop,
+    Entry,
+    Group,
+    Move,
+    Outcome,
+    Put,
+    Result,
+    Unlink,
+    Write,
+)
+
+_DROP_BYTES: Final = 8
+"""What the line of a forgotten record takes besides its kind and key."""
+NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
 
 
-def commit(root: LoggedRoot, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
-    """Do a batch, by as few records as hold it. One outcome for each operation, in order. `early` is told of the first
-    ones on the way: their record is on the disk, and their file calls are made."""
+def commit(
+    root: LoggedRoot,
+    queues: RecordChanges,
+    read_ahead: ReadAhead | None,
+    operations: Sequence[AnyOperation],
+    early: EarlyResults,
+) -> list[Outcome]:
+    """Do a batch, by as few records as hold it. One outcome for each operation, in order.
+
+    Args:
+        root: the root.
+        queues: makes and deletes queues.
+        read_ahead: reads messages before they are moved; None if nothing is read ahead.
+        operations: in order.
+        early: is told of the first outcomes on the way: their record is on the disk, and their file calls are made.
+    """
+    first = operations[0] if operations else None
+    if isinstance(first, Put | Drop) and first.kind == QUEUE:  # it is alone in its batch
+        return [queues.commit(first)]
+    if read_ahead is not None:
+        read_ahead.fill(root.folders, operations)
     volume = root.folders.volume
     outcomes: list[Outcome] = []
     if not volume.failure:
@@ -58,13 +110,13 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
     with log.lock:
         try:
             sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
-            done = Units(root, portion, early)
-            if done.refused:
-                log.append(encode([Refused(sequence, tuple(done.refused)), *done.undoing]))
+            units = None if portion.units is None else Units(root, portion, portion.units, early)
+            outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
+            if refused:
+                log.append(encode([Refused(sequence, tuple(refused)), *(() if units is None else units.undoing)]))
                 log.flush()
-                done.undo()
-            if portion.units is not None:
-                done.end()
+            if units is not None:
+                units.end()
         except OSError as error:
             root.folders.volume.fail(error)  # with the lock: no other batch begins before
             raise
@@ -72,29 +124,261 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
             log.cut_off()
             raise
     if portion.large is not None:
-        portion.discard(done.outcomes)
-    return portion.outcomes(done.outcomes) if portion.answered else done.outcomes
+        portion.discard(outcomes)
+    return portion.outcomes(outcomes) if portion.answered else outcomes
 
 
-@contextmanager
-def recorded(log: Log, *sayings: Saying) -> Iterator[None]:
-    """Record what the file calls of the block do. The record is on disk before they are made.
+def _do_messages(
+    root: LoggedRoot, portion: LoggedPortion, early: EarlyResults
+) -> tuple[Sequence[Outcome], Sequence[int]]:
+    """Do operations on messages, each by itself. Returns their outcomes, and the numbers of those that were not done.
 
     Raises:
-        OSError: the medium has failed, or has no room for a longer log.
+        OSError: the disk has failed.
     """
-    payload = encode(sayings)
-    has_room = log.takes(len(payload))
-    if not has_room:
-        raise OSError(errno.ENOSPC, NO_ROOM)
-    with log.lock:
-        sequence = log.append(payload, flushes=True)
-        try:
-            yield
-        except OSError:
-            log.append(encode([Refused(sequence, tuple(range(len(sayings))))]))
-            log.flush()
-            raise
-        except BaseException:
-            log.cut_off()
-            raise
+    planned: list[Planned] = portion.planned  # type: ignore[assignment] # there is no record
+    outcomes = do_steps(root, Messages(planned, portion.steps, portion.expected, portion.writes), early)
+    if outcomes is portion.expected:
+        return outcomes, ()
+    return outcomes, [
+        number
+        for number, (each, outcome) in enumerate(zip(planned, outcomes, strict=True))
+        if outcome.result in NOT_DONE and not is_gone(each.operation, outcome)
+    ]
+
+
+class LoggedPortion(Payload):
+    """Operations and groups of a batch. Use it for one record.
+
+    Args:
+        root: the root.
+
+    Attributes:
+        planned: each recorded operation, worked out; None for one on a record.
+        steps: its file call as mq-native makes it; None if it takes more than one.
+        expected: its outcome if nothing is in its way.
+        units: the recorded operations and groups; None if each is on a message, and by itself.
+        answered: outcomes of operations and groups that are not recorded, by their places among all.
+        large: bodies that do not go into the log; None if there are none.
+        writes: whether one of the operations makes a file.
+        flushes: whether the record has to be on the medium before they are answered.
+    """
+
+    __slots__ = (
+        "_longest",
+        "_prefix",
+        "_room",
+        "_root",
+        "answered",
+        "expected",
+        "flushes",
+        "large",
+        "planned",
+        "steps",
+        "units",
+        "writes",
+    )
+
+    def __init__(self, root: LoggedRoot) -> None:
+        super().__init__()
+        self.planned: list[Planned | None] = []
+        self.steps: list[Step | None] = []
+        self.expected: list[Outcome] = []
+        self.units: list[Unit] | None = None
+        self.answered: dict[int, Outcome] = {}
+        self.large: LargeBodies | None = None
+        self.writes = self.flushes = False
+        self._root = root
+        self._prefix = root.prefix
+        self._room = root.log.largest_payload
+        self._longest = min(LARGEST_INLINE, self._room // 2)
+
+    def __len__(self) -> int:
+        return len(self.planned if self.units is None else self.units) + len(self.answered)
+
+    def add(self, operation: AnyOperation) -> bool:
+        """Add an operation or a group. False if the record has no room for it: it is for the next portion.
+
+        Raises:
+            OSError: the medium has failed.
+        """
+        body = attributes = b""
+        if isinstance(operation, Write):
+            if not isinstance(operation.body, bytes):
+                return self._add_unit((operation,))
+            body = operation.body
+            if operation.attributes:
+                attributes = encode_attributes(operation.attributes)
+            if len(body) > self._longest or len(attributes) > LARGEST_ATTRIBUTES:
+                return self._add_unit((operation,))
+        size = LINE_BYTES + len(body) + len(attributes)
+        if size > self._room:
+            return False
+        if isinstance(operation, Write):
+            self._write(operation, body, attributes)
+        elif isinstance(operation, Move):
+            self._move(operation)
+        elif isinstance(operation, Unlink):
+            self._remove(operation)
+        else:
+            return self._add_unit(operation.operations if isinstance(operation, Group) else (operation,))
+        self._room -= size
+        if self.units is not None:
+            self.units.append((operation,))
+        return True
+
+    def outcomes(self, recorded: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Return the outcomes of all, in order.
+
+        Args:
+            recorded: those of the recorded operations and groups.
+        """
+        each = iter(recorded)
+        return [self.answered.get(place) or next(each) for place in range(len(recorded) + len(self.answered))]
+
+    def discard(self, recorded: Sequence[Outcome]) -> None:
+        """Take away bodies that were staged here for nothing.
+
+        Args:
+            recorded: the outcomes of the recorded operations and groups.
+        """
+        assert self.large is not None, "no body was staged"
+        units = self.units or [(planned.operation,) for planned in self.planned if planned is not None]
+        for unit, outcome in zip(units, recorded, strict=True):
+            if outcome.result is not Result.DONE:
+                self.large.discard(unit)
+
+    # Messages with small bodies
+
+    def _write(self, operation: Write, body: bytes, attributes: bytes) -> None:
+        queue, id, _, _, meta, _, _, state, _ = operation
+        entry, size, crc = Entry(queue, id, state, meta), len(body), checksum(body)
+        place = place_of(entry)
+        path = self._prefix + place
+        self.wrote(place, size, crc, attributes, body)
+        has_side = len(attributes) > LARGEST_ATTRIBUTES
+        attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
+        self.planned.append(Planned(operation, entry, path, "", attributes, noted, has_side))
+        self.steps.append(None if has_side else (path, body, noted, attributes))
+        self.expected.append(Outcome(Result.DONE, entry))
+        self.writes = self.flushes = True
+
+    def _move(self, operation: Move) -> None:
+        entry, state, meta, queue, durable, _ = operation
+        target = Entry(queue or entry.queue, entry.id, state, meta)
+        left, place = place_of(entry), place_of(target)
+        source, path = self._prefix + left, self._prefix + place
+        self.moved(left, place)
+        self.planned.append(Planned(operation, target, path, source))
+        self.steps.append((source, path))
+        self.expected.append(Outcome(Result.DONE, target))
+        self.flushes |= durable
+
+    def _remove(self, operation: Unlink) -> None:
+        place = place_of(operation.entry)
+        path = self._prefix + place
+        self.removed(place)
+        self.planned.append(Planned(operation, operation.entry, path))
+        self.steps.append((path,))
+        self.expected.append(DONE)
+        self.flushes |= operation.durable
+
+    # Groups, records and other messages
+
+    def _add_unit(self, unit: Unit) -> bool:
+        unit = tuple(map(_encoding_once, unit))
+        size = sum(self._bytes(operation) for operation in unit)
+        if size > self._room:
+            if len(self):
+                return False
+            if not self._root.log.takes(size):  # a claim of 100,000 messages has 4 MB
+                self._answer(Outcome(Result.FULL, reason=NO_ROOM))
+                return True
+        self._room -= size
+        outcome = None if unit else DONE
+        if len(unit) > 1:
+            outcome = refused_before(self._root.folders, unit)
+        if outcome is None and any(self._is_large(operation) for operation in unit):
+            self.large = self.large or LargeBodies(self._root.folders)
+            staged = self.large.stage(unit, self._is_large)
+            if isinstance(staged, Outcome):
+                outcome = staged
+            else:
+                unit = staged
+        if outcome is None:
+            self._record(unit)
+        else:
+            self._answer(outcome)
+        return True
+
+    def _answer(self, outcome: Outcome) -> None:
+        self.answered[len(self)] = outcome
+
+    def _record(self, unit: Unit) -> None:
+        if self.units is None and (len(unit) > 1 or isinstance(unit[0], Put | Drop)):
+            self.units = [(planned.operation,) for planned in self.planned if planned is not None]
+        for operation in unit:
+            if isinstance(operation, Write):
+                self._write_other(operation)
+            elif isinstance(operation, Move):
+                self._move(operation)
+            elif isinstance(operation, Unlink):
+                self._remove(operation)
+            else:
+                assert not isinstance(operation, Group), "a group in a group"
+                self.say(Kept(*operation) if isinstance(operation, Put) else Forgotten(*operation))
+                self.planned.append(None)
+                self.steps.append(None)
+                self.expected.append(DONE)
+                self.flushes = True
+        if self.units is not None:
+            self.units.append(unit)
+
+    def _write_other(self, operation: Write) -> None:
+        attributes, body = encode_attributes(operation.attributes), operation.body
+        if isinstance(body, bytes):
+            self._write(operation, body, attributes)
+            return
+        assert isinstance(body, StagedBody), "staged in another store"
+        entry = Entry(operation.queue, operation.id, operation.state, operation.meta)
+        place = place_of(entry)
+        staged = self._root.folders.layout.below_root(body.file.path)
+        self.say(Wrote(place, body.size, body.checksum, attributes, None, staged))
+        path = self._prefix + place
+        noted = noted_of(attributes, body.size, body.checksum, LARGEST_ATTRIBUTES)
+        self.planned.append(Planned(operation, entry, path, "", *noted, len(attributes) > LARGEST_ATTRIBUTES))
+        self.steps.append(None)
+        self.expected.append(Outcome(Result.DONE, entry))
+        self.writes = self.flushes = True
+
+    def _is_large(self, operation: AnyOperation) -> bool:
+        """Whether it has a body that does not go into the log."""
+        if not isinstance(operation, Write):
+            return False
+        return not isinstance(operation.body, bytes) or len(operation.body) > self._longest
+
+    def _bytes(self, operation: AnyOperation) -> int:
+        """At least as many as an operation takes of a record."""
+        if isinstance(operation, Write):
+            inline = operation.body if isinstance(operation.body, bytes) and not self._is_large(operation) else b""
+            return LINE_BYTES + len(encode_attributes(operation.attributes)) + len(inline)
+        if isinstance(operation, Put):
+            return LINE_BYTES + len(encode_attributes(operation.value)) + 3 * len(operation.key)
+        if isinstance(operation, Drop):  # thousands come together, where a queue goes with its bindings
+            return _DROP_BYTES + len(operation.kind) + 3 * len(operation.key.encode("utf-8", "surrogatepass"))
+        return LINE_BYTES
+
+
+def most_together(log: Log) -> tuple[int, int]:
+    """How many operations, and bytes besides their places, a group may have: one record holds it."""
+    half = log.largest_payload // 2
+    return half // LINE_BYTES, half
+
+
+def _encoding_once(operation: AnyOperation) -> AnyOperation:
+    """The operation, whose attributes or value are encoded once for the record, the file and the reckoning of both."""
+    if isinstance(operation, Write) and operation.attributes and not isinstance(operation.attributes, SharedAttributes):
+        return operation._replace(attributes=SharedAttributes(operation.attributes))
+    if isinstance(operation, Put) and not isinstance(operation.value, SharedAttributes):
+        return operation._replace(value=SharedAttributes(operation.value))
+    return operation

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from mq.message import MessageIds
 from mq.storage.files.engine import Traits
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.logged.commit import commit
-from mq.storage.files.logged.portion import most_together
+from mq.storage.files.logged.commit import commit, most_together
 from mq.storage.files.logged.queues import LoggedQueues
 from mq.storage.files.logged.read_ahead import ReadAhead
 from mq.storage.files.logged.root import LoggedRoot
-from mq.storage.interface import AnyOperation, Change, Drop, Entry, Outcome, Put, changes_queue
+from mq.storage.interface import AnyOperation, Change, Entry, Outcome
 
 
 class LoggedEngine:
@@ -26,8 +26,8 @@ class LoggedEngine:
 
     Attributes:
         root: as given.
-        stage, tells_early, keeps_movers_away, waits_to_end: as of
-            :class:`mq.storage.files.engine.Engine`.
+        commit: as of :class:`mq.storage.files.engine.Engine`; so are stage, tells_early, keeps_movers_away and
+            waits_to_end.
     """
 
     tells_early = True
@@ -37,22 +37,17 @@ class LoggedEngine:
     def __init__(self, root: LoggedRoot, ids: MessageIds) -> None:
         self.root = root
         self.stage = root.folders.layout.stage
-        self._queues = LoggedQueues(root, ids)
         self._read_ahead = ReadAhead()
+        ahead = None if root.folders.native is None else self._read_ahead  # else it costs as much as it saves
+        self.commit: Callable[[Sequence[AnyOperation], EarlyResults], list[Outcome]] = partial(
+            commit, root, LoggedQueues(root, ids), ahead
+        )
 
     @property
     def traits(self) -> Traits:
         """What it can do."""
         most, most_bytes = most_together(self.root.log)
         return Traits(places=True, removes=True, groups=most, group_bytes=most_bytes)
-
-    def commit(self, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
-        """Do a batch."""
-        if changes_queue(operations):
-            return [self._queues.commit(each) for each in operations if isinstance(each, Put | Drop)]
-        if self.root.folders.native is not None:  # else it costs as much as it saves
-            self._read_ahead.fill(self.root.folders, operations)
-        return commit(self.root, operations, early)
 
     def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:
         """Return messages that were read when they were moved."""

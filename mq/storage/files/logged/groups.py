@@ -47,12 +47,11 @@ class _Step(NamedTuple):
 
 
 class RecordedOperations(Protocol):
-    """The operations that a record names (:class:`mq.storage.files.logged.portion.LoggedPortion`)."""
+    """The operations that a record names (:class:`mq.storage.files.logged.commit.LoggedPortion`)."""
 
     planned: list[Planned | None]
     steps: list[Step | None]
     expected: list[Outcome]
-    units: list[Unit] | None
     writes: bool
 
 
@@ -62,45 +61,30 @@ class Units:
     Args:
         root: the root.
         recorded: the operations.
-        early: is told of outcomes as they come.
+        units: the same, as single operations and groups.
+        early: is told of no outcome.
 
     Attributes:
         outcomes: one of each operation or group.
         refused: the numbers of operations, counted through all groups, that were not done.
-        undoing: what the log has to say before :meth:`undo`.
+        undoing: what the log has to say before :meth:`end`.
     """
 
-    def __init__(self, root: LoggedRoot, recorded: RecordedOperations, early: EarlyResults) -> None:
+    def __init__(
+        self, root: LoggedRoot, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults
+    ) -> None:
         self._root = root
         self._folders = root.folders
         self._records = root.records
         self._undo: list[_Step] = []
-        self._is_marked = False
-        self._unmarked: Outcome | None = None
-        self.outcomes: Sequence[Outcome] = []
-        self.refused: list[int] = []
-        if recorded.units is None:
-            self._do_messages(recorded, early)
-        else:
-            early.is_over = True
-            self._do_units(recorded, recorded.units, early)
-
-    def _do_messages(self, recorded: RecordedOperations, early: EarlyResults) -> None:
-        """Do operations on messages, each by itself."""
-        planned: list[Planned] = recorded.planned  # type: ignore[assignment] # there is no record
-        messages = Messages(planned, recorded.steps, recorded.expected, recorded.writes)
-        self.outcomes = do_steps(self._root, messages, early)
-        if self.outcomes is not recorded.expected:
-            self.refused += (
-                number
-                for number, (each, outcome) in enumerate(zip(planned, self.outcomes, strict=True))
-                if outcome.result in NOT_DONE and not is_gone(each.operation, outcome)
-            )
-
-    def _do_units(self, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults) -> None:
         self._is_marked = any(len(unit) > 1 for unit in units)
         self._unmarked = _mark_half(self._folders) if self._is_marked else None
-        outcomes: list[Outcome] = []
+        self.outcomes: list[Outcome] = []
+        self.refused: list[int] = []
+        early.is_over = True
+        self._do(recorded, units, early)
+
+    def _do(self, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults) -> None:
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
         chosen = Messages([], [], [], recorded.writes)
         in_order = iter(zip(recorded.planned, recorded.steps, recorded.expected, strict=True))
@@ -113,30 +97,22 @@ class Units:
         done = iter(do_steps(self._root, chosen, early) if chosen.planned else ())
         first = 0
         for unit, (steps, refused) in zip(units, kept, strict=True):
-            outcomes.append(self._end(unit, first, steps, refused, done))
+            self.outcomes.append(self._end(unit, first, steps, refused, done))
             first += len(unit)
-        self.outcomes = outcomes
 
     @property
     def undoing(self) -> list[Saying]:
-        """What :meth:`undo` does."""
+        """What :meth:`end` takes back."""
         return [step.saying() for step in self._undo]
 
-    def undo(self) -> None:
-        """Take back what was done of groups that were refused.
+    def end(self) -> None:
+        """Take back what was done of groups that were refused. Then tell that all groups are whole.
 
         Raises:
             OSError: that is not possible.
         """
         for step in self._undo:
             step.do()
-
-    def end(self) -> None:
-        """Tell that all groups are whole.
-
-        Raises:
-            OSError: that is not possible.
-        """
         if self._is_marked:
             mark_whole(self._folders)
 

@@ -129,18 +129,14 @@ class Log:
         self._worker: threading.Thread | None = None
         self._failure: OSError | None = None
         self._ends = False
-        self._sequence = 0
-        """Of the newest record."""
-        self._next = 1
-        """Of the one after it."""
+        self._sequence = 0  # of the newest record
+        self._next = 1  # of the one after it
         self._flushed = 0
         self._offset = PAGE
         self._since: float | None = None
         self._leaving: Segment | None = None
-        self._left = PAGE
-        """Where the records of the segment that is left end."""
-        self._is_full = False
-        """Whether the segment that is left was full."""
+        self._left = PAGE  # where the records of the segment that is left end
+        self._is_full = False  # whether that segment was full
         self._segments = open_both(calls, folder) if in_use else make_both(calls, folder, smallest)
         self._current = self._segments[0]
         self.largest_payload = 0
@@ -205,7 +201,10 @@ class Log:
         tail = struct.pack(f"<IQQ{KEY_BYTES}sQ", len(payload), segment.epoch, sequence, segment.key, self._flushed)
         head = RECORD_MAGIC + struct.pack("<I", zlib.crc32(payload, zlib.crc32(tail))) + tail
         try:
-            write_all_at(self._calls, segment.fd, (head + payload).ljust(need, b"\0"), self._offset)
+            record = (head + payload).ljust(need, b"\0")
+            written = self._calls.write_at(segment.fd, record, self._offset)
+            if written < need:
+                write_all_at(self._calls, segment.fd, record[written:], self._offset + written)
         except OSError as error:
             self._note_failure(error)
             raise

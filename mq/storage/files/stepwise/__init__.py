@@ -5,9 +5,10 @@ For every root that cannot have a log, or must not: btrfs, network file systems,
 one at a time. In reading order:
 
 * ``batch``: one commit, where renames are atomic, and where they are not. ``root``: what it works on.
+  ``shared``: the same, where other processes change the root.
 * ``barrier``: which syncs make a batch durable, and what they cost here.
 * ``queues``: records, and queues with their folders.
-* ``others``: what a batch owes to other processes. ``peers``: which of them live, and the alarm when the disk failed.
+* ``peers``: which brokers share the root, and the alarm when the disk failed.
 * ``watch``: what other processes do to the folders, by inotify, or by when each was changed; not what this one does.
 * ``source``: one folder of a root, for mq-mover and mq-reaper.
 * ``engine``: all of it, behind :class:`mq.storage.files.engine.Engine`.
