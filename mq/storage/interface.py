@@ -76,7 +76,6 @@ class Entry(NamedTuple):
     """One message in one place.
 
     Attributes:
-        queue: the queue's name.
         id: the message's id.
         state: where it is.
         meta: what moves have changed so far.
@@ -193,7 +192,6 @@ class Put(NamedTuple):
     with a reason, when the name is taken by something that is not this store's queue.
 
     Attributes:
-        kind: of the record.
         key: under which it is kept.
         value: JSON.
     """
@@ -210,7 +208,6 @@ class Drop(NamedTuple):
     stay where they are, and are the broker's to remove, before it makes a queue of that name again.
 
     Attributes:
-        kind: of the record.
         key: under which it is kept.
     """
 
@@ -610,7 +607,6 @@ class ColumnStorage(Protocol):
         The next one may be gone, damaged, long, or kept in another way: :meth:`Storage.read` tells.
 
         Args:
-            queue: their queue.
             messages: each as an entry, or, if that has FRESH meta, as its id's key.
             base: what is added to the ends of their bodies.
             most_bytes: of bodies and attributes together.

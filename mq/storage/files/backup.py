@@ -66,7 +66,6 @@ class _Held(NamedTuple):
     """A message's file that was opened.
 
     Attributes:
-        id: the message.
         fd: the file.
         side: the content of its side file.
         is_new: whether it may be half written: it was in new/, or its batch may still be under way.
@@ -82,7 +81,6 @@ class BackupReport(NamedTuple):
     """What a backup did.
 
     Attributes:
-        header: the backup.
         copied: how many bodies were not there before.
         dropped: how many older backups were taken away.
     """
@@ -102,7 +100,6 @@ def back_up(
     """Back up a root, served or not, into a folder of backups.
 
     Args:
-        root: the root.
         folder: the folder; made where it is missing.
         keep: how many backups stay there, this one included.
         told: called with how many messages are saved, and how many there are, now and then.
@@ -221,8 +218,6 @@ def save(
     """Save a root.
 
     Args:
-        calls: reach the root.
-        root: the root.
         backups: where to.
         notifier: tells what becomes of names in the root.
         keep: how many backups stay.

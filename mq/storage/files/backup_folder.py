@@ -159,8 +159,6 @@ class BackupFolder:
     """A folder of backups, locked.
 
     Args:
-        calls: the system.
-        path: the folder.
         syncfs: whether one call brings the whole file system to the medium.
         threads: where it does not: how many files are synced at a time.
     """
@@ -276,7 +274,6 @@ class BackupFolder:
         """Copy a body. It is on the medium after the next :meth:`commit`.
 
         Args:
-            id: the message.
             read: its next bytes from an offset on; empty at its end.
 
         Returns:
@@ -420,8 +417,6 @@ def open_backups(
     """Open a folder of backups, and lock it.
 
     Args:
-        calls: the system.
-        path: the folder.
         make: make it, where it is missing or empty, to write to it.
         syncfs: whether one call brings the whole file system to the medium.
         threads: where it does not: how many files are synced at a time.

@@ -258,11 +258,9 @@ class LinuxCalls:
         self._sync_file_range.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
     def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
         os.mkdir(path, mode, dir_fd=dir_fd)
 
     def drop_cached(self, fd: int) -> None:
-        """The system call posix_fadvise(2) with POSIX_FADV_DONTNEED."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def write_in_place(self, fd: int) -> None:
@@ -282,20 +280,16 @@ class LinuxCalls:
                 os.fsync(fd)
 
     def touch(self, fd: int) -> None:
-        """Set a file's times to now. Takes no room on the disk."""
         os.utime(fd)
 
     def syncfs(self, fd: int) -> None:
-        """The system call of that name."""
         self._check(self._libc.syncfs(fd), "syncfs")
 
     def file_size(self, fd: int) -> int | None:
-        """Size in bytes of an open plain file; None when it is anything else."""
         status = os.fstat(fd)
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def changed_ns(self, path: str) -> int:
-        """When the name was last moved or changed (ctime), nanoseconds since 1970."""
         return os.lstat(path).st_ctime_ns
 
     def rename(self, source: str, target: str) -> None:
@@ -318,12 +312,10 @@ class LinuxCalls:
         os.rename(source, target)
 
     def names(self, path: str | int) -> list[tuple[str, FileKind]]:
-        """What is in a folder, open or not, in no order."""
         with os.scandir(path) as found:
             return [(item.name, _kind_of(item)) for item in found]
 
     def kind(self, path: str) -> FileKind | None:
-        """What a name stands for; None when it is not there."""
         try:
             mode = os.lstat(path).st_mode
         except FileNotFoundError:
@@ -331,16 +323,13 @@ class LinuxCalls:
         return FileKind.FILE if stat.S_ISREG(mode) else FileKind.FOLDER if stat.S_ISDIR(mode) else FileKind.OTHER
 
     def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
-        """Whose a folder is, open or not. Links are not followed."""
         found = os.fstat(path) if isinstance(path, int) else os.stat(path, dir_fd=dir_fd, follow_symlinks=False)
         return Ownership(found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode))
 
     def lock(self, fd: int, *, exclusive: bool) -> None:
-        """The system call of that name without waiting: BlockingIOError when another process holds it."""
         fcntl.flock(fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
 
     def get_attribute(self, fd: int, name: str) -> bytes | None:
-        """The system call of that name; None when there is none, or the file system has no such thing."""
         try:
             return os.getxattr(fd, name)
         except OSError as error:
@@ -375,35 +364,39 @@ def write_all_at(calls: Calls, fd: int, data: bytes, offset: int) -> None:
         written += calls.write_at(fd, data[written:], offset + written)
 
 
-class UnsyncedCalls:
-    """Calls without syncs, for changes that a log has brought to the medium before."""
+class ForwardedCalls:
+    """The calls of another object. A subclass replaces some of them, when it is made."""
 
     def __init__(self, inner: Calls) -> None:
         self.native = inner.native
         self.open, self.close = inner.open, inner.close
         self.read, self.write = inner.read, inner.write
         self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
-        self.drop_cached, self.file_size = inner.drop_cached, inner.file_size
-        self.changed_ns, self.kind = inner.changed_ns, inner.kind
+        self.write_out, self.drop_cached, self.touch = inner.write_out, inner.drop_cached, inner.touch
+        self.fsync, self.fdatasync, self.syncfs = inner.fsync, inner.fdatasync, inner.syncfs
+        self.file_size, self.changed_ns, self.kind = inner.file_size, inner.changed_ns, inner.kind
         self.rename, self.link, self.unlink = inner.rename, inner.link, inner.unlink
-        self.mkdir, self.rmdir, self.names, self.touch = inner.mkdir, inner.rmdir, inner.names, inner.touch
+        self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
         self.ownership, self.lock = inner.ownership, inner.lock
         self.set_attribute, self.get_attribute = inner.set_attribute, inner.get_attribute
 
-    def write_out(self, fd: int, *, waits: bool) -> None:
-        """Nothing is written out."""
 
-    def fdatasync(self, fd: int) -> None:
-        """Nothing is synced."""
+class UnsyncedCalls(ForwardedCalls):
+    """Calls without syncs, for changes that a log has brought to the medium before."""
 
-    def fsync(self, fd: int) -> None:
-        """Nothing is synced."""
+    def __init__(self, inner: Calls) -> None:
+        super().__init__(inner)
+        self.fsync = self.fdatasync = self.syncfs = self._nothing
+        self.write_out = self._nothing_out
 
-    def syncfs(self, fd: int) -> None:
-        """Nothing is synced."""
+    def _nothing(self, fd: int) -> None:
+        pass
+
+    def _nothing_out(self, fd: int, *, waits: bool) -> None:
+        pass
 
 
-class RetryingCalls:
+class RetryingCalls(ForwardedCalls):
     """Calls to a file system with servers that may be out of reach: repeated for :data:`RETRY_SECONDS`, and no longer.
 
     Only calls that may be done twice are repeated. A call without an answer may have been carried out, so a repeated
@@ -420,23 +413,23 @@ class RetryingCalls:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
+        super().__init__(inner)
         self._inner = inner
-        self.native: Native | None = None  # it would not repeat a call
-        self.close = inner.close
-        self.write = inner.write
-        self.write_out, self.touch, self.drop_cached = inner.write_out, inner.touch, inner.drop_cached
-        self.fsync = inner.fsync
-        self.syncfs = inner.syncfs
-        self.write_at = inner.write_at
-        self.read_at = inner.read_at
-        self.write_in_place = inner.write_in_place
-        self.fdatasync = inner.fdatasync
         self._clock = clock
         self._pause = pause
         self._unreachable_since: float | None = None
+        self.native = None  # it would not repeat a call
+        self.open, self.rename, self.unlink = self._open, self._rename, self._unlink
+        # whose answer does not depend on the first try
+        self.read, self.file_size = self._repeating(inner.read), self._repeating(inner.file_size)
+        self.changed_ns, self.kind = self._repeating(inner.changed_ns), self._repeating(inner.kind)
+        self.link, self.names = self._repeating(inner.link), self._repeating(inner.names)
+        self.mkdir, self.rmdir = self._repeating(inner.mkdir), self._repeating(inner.rmdir)
+        self.ownership, self.lock = self._repeating(inner.ownership), self._repeating(inner.lock)
+        self.set_attribute = self._repeating(inner.set_attribute)
+        self.get_attribute = self._repeating(inner.get_attribute)
 
-    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
-        """The system call of that name."""
+    def _open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
         try:
             return self._ask(self._inner.open, path, flags, mode=mode, dir_fd=dir_fd)
         except _ErrorOnRetry as again:
@@ -444,21 +437,8 @@ class RetryingCalls:
                 raise OSError(errno.ENOTCONN, os.strerror(errno.ENOTCONN), path) from again.error
             raise again.error from None
 
-    def read(self, fd: int, size: int) -> bytes:
-        """The system call of that name."""
-        return self._answer(self._inner.read, fd, size)
-
-    def file_size(self, fd: int) -> int | None:
-        """Size in bytes of an open plain file; None when it is anything else."""
-        return self._answer(self._inner.file_size, fd)
-
-    def changed_ns(self, path: str) -> int:
-        """When the name was last moved or changed (ctime), nanoseconds since 1970."""
-        return self._answer(self._inner.changed_ns, path)
-
-    def rename(self, source: str, target: str) -> None:
-        """Move a name; EEXIST where the target is taken. Target names are unique to their writer: a
-        target that a repeated call finds is the work of the first one."""
+    def _rename(self, source: str, target: str) -> None:
+        # Target names are unique to their writer: a target that a repeated call finds is the work of the first one.
         try:
             self._ask(self._inner.rename, source, target)
         except _ErrorOnRetry as again:
@@ -467,56 +447,21 @@ class RetryingCalls:
             if self.kind(source) is not None or self.kind(target) is not FileKind.FILE:
                 raise again.error from None
 
-    def link(self, source: str, target: str) -> None:
-        """The system call of that name, without following a symbolic link."""
-        self._answer(self._inner.link, source, target)
-
-    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
+    def _unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         try:
             self._ask(self._inner.unlink, path, dir_fd=dir_fd)
         except _ErrorOnRetry as again:
             if not isinstance(again.error, FileNotFoundError):
                 raise again.error from None
 
-    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
-        self._answer(self._inner.mkdir, path, mode, dir_fd=dir_fd)
+    def _repeating(self, verb: Callable[_P, _T]) -> Callable[_P, _T]:
+        def answer(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return self._ask(verb, *args, **kwargs)
+            except _ErrorOnRetry as again:
+                raise again.error from None
 
-    def rmdir(self, path: str) -> None:
-        """The system call of that name."""
-        self._answer(self._inner.rmdir, path)
-
-    def names(self, path: str | int) -> list[tuple[str, FileKind]]:
-        """What is in a folder, open or not, in no order."""
-        return self._answer(self._inner.names, path)
-
-    def kind(self, path: str) -> FileKind | None:
-        """What a name stands for; None when it is not there."""
-        return self._answer(self._inner.kind, path)
-
-    def ownership(self, path: str | int, *, dir_fd: int | None = None) -> Ownership:
-        """Whose a folder is, open or not. Links are not followed."""
-        return self._answer(self._inner.ownership, path, dir_fd=dir_fd)
-
-    def lock(self, fd: int, *, exclusive: bool) -> None:
-        """The system call of that name without waiting: BlockingIOError when another process holds it."""
-        self._answer(self._inner.lock, fd, exclusive=exclusive)
-
-    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
-        """The system call of that name."""
-        self._answer(self._inner.set_attribute, fd, name, value)
-
-    def get_attribute(self, fd: int, name: str) -> bytes | None:
-        """The system call of that name; None when there is none, or the file system has no such thing."""
-        return self._answer(self._inner.get_attribute, fd, name)
-
-    def _answer(self, verb: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Repeat a call with an answer that does not depend on the first one."""
-        try:
-            return self._ask(verb, *args, **kwargs)
-        except _ErrorOnRetry as again:
-            raise again.error from None
+        return answer
 
     def _ask(self, verb: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
         """Make a call until it is answered, or the time to repeat it is over.

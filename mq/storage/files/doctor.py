@@ -80,7 +80,6 @@ class Finding(NamedTuple):
 
     Attributes:
         finding: what it is.
-        path: the file.
         detail: more, in words.
         id: the message, or "".
     """
@@ -121,8 +120,6 @@ class InspectableRoot(NamedTuple):
     """A root that is open to be inspected.
 
     Attributes:
-        folders: its folders.
-        records: its records.
         unserved: whether no daemon serves it, nor can begin to while it is open.
     """
 
@@ -211,9 +208,7 @@ def check_ownership(root: str, options: StorageOptions, calls: Calls | None = No
     """Check that only users that `options` trust can change the root.
 
     Args:
-        root: the root.
         options: which users to trust with it.
-        calls: the system.
 
     Raises:
         StorageUnusable: in one line, which other user can; or the root cannot be looked at.
@@ -236,9 +231,7 @@ def repair(
     """Do what a daemon does at its start: bring every state that a crash can leave back to one that mq knows.
 
     Args:
-        root: the root.
         options: which users to trust with it.
-        calls: the system.
         accept_loss: also repair a root that has lost files which may have held confirmed messages.
 
     Returns:
@@ -336,8 +329,6 @@ def inspect(
     """Inspect a root once.
 
     Args:
-        folders: its folders.
-        records: its records.
         bodies: hold every message to its checksum: all of them are read.
         told: called after each message.
         schema: judges the values of records.

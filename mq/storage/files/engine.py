@@ -98,7 +98,6 @@ def choose_engine(
     Args:
         mount: the traits of the file system.
         options: how the root is used.
-        root: its path.
         syncfs: whether syncfs(2) may be used.
         xattrs: whether files have extended attributes.
 

@@ -45,7 +45,6 @@ class FakeCalls:
         self._opened: dict[int, str] = {}
 
     def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
-        """The system call of that name."""
         path = self._whole(path, dir_fd)
         fd: int = self._os.open(path, flags, mode)
         self._opened[fd] = path
@@ -58,22 +57,18 @@ class FakeCalls:
         self._os.close(fd)
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
-        """The system call of that name."""
         written: int = self._os.write(fd, bytes(data))
         return written
 
     def read(self, fd: int, size: int) -> bytes:
-        """The system call of that name."""
         data: bytes = self._os.read(fd, size)
         return data
 
     def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
-        """The system call pwrite(2)."""
         self._os.lseek(fd, offset, os.SEEK_SET)
         return self.write(fd, data)
 
     def read_at(self, fd: int, size: int, offset: int) -> bytes:
-        """The system call pread(2)."""
         self._os.lseek(fd, offset, os.SEEK_SET)
         return self.read(fd, size)
 
@@ -93,30 +88,25 @@ class FakeCalls:
         """There is nothing to sync."""
 
     def fsync(self, fd: int) -> None:
-        """The system call of that name."""
         self._os.fsync(fd)
 
     def syncfs(self, fd: int) -> None:
         """There is nothing to sync."""
 
     def file_size(self, fd: int) -> int | None:
-        """Size in bytes of an open plain file; None when it is anything else."""
         status = self._os.fstat(fd)
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def changed_ns(self, path: str) -> int:
-        """When the name was last changed, nanoseconds since 1970."""
         changed: int = self._os.lstat(path).st_ctime_ns
         return changed
 
     def rename(self, source: str, target: str) -> None:
-        """Move a name; EEXIST where the target is taken."""
         if self._os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
         self._os.rename(source, target)
 
     def link(self, source: str, target: str) -> None:
-        """The system call of that name."""
         self._os.link(source, target)
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
@@ -127,11 +117,9 @@ class FakeCalls:
         self._os.unlink(path)
 
     def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
         self._os.mkdir(self._whole(path, dir_fd), mode)
 
     def rmdir(self, path: str) -> None:
-        """The system call of that name."""
         self._os.rmdir(path)
 
     def names(self, path: str | int) -> list[tuple[str, FileKind]]:
@@ -141,7 +129,6 @@ class FakeCalls:
         return [(name, self.kind(f"{path}/{name}") or FileKind.OTHER) for name in listed]
 
     def kind(self, path: str) -> FileKind | None:
-        """What a name stands for; None when it is not there."""
         try:
             mode = self._os.lstat(path).st_mode
         except FileNotFoundError:
@@ -161,11 +148,9 @@ class FakeCalls:
         self._locks[fd] = (inode, exclusive)
 
     def set_attribute(self, fd: int, name: str, value: bytes) -> None:
-        """The system call of that name."""
         self._os.setxattr(fd, name, value)
 
     def get_attribute(self, fd: int, name: str) -> bytes | None:
-        """The system call of that name; None when there is none."""
         try:
             value: bytes = self._os.getxattr(fd, name)
         except OSError as error:

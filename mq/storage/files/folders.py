@@ -68,9 +68,6 @@ class Folders:
     """The folders of one root.
 
     Args:
-        calls: the system.
-        layout: where the folders are.
-        volume: the file system below.
         largest_attributes: bytes of attributes that a message's file may have
             (:func:`mq.storage.files.layout.largest_attributes`).
         has_side_files: whether a message may have a side file.

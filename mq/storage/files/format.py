@@ -160,9 +160,6 @@ def use_before(
     """How the root was left by its last daemon; None if it is new, or has lost all of state/.
 
     Args:
-        calls: the system.
-        layout: the root's folders.
-        root: its path.
         accepted: gets what is lost, where that is accepted; else None.
         alone: whether no other daemon serves the root.
 

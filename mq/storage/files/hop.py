@@ -138,9 +138,6 @@ class OwnThread:
 
     It finishes what it has begun, also when the caller is cancelled meanwhile.
 
-    Args:
-        name: the thread's.
-
     Attributes:
         is_free: it is started, and no call is under way. Ask for one only then.
         heard_late: seconds from the end of the last call until the event loop came to it. Look before anything else is

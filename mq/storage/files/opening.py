@@ -42,8 +42,6 @@ class OpenRoot(NamedTuple):
     """A root that is ready to serve.
 
     Attributes:
-        folders: its messages.
-        records: its records.
         engine: changes both.
         choice: why that engine does.
         handles: open files to keep for as long as it is served.
@@ -94,10 +92,7 @@ def open_root(
     """Make a root ready.
 
     Args:
-        calls: the system.
-        root: its path.
         mount: what its file system keeps over a power cut.
-        options: how it will be used.
         syncfs: whether that call may be used.
         peers: whether processes that share the root tell each other that they live, and threads may be used.
         draw: random bytes, as many as asked for.

@@ -39,7 +39,6 @@ class Guard:
     """Refuses folders that others may change.
 
     Args:
-        calls: the system.
         root: the root, as an absolute path.
         options: which users its operator trusts.
         mount: the file system below it.
@@ -186,7 +185,6 @@ def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make:
     """Open the root and all its folders, and check them and those inside. Handles by path: the caller closes them.
 
     Args:
-        calls: the system.
         layout: the folders.
         root: the root, which is there.
         guard: checks them.

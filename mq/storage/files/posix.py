@@ -102,8 +102,6 @@ class FolderStorage:
     Args:
         name: the store's address.
         root: its folder; made when missing.
-        calls: the system.
-        options: how it will be used.
         mount: tells the traits of the file system below.
         hop: how a call that may block is made; where not given, in threads.
         hop_in_parts: with `hop`, how a call is made that tells of its first results before it ends; where not given,

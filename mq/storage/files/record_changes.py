@@ -21,8 +21,6 @@ class RecordChanges:
     """Do Puts and Drops in a root.
 
     Args:
-        folders: of the root.
-        records: of the root.
         ids: name the folders of deleted queues.
     """
 

@@ -60,7 +60,6 @@ class Records:
     """Records by kind and key.
 
     Args:
-        calls: the system.
         folder: the folder that holds one folder a kind.
 
     Attributes:

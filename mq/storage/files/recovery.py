@@ -52,9 +52,6 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
     """Repair a root that no other process serves.
 
     Args:
-        folders: its folders.
-        records: its records.
-        opened: the folders by their paths, checked and open.
         is_settled: whether its last daemon stopped cleanly, or its log was done again: then no crash can have left a
             torn file, or a queue's record without its folder. What looks so was damaged later, and stays.
 

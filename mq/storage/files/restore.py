@@ -47,7 +47,6 @@ class RestoreReport(NamedTuple):
     """What a restore did.
 
     Attributes:
-        header: the backup.
         restored: how many messages are in the root.
         damaged: ids of messages whose bytes in the backup are missing, or differ from the copied ones.
     """
@@ -154,10 +153,8 @@ def bring_back(
     """Make a root of a backup that was read. Durable on return.
 
     Args:
-        calls: reach the root.
         backups: the folder.
         backup: the backup.
-        root: the root.
         syncfs: whether one call brings the whole file system of the root to the medium.
         threads: where it does not: how many files are synced at a time.
         told: as in :func:`restore`.

@@ -23,7 +23,6 @@ class StagedFile:
     """A body that is written chunk by chunk. It holds its file open until it is taken or discarded.
 
     Args:
-        folders: of the root.
         path: the temporary name; must not exist.
 
     Attributes:

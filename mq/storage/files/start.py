@@ -38,9 +38,6 @@ class Start:
     Args:
         choice: the engine that will serve the root.
         use: how the root was left; None if it is new.
-        folders: of the root.
-        records: of the root.
-        options: how it will be served.
         in_thread: whether threads may be used.
         accept_loss: whether the root is served although its log is damaged.
     """
@@ -73,7 +70,6 @@ class Start:
         """Repair the root. Returns it with its log if it gets one.
 
         Args:
-            opened: the folders by their paths, checked and open.
             draw: random bytes, as many as asked for.
             unless_opened: gets what has to be closed if the root cannot be opened.
 

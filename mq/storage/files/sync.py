@@ -27,7 +27,6 @@ class Syncs:
     """Syncs changes below a root one by one: a file, or a folder.
 
     Args:
-        calls: the system.
         root_fd: any folder of the file system, opened before what is written.
         held: folders that are kept open, by their paths.
         folders: whether the sync of a folder does anything; if not, none is made.
@@ -136,7 +135,6 @@ def make_syncs(
     """Return the syncs of a root.
 
     Args:
-        calls: the system.
         root_fd: any folder of the file system, opened before what is written.
         held: folders that are kept open, by their paths.
         syncfs: whether syncfs(2) may be used.
@@ -149,7 +147,6 @@ class Spare:
     """A file handle that is kept for when no other is free: to sync changes, or to read a leased message.
 
     Args:
-        calls: the system.
         path: any folder.
 
     Attributes:
@@ -207,7 +204,6 @@ def bring_in_order(calls: Calls, files: Sequence[int], *others: int) -> None:
     ordered.
 
     Args:
-        calls: the system.
         files: at least one; the last of them is changed and synced.
         others: files whose times stay as they are.
 

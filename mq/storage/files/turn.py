@@ -28,8 +28,6 @@ class Turn:
     """This daemon's turn on a root. Made by :func:`open_turn`.
 
     Args:
-        calls: the system.
-        layout: the root's folders.
         state: the open folder of what is no message.
 
     Attributes:
@@ -78,8 +76,6 @@ def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mo
     """Wait in line for a root: its folders are made and checked as they are for serving it.
 
     Args:
-        root: its path.
-        options: how it will be served.
         calls: the system; where not given, this machine's.
         mount: the traits of its file system; where not given, they are looked up.
 

@@ -29,7 +29,6 @@ def unlink(
     """Unlink a message or a deleted queue.
 
     Args:
-        folders: of the root.
         entry: the message, or the queue's folder in remove/.
         rmdir: removes an empty folder.
         unlinked: called with the path of a folder in which files were unlinked.

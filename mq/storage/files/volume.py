@@ -19,8 +19,6 @@ class Volume:
     """The file system below one root.
 
     Args:
-        calls: the system.
-        layout: the root's folders.
         mount: the file system's traits.
         root_fd: a folder on it, opened before anything is written, and kept.
         held: folders of the root that are kept open, by their paths.

@@ -22,7 +22,6 @@ def write_message(
     """Write the file of a message. Returns the open file, or why there is none.
 
     Args:
-        folders: of the root.
         planned: the Write.
         path: the file for a body in memory. A staged body is in a file already.
         name: gives an open file its name: called with the file, its path and the path of the message, if they differ.
@@ -64,8 +63,6 @@ def set_properties(calls: Calls, fd: int, attributes: bytes, noted: bytes) -> No
     complete one.
 
     Args:
-        calls: the system.
-        fd: the open file.
         attributes, noted: as :func:`mq.storage.files.layout.noted_of` gives them. An empty one is not set.
 
     Raises:

@@ -23,9 +23,6 @@ class LargeBodies:
     disk empty its cache. A power cut meanwhile may leave the record, and not all of its bodies: no operation of it was
     answered, and the next start passes those over. Of a group it could not pass over one operation alone, so bodies in
     groups are on the medium before their record is written.
-
-    Args:
-        folders: of the root.
     """
 
     def __init__(self, folders: Folders) -> None:

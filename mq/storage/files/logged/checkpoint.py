@@ -37,8 +37,6 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     """Bring to the medium what the records of a segment have done. Their file calls are all made.
 
     Args:
-        folders: of the root.
-        records: its records.
         segment: the segment's file, open.
         size: its length in bytes.
         live: the records, in order.

@@ -66,10 +66,8 @@ def commit(
     """Do a batch, by as few records as hold it. One outcome for each operation, in order.
 
     Args:
-        root: the root.
         queues: makes and deletes queues.
         read_ahead: reads messages before they are moved; None if nothing is read ahead.
-        operations: in order.
         early: is told of the first outcomes on the way: their record is on the disk, and their file calls are made.
     """
     first = operations[0] if operations else None
@@ -149,9 +147,6 @@ def _do_messages(
 
 class LoggedPortion(Payload):
     """Operations and groups of a batch. Use it for one record.
-
-    Args:
-        root: the root.
 
     Attributes:
         planned: each recorded operation, worked out; None for one on a record.

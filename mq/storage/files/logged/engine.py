@@ -21,11 +21,9 @@ class LoggedEngine:
     """Changes a root with a log.
 
     Args:
-        root: the root.
         ids: name the folders of deleted queues.
 
     Attributes:
-        root: as given.
         commit: as of :class:`mq.storage.files.engine.Engine`; so are stage, tells_early, keeps_movers_away and
             waits_to_end.
     """

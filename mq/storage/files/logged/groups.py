@@ -59,7 +59,6 @@ class Units:
     """Do the operations and groups that a record names.
 
     Args:
-        root: the root.
         recorded: the operations.
         units: the same, as single operations and groups.
         early: is told of no outcome.

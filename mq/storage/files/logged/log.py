@@ -74,7 +74,6 @@ class Log:
     """The log of one root: :meth:`read` it, :meth:`forget` what it said, and :meth:`begin`.
 
     Args:
-        calls: the system.
         folder: where its segments are; made where it is missing.
         bring: brings what a segment says to the medium, before that is used again.
         fail: is told when the medium has failed.

@@ -21,7 +21,6 @@ class LoggedQueues(RecordChanges):
     """Make and delete queues in a root with a log.
 
     Args:
-        root: the root.
         ids: name the folders of deleted queues.
     """
 

@@ -74,7 +74,6 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
 
     Args:
         folders: of a root that no other process serves.
-        records: its records.
         live: the log's records, in order.
         survived: whether the kernel has kept all that was done: then only the last record's file calls can be missing.
 
@@ -118,8 +117,6 @@ def _write_again(folders: Folders, records: Records, sayings: Sequence[Saying], 
     removed by hand stays away.
 
     Args:
-        folders: of the root.
-        records: of the root.
         sayings: all that the log says.
         unsure: messages of records that may not have been flushed: of these the large bodies, too, may be in memory
             alone.
@@ -217,8 +214,6 @@ def _make_whole(folders: Folders, id: str, fate: MessageFate, place: str, there:
     """Make a message whole in its place. Returns what was done for that, in a word.
 
     Args:
-        folders: of the root.
-        id: the message.
         fate: what the log says of it.
         place: where it is in the end.
         there: the names that it has.

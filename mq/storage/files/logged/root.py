@@ -17,7 +17,6 @@ class RemovedQueues:
     Without it, the next start would take a younger queue's folder for the removed one's.
 
     Args:
-        calls: the system.
         emptied: gets the paths of those that nothing is left in.
     """
 
@@ -51,7 +50,6 @@ class LoggedRoot(NamedTuple):
     """A root with a log.
 
     Attributes:
-        folders: its messages.
         records: its records, by calls that do not sync.
         log: makes batches durable before their file calls.
         removed_queues: folders that the log still needs.

@@ -73,8 +73,6 @@ class Segment:
     """One of the two files.
 
     Args:
-        calls: the system.
-        path: the file.
         header: its header.
 
     Raises:

@@ -49,7 +49,6 @@ def do_steps(root: LoggedRoot, messages: Messages, early: EarlyResults) -> list[
     way.
 
     Args:
-        root: the root.
         messages: the operations.
         early: is told of outcomes as they come.
 

@@ -24,7 +24,6 @@ class Barrier:
     """What has to be synced together. Tell it of changes in the order in which they are made.
 
     Args:
-        syncs: how that is done.
         files: how many files will be written at the most. Where several are synced with everything else, none is kept
             open.
     """
@@ -137,12 +136,7 @@ class Barrier:
 
 
 class OrderedBarrier(Barrier):
-    """A barrier where names reach the disk in the order in which they were changed: one sync brings all of it.
-
-    Args:
-        syncs: how that is done.
-        files: is not used.
-    """
+    """A barrier where names reach the disk in the order in which they were changed: one sync brings all of it."""
 
     def add_file(self, fd: int) -> None:
         """As for any barrier; the bytes begin to be written out."""

@@ -60,10 +60,8 @@ def commit(
 
     Args:
         batch: does operations on messages.
-        root: the root.
         records: does those on records.
         operations: in order, and no Group.
-        early: is told nothing.
     """
     outcomes: list[Outcome] = []
     for is_record, some in groupby(operations, key=_is_record):
@@ -79,12 +77,7 @@ def _is_record(operation: AnyOperation) -> bool:
 
 
 class Batch:
-    """One commit of `root`, which no other process changes. Use it once.
-
-    Args:
-        root: the root.
-        operations: in order.
-    """
+    """One commit of `root`, which no other process changes. Use it once."""
 
     barrier: type[Barrier] = Barrier
     """Syncs the batch."""
@@ -331,12 +324,7 @@ class _Link(NamedTuple):
 
 class LinkBatch(Batch):
     """One commit where no rename is atomic. A name can reach the disk before its file: a cut would leave one that leads
-    to what its inode held before. So each file is synced before it gets its name.
-
-    Args:
-        root: the root.
-        operations: in order.
-    """
+    to what its inode held before. So each file is synced before it gets its name."""
 
     def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
         super().__init__(root, operations)

@@ -66,7 +66,6 @@ def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> Ste
 
     Args:
         kit: for its file system.
-        folders: its folders.
         stage: the folder in which this process's bodies arrive.
         shared: whether other processes change it, too.
     """
@@ -82,13 +81,10 @@ class StepwiseEngine:
 
     Args:
         kit: for the root's file system.
-        root: the root.
-        records: its records.
         ids: name the folders of deleted queues.
         own: changes of this process, which are not reported; None if the kernel reports no changes here.
 
     Attributes:
-        root: as given.
         commit: as of :class:`mq.storage.files.engine.Engine`; so are stage, tells_early, keeps_movers_away and
             waits_to_end.
     """

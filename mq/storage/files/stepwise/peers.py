@@ -56,8 +56,6 @@ class PeerLease:
     """One broker's lease on a shared root.
 
     Args:
-        calls: the system.
-        layout: the root's folders.
         expires: whether locks can be lost here while their holder lives.
         clock_ns: wall clock, nanoseconds since 1970.
         seconds: a clock that is never set.
@@ -246,7 +244,6 @@ class Alarm:
     """The file that tells all processes on a root that its medium has failed.
 
     Args:
-        calls: the system.
         path: where it is.
     """
 

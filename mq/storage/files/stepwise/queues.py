@@ -13,8 +13,6 @@ class SyncedRecords(RecordChanges):
     """Do Puts and Drops in a root without a log.
 
     Args:
-        root: the root.
-        records: of the root.
         ids: name the folders of deleted queues.
     """
 

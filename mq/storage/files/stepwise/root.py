@@ -19,7 +19,6 @@ class Others:
     """Brokers, a mover or a reaper in other processes that change the root.
 
     Args:
-        folders: of the root.
         alarm: tells all of them that the disk has failed; None if a failed sync of one fails those of all.
 
     Attributes:
@@ -65,7 +64,6 @@ class SteppedRoot:
     """A root without a log.
 
     Args:
-        folders: its folders.
         others: the processes that change it besides this one; None if there are none.
         stage: the folder in which this process's bodies arrive.
 

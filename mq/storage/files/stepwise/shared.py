@@ -14,12 +14,7 @@ _CLEARED: Final = Outcome(Result.FULL, reason="a peer considered this daemon dea
 
 
 class SharedBatch(Batch):
-    """A batch that syncs what another process wrote before it moves it.
-
-    Args:
-        root: the root.
-        operations: in order.
-    """
+    """A batch that syncs what another process wrote before it moves it."""
 
     def __init__(self, root: SteppedRoot, operations: Sequence[MessageOperation]) -> None:
         super().__init__(root, operations)

@@ -27,7 +27,7 @@ import trio
 
 from mq.errors import StorageUnusable
 from mq.lifecycle import State
-from mq.storage.files.calls import Calls, FileKind, Native
+from mq.storage.files.calls import Calls, FileKind, ForwardedCalls
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import parse_flat, parse_leaf
 from mq.storage.interface import Change, Entry
@@ -58,7 +58,6 @@ async def watch_folders(
     """Changes in the folders of these states, while the block lasts.
 
     Args:
-        folders: of the root.
         states: their folders are watched.
         own: the changes of this process, which are left out; where not given, all changes are told.
 
@@ -243,7 +242,6 @@ class KeptLook(Generic[T]):
     another one asks for what is kept.
 
     Args:
-        calls: the system.
         folders: a change of these contradicts what is kept.
         clock_ns: wall clock, nanoseconds since 1970.
     """
@@ -349,39 +347,27 @@ class OwnChanges:
         return count > 0
 
 
-class NotedCalls:
+class NotedCalls(ForwardedCalls):
     """Calls that note which names they change.
 
     Args:
-        inner: makes them.
         own: has the notes.
     """
 
     def __init__(self, inner: Calls, own: OwnChanges) -> None:
+        super().__init__(inner)
         self._inner = inner
         self._own = own
-        self.native: Native | None = None  # its changes would not be noted
-        self.open, self.close = inner.open, inner.close
-        self.read, self.write = inner.read, inner.write
-        self.read_at, self.write_at, self.write_in_place = inner.read_at, inner.write_at, inner.write_in_place
-        self.write_out, self.touch, self.fdatasync = inner.write_out, inner.touch, inner.fdatasync
-        self.fsync, self.syncfs = inner.fsync, inner.syncfs
-        self.drop_cached, self.file_size = inner.drop_cached, inner.file_size
-        self.changed_ns, self.kind = inner.changed_ns, inner.kind
-        self.mkdir, self.rmdir, self.names = inner.mkdir, inner.rmdir, inner.names
-        self.ownership, self.lock = inner.ownership, inner.lock
-        self.set_attribute, self.get_attribute = inner.set_attribute, inner.get_attribute
+        self.native = None  # its changes would not be noted
+        self.rename, self.link, self.unlink = self._rename, self._link, self._unlink
 
-    def rename(self, source: str, target: str) -> None:
-        """Move a name; EEXIST, and nothing done, where the target is taken."""
+    def _rename(self, source: str, target: str) -> None:
         self._noting([(source, False), (target, True)], lambda: self._inner.rename(source, target))
 
-    def link(self, source: str, target: str) -> None:
-        """The system call of that name."""
+    def _link(self, source: str, target: str) -> None:
         self._noting([(target, True)], lambda: self._inner.link(source, target))
 
-    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
+    def _unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         self._noting([(path, False)], lambda: self._inner.unlink(path, dir_fd=dir_fd))
 
     def _noting(self, changes: Sequence[tuple[str, bool]], call: Callable[[], None]) -> None:
