@@ -16,26 +16,26 @@ from mq.storage.files.mount import mount_of_root
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (34, 151),
-    "HTTP fetch with wait, and the publish that ends it": (43, 275),
-    "AMQP publish, with its confirm": (38, 224),
-    "HTTP remove": (36, 163),
+    "HTTP publish": (28, 107),
+    "HTTP fetch with wait, and the publish that ends it": (37, 240),
+    "AMQP publish, with its confirm": (36, 186),
+    "HTTP remove": (33, 136),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 
 BOUNDS_WITH_A_LOG: Final = {
-    "HTTP publish": (35, 139),
-    "HTTP fetch with wait, and the publish that ends it": (44, 266),
-    "AMQP publish, with its confirm": (39, 180),
-    "HTTP remove": (37, 135),
+    "HTTP publish": (29, 109),
+    "HTTP fetch with wait, and the publish that ends it": (38, 240),
+    "AMQP publish, with its confirm": (36, 155),
+    "HTTP remove": (33, 115),
 }
 """The same where the temporary folder is on a file system with a journal."""
 
 BOUNDS_THROUGH_NEW: Final = {
-    "HTTP publish": (35, 265),
-    "HTTP fetch with wait, and the publish that ends it": (43, 300),
-    "AMQP publish, with its confirm": (39, 335),
-    "HTTP remove": (36, 173),
+    "HTTP publish": (32, 205),
+    "HTTP fetch with wait, and the publish that ends it": (40, 262),
+    "AMQP publish, with its confirm": (39, 255),
+    "HTTP remove": (34, 140),
 }
 """The same where a power cut can leave a partial file under its name, as on btrfs: each message goes through new/."""
 

@@ -59,7 +59,7 @@ NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
 def commit(
     root: LoggedRoot,
     queues: RecordChanges,
-    read_ahead: ReadAhead | None,
+    read_ahead: ReadAhead,
     operations: Sequence[AnyOperation],
     early: EarlyResults,
 ) -> list[Outcome]:
@@ -67,13 +67,13 @@ def commit(
 
     Args:
         queues: makes and deletes queues.
-        read_ahead: reads messages before they are moved; None if nothing is read ahead.
+        read_ahead: reads messages before they are moved.
         early: is told of the first outcomes on the way: their record is on the disk, and their file calls are made.
     """
     first = operations[0] if operations else None
     if isinstance(first, Put | Drop) and first.kind == QUEUE:  # it is alone in its batch
         return [queues.commit(first)]
-    if read_ahead is not None:
+    if root.folders.native is not None:  # else it costs as much as it saves
         read_ahead.fill(root.folders, operations)
     volume = root.folders.volume
     outcomes: list[Outcome] = []

@@ -36,9 +36,8 @@ class LoggedEngine:
         self.root = root
         self.stage = root.folders.layout.stage
         self._read_ahead = ReadAhead()
-        ahead = None if root.folders.native is None else self._read_ahead  # else it costs as much as it saves
         self.commit: Callable[[Sequence[AnyOperation], EarlyResults], list[Outcome]] = partial(
-            commit, root, LoggedQueues(root, ids), ahead
+            commit, root, LoggedQueues(root, ids), self._read_ahead
         )
 
     @property
