@@ -273,8 +273,11 @@ def test_an_exclusive_queue_goes_with_its_connection() -> None:
     assert refusal(store.topology.queue, "/", "own", "c2") is Code.RESOURCE_LOCKED
     assert refusal(store.topology.delete_queue, "/", "own", "c2") is Code.RESOURCE_LOCKED
     assert refusal(store.topology.unbind, to_queue("x", "own"), "c2") is Code.RESOURCE_LOCKED
+    assert store.topology.has_exclusive_queues("c1")
     change = store.do(store.topology.disconnect("/", "c1"))
     assert [one.name for one in change.lost_queues] == ["own"]
+    assert not store.topology.has_exclusive_queues("c1")
+    assert store.topology.has_exclusive_queues("c2")
     assert store.route("x") == []
     assert [one.name for one in store.topology.queues()] == ["other"]
 

@@ -9,6 +9,7 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock
 
+from mq import turns
 from mq.amqp.protocol.connection import HEARTBEATS_SECONDS, LOOKS_A_FRAME, MOST_HEARTBEATS, Connection
 from mq.amqp.wire.frames import HEARTBEAT, PROTOCOL_HEADER
 from mq.turns import FRAMES_A_TURN
@@ -140,3 +141,16 @@ async def test_frames_behind_a_refused_one_take_many_turns(
     assert await heard(client) == ["Connection.Close"]
     assert counted.all == 10 * MOST_HEARTBEATS + 1
     assert counted.most <= FRAMES_A_TURN
+
+
+async def test_connections_without_exclusive_queues_do_not_wait_for_each_other_to_end(
+    autojump_clock: MockClock, house: House
+) -> None:
+    clients = [await house.connect() for _ in range(200)]
+    passes = turns.of_run()
+    begin = passes.passes
+    for client in clients:
+        client.stream.send_stream.close()
+    while house.door.connections:
+        await trio.lowlevel.checkpoint()
+    assert passes.passes - begin < 100

@@ -79,6 +79,7 @@ class Topology:
         self._has_queue = has_queue
         self._may_have = may_have
         self._is_caught_up = is_caught_up
+        self._exclusive: dict[Hashable, dict[str, Queue]] = {}  # by the connection that owns them
         self._vhosts = {name: Vhost(name) for name in (DEFAULT_VHOST, *vhosts) if name}
         for vhost in self._vhosts.values():
             for name, kind in PREDECLARED.items():
@@ -290,10 +291,13 @@ class Topology:
             return NOTHING
         return Cascade(self._vhosts[vhost]).plan(queues=[queue])
 
+    def has_exclusive_queues(self, owner: Hashable) -> bool:
+        """Whether a connection has exclusive queues."""
+        return owner in self._exclusive
+
     def disconnect(self, vhost: str, owner: Hashable) -> TopologyChange:
         """Plan that all exclusive queues of a connection go."""
-        place = self._vhosts[vhost]
-        return Cascade(place).plan(queues=[queue for queue in place.queues.values() if queue.owner == owner])
+        return Cascade(self._vhosts[vhost]).plan(queues=list(self._exclusive.get(owner, {}).values()))
 
     # Bindings
 
@@ -387,6 +391,7 @@ class Topology:
             yield
         for queue in change.lost_queues:
             self._vhosts[queue.vhost].queues.pop(queue.name, None)
+            self._forget_exclusive(queue)
             yield
         for exchange in change.lost_exchanges:
             self._vhosts[exchange.vhost].drop_exchange(exchange)
@@ -396,10 +401,18 @@ class Topology:
             yield
         for queue in change.queues:
             self._vhosts[queue.vhost].queues[queue.name] = queue
+            if queue.owner is not None:
+                self._exclusive.setdefault(queue.owner, {})[queue.name] = queue
             yield
         for binding in change.bindings:
             self._vhosts[binding.vhost].add_binding(binding)
             yield
+
+    def _forget_exclusive(self, queue: Queue) -> None:
+        queues = self._exclusive.get(queue.owner, {})
+        queues.pop(queue.name, None)
+        if not queues:
+            self._exclusive.pop(queue.owner, None)
 
     def load(self, records: Mapping[str, Iterable[Mapping[str, Any]]]) -> list[DurableRecord]:
         """Take up what is in the store, once, at the start.

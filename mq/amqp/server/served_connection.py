@@ -74,7 +74,6 @@ class ServedConnection(ClientConnection):
         self._is_paused = False
         self._is_working = False  # a task carries out commands
         self._idle = trio.lowlevel.ParkingLot()  # tasks that wait to do so
-        self._is_disconnected = False
         self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
         self._reader = Reader()
@@ -401,14 +400,14 @@ class ServedConnection(ClientConnection):
                 self._channels.pop(command.channel, None)
 
     async def _disconnect(self) -> None:
-        """Delete the client's exclusive queues, after what it has published there. Does nothing the second time.
+        """Delete the client's exclusive queues, after what it has published there.
 
         Raises:
             Refusal: the store cannot do that now.
         """
-        if not self._is_disconnected:
+        # Asked first: a change waits for all other changes, and a crowd that connects again and again would wait here.
+        if self.state.topology.has_exclusive_queues(self.owner):
             await self.state.topology_store.change(lambda: self.state.topology.disconnect(self.vhost, self.owner))
-            self._is_disconnected = True
 
     async def _disconnect_and_log(self) -> None:
         try:
