@@ -712,7 +712,7 @@ class Wiring:
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
         recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
-        self._ready = ReadyMessages(core, upkeep)
+        self._ready = ReadyMessages(core, upkeep, recent)
         deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
         self._lessors = [Lessor(core, self._ready, deliverer) for deliverer in deliverers]
         direct = DirectDispatch(core, waiters, leases, deliverers[0])

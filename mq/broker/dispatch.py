@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import trio
@@ -120,13 +121,40 @@ class ReadyMessages:
         is_cut: whether the last :meth:`take` stopped at a turn's worth of such messages: ask again in another step.
     """
 
-    def __init__(self, core: Core, upkeep: Upkeep) -> None:
+    def __init__(self, core: Core, upkeep: Upkeep, recent: RecentBodies) -> None:
         self.is_cut = False
         self._turns: turns.LoopTurns | None = None  # of the event loop, once a message was passed over in it
         self._catalog = core.catalog
+        self._committer = core.committer
         self._upkeep = upkeep
+        self._recent = recent
         self._peers = core.config.peers
         self._random = core.random
+
+    def take_now(self, index: QueueIndex, most: int, *, to_hold: bool) -> list[Entry] | None:
+        """Take up to `most` messages in the caller's step, for a fetch, a get or consumers; none if none is READY.
+        None if a worker has to serve them: another message may come first, or a body has to be read.
+
+        Args:
+            to_hold: whether a connection is to hold them, so that their bodies have to be in memory. A lease has a
+                commit to wait for, in which bodies can be read.
+        """
+        if index.deleted or index.settings.paused or self._committer.failure:
+            return None
+        if index.undelivered and (to_hold or has_to_catch_up(index, most)):
+            return None
+        if to_hold and not index.is_plain:
+            return None
+        entries: list[Entry] = []
+        last: MessageId | None = None
+        while len(entries) < most and (entry := self.take(index, last)) is not None:
+            entries.append(entry)
+            last = entry.id
+            if to_hold and last not in self._recent:
+                for each in entries:
+                    index.add(each)
+                return None
+        return entries if entries or not self.is_cut else None
 
     def take(self, index: QueueIndex, last: MessageId | None = None) -> Entry | None:
         """Take the next message that may be delivered, out of the index; None without one, or where :attr:`is_cut`.
@@ -168,14 +196,14 @@ class Lessor:
         index = request.index
         if self._others_move or request.takes or request.holds or request.count > MOST_NOW:
             return False
-        if index in self.deliverer.waiters.queues or index.deleted or index.settings.paused:
-            return False
-        if has_to_catch_up(index, request.count) or (index.ready and not self._leases.is_calm):
-            return False  # a worker measures how late the event loop is
-        entries = self.take(index, request.count)
-        if not entries and (request.waits or self._ready.is_cut):
+        if index in self.deliverer.waiters.queues or (index.ready and not self._leases.is_calm):
+            return False  # a worker keeps the order of requests, and measures how late the event loop is
+        entries = self._ready.take_now(index, request.count, to_hold=False)
+        if entries is None or (request.waits and not entries):
             return False
         if entries:
+            for entry in entries:
+                self._catalog.begin(entry, is_out=True)
             self.submit([Assignment(request, entry) for entry in entries], {request: Fulfilment()})
         else:
             request.future.set([])
@@ -310,7 +338,8 @@ class FetchWorker:
                 self._waiters.call(index)
                 return assignments, portions
             if request.holds:
-                portions_now = self._unacked_deliverer.share(index, wait_queue, LONGEST_SLICE)
+                ready = islice(iter(partial(self._ready.take, index), None), LONGEST_SLICE)
+                portions_now = self._unacked_deliverer.share(index, wait_queue, ready)
                 portions += portions_now
                 held_count += sum(len(portion.messages) for portion in portions_now)
                 if wait_queue.first() is request:
@@ -749,18 +778,15 @@ class Portion(NamedTuple):
     messages: list[Entry]
 
 
-def share_out(requests: Iterable[FetchRequest], take: Callable[[], Entry | None]) -> list[Portion]:
+def share_out(requests: Iterable[FetchRequest], messages: Iterator[Entry]) -> list[Portion]:
     """Portions of the messages there are, given to requests one by one in turn (round-robin).
-
-    Args:
-        take: returns the next message, None when there is none.
 
     Returns:
         The portions that are not empty; first that of the next request in turn.
     """
     portions: dict[FetchRequest, list[Entry]] = {}
     turns = deque(requests)
-    while turns and (taken := take()) is not None:
+    while turns and (taken := next(messages, None)) is not None:
         request = turns.popleft()
         portion = portions.pop(request, [])
         portion.append(taken)
@@ -798,23 +824,10 @@ class UnackedDeliverer:
         self._seconds = core.config.visibility_seconds
         waiters.push = self.push
 
-    def share(self, index: QueueIndex, wait_queue: WaitQueue, most: int, *, is_now: bool = False) -> list[Portion]:
-        """Portions of up to `most` messages for the requests of the highest priority that hold them in memory; where it
-        `is_now`, only of messages that need not be read. They are held from then on."""
-        holders = wait_queue.holders()
-        for request in holders:
-            if request.future.abandoned:
-                wait_queue.leave(request)
-        turn = iter(range(most))
-
-        def take() -> Entry | None:
-            entry = None if next(turn, None) is None else self._ready.take(index)
-            if entry is not None and is_now and entry.id not in self._recent:
-                index.add(entry)
-                return None
-            return entry
-
-        portions = share_out([request for request in holders if not request.future.abandoned], take)
+    def share(self, index: QueueIndex, wait_queue: WaitQueue, messages: Iterator[Entry]) -> list[Portion]:
+        """Portions for the requests of the highest priority that hold messages in memory. They are held from then on.
+        No more messages are taken than these requests want."""
+        portions = share_out(_holders(wait_queue), messages)
         for portion in portions:
             self._waiters.keep_place(index, portion.request.precedence)
             wait_queue.leave(portion.request)
@@ -829,52 +842,27 @@ class UnackedDeliverer:
         while waiters.ready:
             index = waiters.ready.popleft()
             wait_queue = waiters.answer_call(index)
-            is_served = left > 0 and self._is_simple(index)
-            if is_served:
-                for request, entries in self.share(index, wait_queue, left, is_now=True):
-                    left -= len(entries)
-                    stored = [self._recent.take(entry.id) for entry in entries]
-                    request.held = entries
-                    request.future.set(
-                        [
-                            self._message(index, entry, found)
-                            for entry, found in zip(entries, stored, strict=True)
-                            if found is not None  # always: it was there
-                        ]
-                    )
-                is_served = not index.ready
-            if is_served or not wait_queue.wanted:
+            wanted = sum([request.count for request in _holders(wait_queue)])
+            entries = self._ready.take_now(index, min(left, wanted), to_hold=True) if left > 0 else None
+            if entries:
+                left -= len(entries)
+                for request, portion in self.share(index, wait_queue, iter(entries)):
+                    request.held = portion
+                    request.future.set([self._message(index, entry, self._recent.take(entry.id)) for entry in portion])
+            if (entries is not None and not index.ready) or not wait_queue.wanted:
                 waiters.served(index)
             elif not wait_queue.is_called:
                 waiters.call_worker(index, wait_queue)
 
-    def _is_simple(self, index: QueueIndex) -> bool:
-        """Whether the next message is what its index says, and may be delivered."""
-        if index.undelivered or index.deleted or index.settings.paused or self._committer.failure:
-            return False
-        return index.is_plain
-
     def deliver_now(self, index: QueueIndex, most: int) -> list[tuple[Entry, Message]] | None:
-        """Up to `most` messages, held from now on, in the caller's step; none if none is READY. None where that takes
-        longer: others wait for messages of the queue, or a body has to be read."""
-        if index in self._waiters.queues or not self._is_simple(index):
-            return None
-        entries: list[Entry] = []
-        while len(entries) < most and (entry := self._ready.take(index)) is not None:
-            entries.append(entry)
-            if entry.id not in self._recent:
-                for each in entries:
-                    index.add(each)
-                return None
-        if self._ready.is_cut and not entries:
-            return None
-        found: list[tuple[Entry, Message]] = []
+        """Up to `most` messages, held from now on, in the caller's step; none if none is READY. None if a worker has to
+        serve them, as where others wait for messages of the queue."""
+        entries = None if index in self._waiters.queues else self._ready.take_now(index, most, to_hold=True)
+        if not entries:
+            return None if entries is None else []
         for entry in entries:
-            stored = self._recent.take(entry.id)
-            assert stored is not None, "it was there"
             index.hold(entry)
-            found.append((entry, self._message(index, entry, stored)))
-        return found
+        return [(entry, self._message(index, entry, self._recent.take(entry.id))) for entry in entries]
 
     async def serve(self, portions: Sequence[Portion]) -> None:
         """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its
@@ -937,7 +925,8 @@ class UnackedDeliverer:
             self._set_aside(entry)
         return messages
 
-    def _message(self, index: QueueIndex, entry: Entry, found: Stored) -> Message:
+    def _message(self, index: QueueIndex, entry: Entry, found: Stored | None) -> Message:
+        assert found is not None, "its body is in memory, or was just read"
         history = self._dead_letters.history(entry)
         body = _watched(self._waiters, index, entry, found.body)
         return Message(entry.queue, entry.id, body, found.properties, entry.meta.receives + 1, "", history)
@@ -957,6 +946,15 @@ class UnackedDeliverer:
             request.future.set([message for _, message in messages])
         else:
             self._waiters.ask(request, first=True)
+
+
+def _holders(wait_queue: WaitQueue) -> list[FetchRequest]:
+    """The requests that hold messages in memory, and share the next ones. Those that are abandoned leave."""
+    holders = wait_queue.holders()
+    for request in holders:
+        if request.future.abandoned:
+            wait_queue.leave(request)
+    return [request for request in holders if not request.future.abandoned]
 
 
 async def _fail(requests: list[FetchRequest], wait_queue: WaitQueue, error: Exception) -> None:
