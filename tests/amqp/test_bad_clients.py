@@ -11,7 +11,7 @@ from pamqp import commands
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.amqp.server.backlog import OWN_RESERVE
-from mq.amqp.server.client_socket import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, STALLED_SECONDS
+from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, STALLED_SECONDS
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.doors.budget import CLIENT_PART

@@ -123,6 +123,10 @@ class Topology:
         for vhost in self._vhosts.values():
             yield from vhost.queues.values()
 
+    def queues_by_name(self, vhost: str) -> Mapping[str, Queue]:
+        """The queues of a vhost that were declared over AMQP, as they are at each time."""
+        return self._vhosts[vhost].queues
+
     def route(
         self, vhost: str, exchange: str, routing_key: str, headers: Headers, copied_to: Sequence[str] = ()
     ) -> list[Queue]:

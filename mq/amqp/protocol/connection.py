@@ -33,6 +33,7 @@ from mq.amqp.protocol.commands import (
     ChannelKey,
     Command,
     Leave,
+    PublishMessages,
     Result,
 )
 from mq.amqp.protocol.session import ConnectionLimits, Session
@@ -279,10 +280,15 @@ class Connection:
         outbox, reader = self.session.outbox, self._reader
         while reader.held and self.frames_left > 0 and not outbox.whole and self._step():
             pass
-        if outbox.is_empty:
-            self.held = reader.held
-            return None
-        return outbox.take()
+        if not outbox.whole:
+            if outbox.messages:
+                messages, outbox.messages, outbox.message_bytes = outbox.messages, [], 0
+                return PublishMessages(tuple(messages))
+            if not outbox.deliveries:
+                self.held = reader.held
+                return None
+            outbox.close()
+        return outbox.whole.popleft()
 
     def outgoing(self) -> bytes:
         """The bytes to send now."""
@@ -532,6 +538,7 @@ class Connection:
         if why_closed:
             raise Refusal(Code.CONNECTION_FORCED, why_closed)
         self.session.vhost = method.virtual_host
+        self.session.queues = self.session.topology.queues_by_name(method.virtual_host)
         self.state = ConnectionState.OPEN
         self._deadline = math.inf
         self.session.send_method(0, methods.Connection.OpenOk)

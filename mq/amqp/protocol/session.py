@@ -1,19 +1,20 @@
 """What the channels of a connection share: its user, its vhost, its limits, and the two ways out.
 
-The :class:`Outbox` joins commands that can share a barrier: publishes in a row, and settlements in a row.
+The :class:`Outbox` joins commands that can share a commit: publishes in a row, and settlements in a row.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard
 
 from pamqp import base
 
 from mq.access import Right, User
+from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import DEFAULT_VHOST, encode
 from mq.amqp.model.topology import Topology
 from mq.amqp.protocol.commands import (
@@ -87,74 +88,55 @@ MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
 
 
 class Outbox:
-    """Takes commands one by one, and gives out joined ones: publishes in a row, and settlements in a row.
+    """The commands of a connection, in order. Publishes in a row are joined, and settlements in a row.
 
     Attributes:
-        whole: commands that no further one will be joined to, in order.
-        is_empty: whether there is no command at all.
+        whole: commands that no further one is joined to.
+        messages: the last command, if it is a publish that others may be joined to. Its channel adds messages.
+        message_bytes: of their bodies.
+        deliveries: the last command, if it is a settlement that others may be joined to.
     """
 
     def __init__(self) -> None:
         self.whole: deque[Command] = deque()
-        self.is_empty = True
-        self._messages: list[PublishedMessage] = []
-        self._bytes = 0
-        self._deliveries: list[UnsettledDelivery] = []
+        self.messages: list[PublishedMessage] = []
+        self.message_bytes = 0
+        self.deliveries: list[UnsettledDelivery] = []
         self._outcome = Settlement.ACKNOWLEDGED
 
-    def publish(self, message: PublishedMessage) -> None:
-        """One more message to store."""
-        if self._deliveries:
-            self._close()
-        self.is_empty = False
-        self._messages.append(message)
-        self._bytes += len(message.body)
-        if self._bytes >= MOST_BYTES_TOGETHER or len(self._messages) >= MOST_TOGETHER:
-            self._close()
-
     def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
-        """More deliveries to settle."""
-        if self._messages or outcome is not self._outcome:
-            self._close()
+        """Settle more deliveries."""
+        if self.messages or outcome is not self._outcome:
+            self.close()
         self._outcome = outcome
-        self.is_empty = False
-        self._deliveries += deliveries
-        if len(self._deliveries) >= MOST_TOGETHER:
-            self._close()
+        self.deliveries += deliveries
+        if len(self.deliveries) >= MOST_TOGETHER:
+            self.close()
 
     def feed(self, command: Credit) -> None:
         """A consumer has credit again. It goes ahead of the acknowledgements that gave it: what they remove is out of
         its queue already, so the next messages can be sent while the store removes it."""
-        if self._messages or self._outcome is not Settlement.ACKNOWLEDGED:
-            self._close()
+        if self.messages or self._outcome is not Settlement.ACKNOWLEDGED:
+            self.close()
         at = len(self.whole)
         while at and is_acknowledgement(self.whole[at - 1]):
             at -= 1
-        self.is_empty = False
         self.whole.insert(at, command)
 
     def put(self, command: Command) -> None:
-        """Any other command."""
-        if self._messages or self._deliveries:
-            self._close()
-        self.is_empty = False
+        """Add any other command."""
+        if self.messages or self.deliveries:
+            self.close()
         self.whole.append(command)
 
-    def take(self) -> Command | None:
-        """The next command."""
-        if not self.whole:
-            self._close()
-        command = self.whole.popleft() if self.whole else None
-        self.is_empty = not (self.whole or self._messages or self._deliveries)
-        return command
-
-    def _close(self) -> None:
-        if self._messages:
-            self.whole.append(PublishMessages(tuple(self._messages)))
+    def close(self) -> None:
+        """Join nothing more to the last command."""
+        if self.messages:
+            self.whole.append(PublishMessages(tuple(self.messages)))
         else:  # in parts, of which each is freed once it is settled
-            for at in range(0, len(self._deliveries), MOST_TOGETHER):
-                self.whole.append(Settle(self._outcome, tuple(self._deliveries[at : at + MOST_TOGETHER])))
-        self._messages, self._deliveries, self._bytes = [], [], 0
+            for at in range(0, len(self.deliveries), MOST_TOGETHER):
+                self.whole.append(Settle(self._outcome, tuple(self.deliveries[at : at + MOST_TOGETHER])))
+        self.messages, self.deliveries, self.message_bytes = [], [], 0
 
 
 def is_acknowledgement(command: Command) -> TypeGuard[Settle]:
@@ -188,6 +170,7 @@ class Session:
         unflushed: has confirms that are due, in order.
         room: the reservation for the bytes in `buffered`.
         unfinished: how many of them are of messages that have begun to come and are not all here.
+        queues: those of the vhost that were declared over AMQP, by name.
         unsettled: deliveries that count for ``unsettled_max``.
         channels: how many are open, or closing.
     """
@@ -199,6 +182,7 @@ class Session:
     outbox: Outbox = field(default_factory=Outbox)
     unflushed: dict[Confirming, None] = field(default_factory=dict)
     vhost: str = DEFAULT_VHOST
+    queues: Mapping[str, Queue] = field(default_factory=dict)
     address: str = ""
     certificate: str | None = None
     user: User | None = None

@@ -9,8 +9,8 @@
 * ``backlog``: published messages that the store has not taken yet; publishers wait if there are too many.
 * ``full_store_alarm``: the log's warning that publishers wait because the store has no room.
 * ``state``: what all connections share; queues that expire while they are not used.
-* ``client_socket``: a client's socket. ``refusals``: AMQP reply codes for errors of mq.
-* ``client_connection``: the base of a served connection, as its channels, consumers and publishes see it.
+* ``refusals``: AMQP reply codes for errors of mq.
+* ``client_connection``: a client's socket, and the base of its served connection, as its channels and consumers see it.
 * ``publishes``: messages of a connection, stored and answered in order, in batches.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.

@@ -177,6 +177,7 @@ class PublishQueue:
         self._connection = client.connection
         self._state = client.state
         self._broker = client.state.broker
+        self._progress = client.state.broker.progress
         self._count_consumers = client.state.topology.consumers.count
         self._backlog = client.backlog
         self._waiting: deque[PublishedMessage] = deque()
@@ -326,7 +327,7 @@ class PublishQueue:
             backlog.size -= sum(map(_size, messages))
             backlog.stored += len(messages)
             if not self._is_reading:
-                self._broker.progress.after(self._client.send_answers)
+                self._progress.after(self._client.send_answers)
             if first.is_stored:
                 self._connection.published(messages, is_stored=True)
             else:
@@ -390,7 +391,7 @@ class PublishQueue:
             return
         self._end(batch)
         has_place()
-        self._broker.progress.flush()
+        self._progress.flush()
 
     async def _store(
         self,

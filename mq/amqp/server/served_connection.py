@@ -15,8 +15,7 @@ from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import ChannelKey, Credit, Done, Get, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
-from mq.amqp.server.client_connection import ClientConnection
-from mq.amqp.server.client_socket import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES
+from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, ClientConnection
 from mq.amqp.server.declarations import DECLARATIONS
 from mq.amqp.server.publishes import PublishQueue
 from mq.amqp.server.refusals import refusal_of
