@@ -10,8 +10,8 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock, memory_stream_pair
 
-from mq.amqp.server.backlog import OWN_RESERVE
 from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, STALLED_SECONDS
+from mq.amqp.server.publishes import OWN_RESERVE
 from mq.amqp.server.served_connection import ServedConnection
 from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.doors.budget import CLIENT_PART
@@ -240,5 +240,5 @@ async def test_what_waits_for_room_is_bounded(autojump_clock: MockClock) -> None
             assert served in house.door.connections  # it is not its fault that it is not heard
             most = house.door.memory.most // CLIENT_PART - house.door.memory.most // OWN_RESERVE
             assert sent > most
-            assert served.backlog.size < most + READ_BYTES * 2
+            assert served.publishes.size < most + READ_BYTES * 2
             nursery.cancel_scope.cancel()

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
-from mq.amqp.server.backlog import Backlog, ConnectionBacklog
+from mq.amqp.server.backlog import Backlog
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.copies import Copy
 from mq.amqp.server.full_store_alarm import FullStoreAlarm
@@ -21,7 +21,7 @@ from mq.amqp.server.publishes import MOST_BATCHES, MOST_TOGETHER, PublishQueue
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft
 from mq.broker.commit import StoreProgress
-from mq.doors.budget import Budget, Use
+from mq.doors.budget import Budget
 from mq.errors import BodyTooLarge, MQError, NotServed, QueueFull, StorageFailed, StorageFull
 
 Q = Queue("/", "q", durable=True)
@@ -79,9 +79,12 @@ class StubConnection:
         self.start = nursery.start_soon
         self.fail = self.end_after_error = self.raised.append
         topology = SimpleNamespace(consumers=SimpleNamespace(count=lambda queue: 0))
-        self.state = SimpleNamespace(broker=self.stores, copies=self.stores, topology=topology, alarm=self.alarm)
-        room = Budget(1 << 24).client("client").reserve(Use.BACKLOG)
-        self.backlog = ConnectionBacklog(Backlog(), self.stores.progress, room)
+        self.state = SimpleNamespace(
+            broker=self.stores, copies=self.stores, topology=topology, alarm=self.alarm, backlog=Backlog()
+        )
+        self.memory = Budget(1 << 24).client("client")
+        self.now = trio.current_time
+        self.why_blocked = ""
         self.queue = PublishQueue(cast("ClientConnection", self))
 
     @property
@@ -197,11 +200,11 @@ async def test_what_is_under_way_when_the_store_fails_is_lost_with_what_waits(cl
     await client.stores.end(2, failure)
     await client.stores.end(1)
     assert [str(refusal) for refusal in client.raised] == ["what a pity"]
-    assert client.backlog.failure is failure
+    assert client.queue.failure is failure
     assert client.answered_batches() == [0]
-    assert (client.queue.lost, str(client.backlog.failure)) == (MOST_BATCHES * MOST_TOGETHER, "what a pity")
+    assert (client.queue.lost, str(client.queue.failure)) == (MOST_BATCHES * MOST_TOGETHER, "what a pity")
     with pytest.raises(StorageFailed):
-        await client.backlog.wait_until_empty()
+        await client.queue.wait_until_empty()
 
 
 async def test_few_messages_are_stored_while_others_are_under_way(client: StubConnection) -> None:
@@ -215,7 +218,7 @@ async def test_few_messages_are_stored_while_others_are_under_way(client: StubCo
 async def test_a_refusal_is_answered_in_the_step_that_hears_of_it(client: StubConnection, refusal: MQError) -> None:
     client.stores.refusal = refusal
     client.queue.put([client.message(0), client.message(1)])
-    assert (client.refusals, client.told, client.backlog.size) == ([0, 1], [], 0)
+    assert (client.refusals, client.told, client.queue.size) == ([0, 1], [], 0)
 
 
 async def test_a_batch_without_room_waits_in_a_task(autojump_clock: MockClock, client: StubConnection) -> None:

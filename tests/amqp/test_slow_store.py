@@ -13,8 +13,8 @@ from pamqp import commands
 from trio.testing import MockClock
 
 from mq.amqp.server import listener
-from mq.amqp.server.backlog import OWN_RESERVE
 from mq.amqp.server.listener import LONGEST_STOP_SECONDS
+from mq.amqp.server.publishes import OWN_RESERVE
 from mq.broker.commit import PATIENCE_SECONDS
 from mq.doors.budget import CLIENT_PART, Budget
 from mq.storage.interface import AnyOperation, Description, Drop, Outcome, Put
@@ -205,7 +205,7 @@ async def test_backlog_is_limited_in_seconds_while_others_wait_for_the_store(aut
             house.broker.progress.note_wait(1.0)
             await trio.sleep(0.5)
         [served] = house.door.connections
-        waiting = served.backlog.size / 2100  # type: ignore[attr-defined]
+        waiting = served.publishes.size / 2100  # type: ignore[attr-defined]
         assert 8 < waiting * store.seconds < 14
 
 

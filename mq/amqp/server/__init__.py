@@ -6,12 +6,13 @@
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
 * ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
-* ``backlog``: published messages that the store has not taken yet; publishers wait if there are too many.
+* ``backlog``: the bytes that all connections have published and the store has not taken.
 * ``full_store_alarm``: the log's warning that publishers wait because the store has no room.
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``refusals``: AMQP reply codes for errors of mq.
 * ``client_connection``: a client's socket, and the base of its served connection, as its channels and consumers see it.
-* ``publishes``: messages of a connection, stored and answered in order, in batches.
+* ``publishes``, ``submitted_batch``: messages of a connection, stored and answered in order, in batches; publishers wait
+  if there are too many.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
 * ``served_channel``: one channel: its consumers, gets, transactions, and its end.

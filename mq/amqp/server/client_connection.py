@@ -17,7 +17,6 @@ import trio
 
 from mq.amqp.model.names import DEFAULT_VHOST
 from mq.amqp.protocol.connection import Connection, ConnectionState
-from mq.amqp.server.backlog import ConnectionBacklog
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.fairness import SOURCE
@@ -241,6 +240,7 @@ class ClientConnection(ABC):
     Attributes:
         connection: the protocol, without a socket.
         send_answers: sends what completions have written. It never raises.
+        why_blocked: why the client's publishes have to wait; empty while they need not.
     """
 
     def __init__(self, state: AmqpState, stream: trio.SocketStream | TLSStream, peer: Peer, version: str) -> None:
@@ -258,7 +258,7 @@ class ClientConnection(ABC):
         session.use_memory(self.memory)
         self.reading = trio.CancelScope()
         self.socket = ClientSocket(stream, peer, self.memory.reserve(Use.DELIVERY), self.start, self.reading.cancel)
-        self.backlog = ConnectionBacklog(state.backlog, state.broker.progress, self.memory.reserve(Use.BACKLOG))
+        self.why_blocked = ""
         self.send_answers = partial(self.complete, self.flush)
         self.source = object()
         self.context = copy_context()
@@ -282,6 +282,14 @@ class ClientConnection(ABC):
     async def work_again(self) -> None:
         """Carry out what a close from this side has left to do."""
 
+    @abstractmethod
+    async def wait_until_stored(self) -> None:
+        """Wait until everything published before is stored, or refused. A checkpoint only if something is not.
+
+        Raises:
+            MQError: the store has failed, or the broker ends; the rest is not stored.
+        """
+
     def start(self, work: Callable[..., Awaitable[object]], *args: object) -> None:
         """Start a task of this connection, unless it has ended. The caller may be a completion, in another task."""
         if self.nursery is not None:
@@ -291,10 +299,8 @@ class ClientConnection(ABC):
 
     def flush(self) -> None:
         """Send what was written."""
-        if self.backlog.why_full:
-            self.connection.block(self.backlog.why_full)
-        elif self.backlog.is_ahead:
-            self.connection.block("publishing faster than the store can write")
+        if self.why_blocked:
+            self.connection.block(self.why_blocked)
         elif self.connection.is_blocked:
             self.connection.unblock()
         data = self.connection.outgoing()

@@ -21,8 +21,7 @@ from mq.lifecycle import made_for
 
 async def in_order(client: ClientConnection, do: Callable[[], Awaitable[Result]]) -> Result:
     """Do it after everything published before, and to its end, even if the connection ends meanwhile."""
-    if not client.backlog.is_empty:
-        await client.backlog.wait_until_empty()
+    await client.wait_until_stored()
     with client.state.broker.progress.shielded():
         return await do()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Final
@@ -17,7 +17,6 @@ from typing import Final
 import trio
 from pamqp import commands as methods
 
-from mq.amqp.model.arguments import OVERFLOW
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import PublishedMessage
 from mq.amqp.protocol.connection import Connection
@@ -25,11 +24,13 @@ from mq.amqp.protocol.session import MESSAGE_OVERHEAD
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.copies import Copy
 from mq.amqp.server.dead_letters import Reason
-from mq.amqp.server.message_codec import Publishable, draft_of
+from mq.amqp.server.message_codec import draft_of
 from mq.amqp.server.refusals import refusal_of
+from mq.amqp.server.submitted_batch import SubmittedBatch, is_dead_lettered
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import Published
-from mq.errors import BodyTooLarge, MQError, NoSuchQueue, NotServed, PublishPaused, QueueFull, StorageFull
+from mq.doors.budget import UNCOUNTED_BYTES, Use
+from mq.errors import MQError, NotServed, StorageFull
 from mq.message import QueueName
 
 logger = logging.getLogger("mq.amqp")
@@ -43,107 +44,22 @@ MOST_BATCHES: Final = 3
 """The most batches of one connection that are submitted and not answered."""
 RETRY_SECONDS: Final = 1.0
 """The pause before messages that found no room are tried again."""
-_UNSERVED: Final = (NotServed, PublishPaused)
-_REFUSALS: Final = (QueueFull, BodyTooLarge, *_UNSERVED)
 
-
-class SubmittedBatch:
-    """Messages that are stored and answered together, and the errors of those that are refused.
-
-    Attributes:
-        messages: in order.
-        left: queues whose outcomes are not known.
-        failed: copies that are not stored after the first try, and why.
-        is_done: whether all messages are stored or refused.
-        is_stored: whether every message is stored in all of the queues to which it was routed when it came.
-        is_stuck: whether a task has to store the rest of it, before which no other batch begins.
-    """
-
-    __slots__ = ("_refusals", "_routes", "failed", "is_done", "is_stored", "is_stuck", "left", "messages")
-
-    def __init__(self, messages: Sequence[PublishedMessage]) -> None:
-        self.messages = messages
-        self.left = 0
-        self.failed: list[tuple[Copy, MQError]] = []
-        self.is_done = self.is_stuck = False
-        self.is_stored = True
-        self._routes: Mapping[int, tuple[Queue, ...]] = {}
-        self._refusals: list[tuple[int, MQError]] = []  # `id` of a message, and why a queue refused it
-
-    def copies(self) -> list[Copy]:
-        """Return a copy of each message for each of its queues, in order."""
-        copies = [Copy(message, queue) for message in self.messages for queue in self._queues(message)]
-        return [copy for copy in copies if not copy.queue.is_unrouted]
-
-    def route(self, routes: Mapping[int, tuple[Queue, ...]]) -> None:
-        """Set the queues of messages that could not be routed when they came, by the messages' `id`."""
-        self._routes, self.is_stored = routes, False
-
-    def refuse(self, message: Publishable, error: MQError) -> bool:
-        """Note why a queue has not stored a message. False for an error that does not refuse it."""
-        if not isinstance(error, (*_REFUSALS, NoSuchQueue)):
-            return False
-        self._refusals.append((id(message), error))
-        self.is_stored = False
-        return True
-
-    def refuse_failed(self) -> bool:
-        """Refuse the failed copies. False, and nothing is done, if one is to be dead-lettered or tried again."""
-        if any(is_dead_lettered(*each) for each in self.failed):
-            return False
-        refusals = [(copy.publication, error) for copy, error in self.failed if self.refuse(copy.publication, error)]
-        if len(refusals) < len(self.failed):
-            self._refusals.clear()
-            self.is_stored = True
-            return False
-        return True
-
-    @property
-    def why(self) -> str:
-        """The last error that is not just a full queue's, or a deleted one's."""
-        found = [error for _, error in self._refusals if isinstance(error, (BodyTooLarge, *_UNSERVED))]
-        return str(found[-1]) if found else ""
-
-    def refused(self) -> list[PublishedMessage]:
-        """Return messages that a queue has refused, in order."""
-        refused = self._ids(_REFUSALS)
-        return [message for message in self.messages if id(message) in refused]
-
-    def stored(self) -> list[PublishedMessage]:
-        """Return all other messages, in order."""
-        refused = self._ids(_REFUSALS)
-        return [message for message in self.messages if id(message) not in refused]
-
-    def beyond_nack(self) -> list[PublishedMessage]:
-        """Return messages for which a nack would not help: their channel has no confirms, or no queue will ever take
-        them."""
-        too_large, unserved = self._ids((BodyTooLarge,)), self._ids(_UNSERVED)
-        return [
-            message
-            for message in self.messages
-            if id(message) in too_large or (id(message) in unserved and message.number is None)
-        ]
-
-    def unrouted(self) -> list[PublishedMessage]:
-        """Return mandatory messages that are stored nowhere because all of their queues were deleted meanwhile."""
-        unserved = self._ids(_UNSERVED)
-        missing = Counter(id_ for id_, error in self._refusals if isinstance(error, NoSuchQueue))
-        return [
-            message
-            for message in self.messages
-            if message.mandatory and id(message) not in unserved and missing[id(message)] == len(self._queues(message))
-        ]
-
-    def _queues(self, message: PublishedMessage) -> Sequence[Queue]:
-        return self._routes.get(id(message), message.queues)
-
-    def _ids(self, kinds: tuple[type[MQError], ...]) -> set[int]:
-        return {id_ for id_, error in self._refusals if isinstance(error, kinds)}
-
-
-def is_dead_lettered(copy: Copy, error: MQError | None) -> bool:
-    """Return whether a refused copy goes to a dead-letter exchange."""
-    return isinstance(error, QueueFull) and copy.queue.arguments.get(OVERFLOW) == "reject-publish-dlx"
+OWN_RESERVE: Final = 16
+"""While less than this part of the memory is free for a client, nothing more is read from its connections that have a
+backlog: the client may need the memory for other things."""
+COMMON_RESERVE: Final = 3
+"""The same for all clients together: others may need the memory."""
+EARLY_PART: Final = 16
+"""A connection whose backlog takes this part of the memory is told that it publishes too fast."""
+EARLY_SECONDS: Final = 2.0
+"""So is one with this much work for the store."""
+MOST_SECONDS: Final = 10.0
+"""The most work in one connection's backlog while other connections wait for the store; beyond it nothing is read."""
+RATE_SECONDS: Final = 0.5
+"""How long messages are counted before they tell how fast the store takes them."""
+FEWEST_AHEAD: Final = 128
+"""A backlog of no more messages is never too much work."""
 
 
 class PublishQueue:
@@ -167,19 +83,37 @@ class PublishQueue:
     ``_is_reading`` does not prevent a batch. While it is set, completions do not schedule the sending of answers: the
     connection sends them all at the end of the step that reads.
 
+    A connection whose backlog, the messages that the store has not taken, is too large is not read from.
+
     Attributes:
         lost: how many are not stored, or not known to be, without their publisher having been told.
+        size: bytes of the backlog.
+        is_ahead: whether the client publishes faster than the store takes it.
+        failure: the error of the store with which the backlog was given up; None while it works.
     """
 
     def __init__(self, client: ClientConnection) -> None:
         self.lost = 0
+        self.size = 0
+        self.is_ahead = False
+        self.failure: MQError | None = None
         self._client = client
         self._connection = client.connection
         self._state = client.state
         self._broker = client.state.broker
         self._progress = client.state.broker.progress
         self._count_consumers = client.state.topology.consumers.count
-        self._backlog = client.backlog
+        self._everything = client.state.backlog
+        self._room = client.memory.reserve(Use.BACKLOG)
+        self._messages = 0  # of the backlog
+        self._counted = 0  # bytes, without messages that were stored in the step that brought them
+        self._why_full = ""  # why messages find no room in the store; empty while they find some
+        self._idle = trio.lowlevel.ParkingLot()  # tasks that wait until everything is stored
+        self._waiting_tasks = 0
+        self._per_second = 0.0  # messages that the store takes while some wait; 0 while that is not known
+        self._stored_count = 0  # messages that the store has taken, or refused, since that was measured
+        self._since = 0.0
+        self._now = client.now
         self._waiting: deque[PublishedMessage] = deque()
         self._batches: deque[SubmittedBatch] = deque()  # submitted and not answered
         self._under_way = 0  # messages of these
@@ -198,12 +132,12 @@ class PublishQueue:
             self.lost += len(messages)
             return
         self._waiting.extend(messages)
-        self._backlog.messages += len(messages)
-        self._backlog.size += sum(map(_size, messages))
+        self._messages += len(messages)
+        self.size += sum(map(_size, messages))
         self._is_reading = True
         self._submit_waiting()
         self._is_reading = False
-        self._backlog.settle()
+        self._settle()
 
     async def store_now(self, messages: Sequence[PublishedMessage]) -> list[SubmittedBatch]:
         """Store messages after all that were put before. Returns them in batches, with what is refused.
@@ -211,9 +145,9 @@ class PublishQueue:
         Raises:
             MQError: the store has failed, or the broker ends.
         """
-        await self._backlog.wait_until_empty()
+        await self.wait_until_empty()
         batches = [SubmittedBatch(messages[at : at + MOST_COPIES]) for at in range(0, len(messages), MOST_COPIES)]
-        with self._backlog.awaited():
+        with self._awaited():
             for batch in batches:
                 await self._store(batch)
         return batches
@@ -230,7 +164,10 @@ class PublishQueue:
         self._batches.clear()
         self._under_way = 0
         self._changed.unpark_all()
-        self.lost += self._backlog.clear()
+        self.lost += self._messages
+        self._messages = self.size = 0
+        self._settle()
+        self._room.give_back()
 
     # Submitting
 
@@ -250,7 +187,7 @@ class PublishQueue:
             self._is_submitting = False
 
     def _may_submit(self) -> bool:
-        if self._backlog.failure is not None or self._is_taking or self._stuck:
+        if self.failure is not None or self._is_taking or self._stuck:
             return False
         return self._under_way <= (MOST_BATCHES - 1) * MOST_TOGETHER
 
@@ -321,11 +258,11 @@ class PublishQueue:
         batch.is_done = True
         while self._batches and self._batches[0].is_done:
             first = self._batches.popleft()
-            messages, backlog = first.messages, self._backlog
+            messages = first.messages
             self._under_way -= len(messages)
-            backlog.messages -= len(messages)
-            backlog.size -= sum(map(_size, messages))
-            backlog.stored += len(messages)
+            self._messages -= len(messages)
+            self.size -= sum(map(_size, messages))
+            self._stored_count += len(messages)
             if not self._is_reading:
                 self._progress.after(self._client.send_answers)
             if first.is_stored:
@@ -337,7 +274,7 @@ class PublishQueue:
         if not self._is_submitting:
             if self._waiting:
                 self._context.copy().run(self._submit_waiting)
-            self._backlog.settle()
+            self._settle()
 
     def _answer_refused(self, batch: SubmittedBatch) -> None:
         connection = self._connection
@@ -375,7 +312,7 @@ class PublishQueue:
             if is_taking:
                 is_taking = self._is_taking = False
                 self._submit_waiting()
-                self._backlog.settle()  # what was begun there may have ended in the same step
+                self._settle()  # what was begun there may have ended in the same step
 
         while self._stuck and is_taking:
             await self._changed.park()
@@ -383,7 +320,7 @@ class PublishQueue:
             await self._store(batch, has_place, outcomes)
         except MQError as error:
             if not self._has_ended:
-                self._backlog.failure = error
+                self.failure = error
                 self.end()
                 self._client.fail(refusal_of(error))
             return
@@ -442,16 +379,18 @@ class PublishQueue:
         if self._stuck:
             return
         self._changed.unpark_all()
-        if self._backlog.why_full:
-            self._backlog.why_full = ""
+        if self._why_full:
+            self._why_full = ""
+            self._note_blocked()
             self._state.alarm.clear(self)
             self._client.send_answers()
 
     async def _wait_for_room(self, batch: SubmittedBatch, why: str) -> None:
         """Wait before a batch is tried again that found no room."""
         self._check_patience(why)
-        self._backlog.why_full = why or "the store has no room"
-        self._state.alarm.raise_alarm(self, self._backlog.why_full)
+        self._why_full = why or "the store has no room"
+        self._note_blocked()
+        self._state.alarm.raise_alarm(self, self._why_full)
         self._client.send_answers()  # and with them connection.blocked
         self._changed.unpark_all()
         await trio.sleep(RETRY_SECONDS)
@@ -461,7 +400,7 @@ class PublishQueue:
         self._check_patience(why)
 
     def _check_patience(self, why: str) -> None:
-        if self._has_ended or (self._is_left and self._backlog.is_memory_scarce):
+        if self._has_ended or (self._is_left and self._is_memory_scarce):
             raise StorageFull(why)
 
     async def _route(self, batch: SubmittedBatch) -> None:
@@ -473,6 +412,110 @@ class PublishQueue:
             except NotServed as error:
                 for message in unrouted:
                     batch.refuse(message, error)
+
+    # The backlog
+
+    def _settle(self) -> None:
+        """Reserve memory for the backlog as it is, and let other connections know of it."""
+        own, before = self.size, self._counted
+        if own == before:
+            return
+        if not before:
+            self._begin_measuring()
+        else:
+            self._measure()
+        if own <= UNCOUNTED_BYTES:
+            if self._room.size:
+                self._room.shrink(0)
+        elif own < before:
+            self._room.shrink(own)
+        else:
+            self._room.cover_if_free(own)  # if it is not, nothing more is read until it is less
+        part = 2 if self.is_ahead else 1  # what is ahead stays so until half of that is left
+        is_early = part * own > self._room.client.budget.most // EARLY_PART
+        is_ahead = is_early or self._has_work_for(EARLY_SECONDS / part)
+        if is_ahead != self.is_ahead:
+            self.is_ahead = is_ahead
+            self._note_blocked()
+        self._counted = own
+        self._everything.value += own - before
+        if self._everything.is_awaited:
+            self._everything.wake()
+        if not own and self._idle:
+            self._idle.unpark_all()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything is stored, or refused."""
+        return not self.size and self.failure is None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be read from the connection."""
+        own = self.size
+        if own <= UNCOUNTED_BYTES:
+            return True
+        budget, room = self._room.client.budget, self._room
+        if self._why_full and own > budget.most // EARLY_PART:
+            return False
+        if self._is_memory_scarce or room.free < budget.most // OWN_RESERVE or room.size < own:
+            return False
+        return not (self._progress.others_wait and self._has_work_for(MOST_SECONDS))
+
+    @property
+    def _is_memory_scarce(self) -> bool:
+        """Whether little memory is left for all clients."""
+        budget = self._room.client.budget
+        return budget.free < budget.most // COMMON_RESERVE
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the connection waits for the store, so that nothing is read from its client."""
+        return self._waiting_tasks > 0
+
+    async def wait_for_room(self) -> None:
+        """Wait until more may be read from the connection."""
+        with self._awaited():
+            await self._everything.wait_until(lambda: self.has_room)
+
+    async def wait_until_empty(self) -> None:
+        """Wait until everything is stored, or refused.
+
+        Raises:
+            MQError: the store has failed, or the broker ends; the rest is not stored.
+        """
+        with self._awaited():
+            while self._counted:
+                await self._idle.park()
+        if self.failure is not None:
+            raise self.failure
+
+    @contextmanager
+    def _awaited(self) -> Iterator[None]:
+        """A block in which the connection waits for the store."""
+        self._waiting_tasks += 1
+        try:
+            yield
+        finally:
+            self._waiting_tasks -= 1
+
+    def _note_blocked(self) -> None:
+        ahead = "publishing faster than the store can write" if self.is_ahead else ""
+        self._client.why_blocked = self._why_full or ahead
+
+    def _has_work_for(self, seconds: float) -> bool:
+        rate = self._per_second
+        return bool(rate) and self._messages > max(FEWEST_AHEAD, rate * seconds)
+
+    def _begin_measuring(self) -> None:
+        self._stored_count, self._since = 0, self._now()
+
+    def _measure(self) -> None:
+        seconds = self._now() - self._since
+        if seconds >= RATE_SECONDS:
+            latest = self._stored_count / seconds
+            self._per_second = (self._per_second + latest) / 2 if self._per_second else latest
+            self._begin_measuring()
 
 
 def return_messages(connection: Connection, messages: Iterable[PublishedMessage]) -> None:

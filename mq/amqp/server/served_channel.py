@@ -138,7 +138,7 @@ class ServedChannel:
     def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
         """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
         queue = command.queue
-        if not self._client.socket.has_room or not self._client.backlog.is_empty or _has_single_consumer(queue):
+        if not self._client.socket.has_room or not self._publishes.is_empty or _has_single_consumer(queue):
             return self.get(command)
         try:
             held = self._broker.hold_now(queue.key)
@@ -173,8 +173,7 @@ class ServedChannel:
             )
         if not held:
             await self._client.socket.wait_for_room()
-            if not self._client.backlog.is_empty:
-                await self._client.backlog.wait_until_empty()
+            await self._client.wait_until_stored()
         self._state.unused.note_use(queue)
         try:
             with self._broker.progress.shielded():

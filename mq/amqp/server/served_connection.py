@@ -66,7 +66,7 @@ class ServedConnection(ClientConnection):
             self.connection.session.certificate = common_name(stream.getpeercert())
         self._began = self.now()
         self._input = self.memory.reserve(Use.INPUT)
-        self._publishes = self.context.run(PublishQueue, self)
+        self.publishes = self.context.run(PublishQueue, self)
         self._removals = Removals(self)
         self._channels: dict[ChannelKey, ServedChannel] = {}
         self._is_publisher = False  # has published something
@@ -101,7 +101,7 @@ class ServedConnection(ClientConnection):
                     self.nursery = None  # it takes no task any more once its last one has ended
                 nursery.cancel_scope.cancel()
         finally:
-            self._publishes.end()
+            self.publishes.end()
             self._arrivals.close()
             await self._give_back()
             await self._disconnect_and_log()
@@ -165,13 +165,13 @@ class ServedConnection(ClientConnection):
                     self._count_input()
             finally:
                 self._stop_working()
-            if self.backlog.is_ahead:
+            if self.publishes.is_ahead:
                 # A thread that stores messages waits for Python's lock after each system call while this one works.
                 await trio.sleep(min(LONGEST_PAUSE_SECONDS, self.now() - began))
 
     def _may_have_to_wait(self) -> bool:
         """Whether :meth:`_time_to_read` may wait. False nearly always."""
-        if self.socket.unsent >= MOST_BYTES_UNSENT or self.backlog.size > UNCOUNTED_BYTES:
+        if self.socket.unsent >= MOST_BYTES_UNSENT or self.publishes.size > UNCOUNTED_BYTES:
             return True
         return self._is_publisher and self.connection.session.user is not None
 
@@ -179,8 +179,8 @@ class ServedConnection(ClientConnection):
         """Wait while the client reads too little, or publishes too much."""
         if not self.socket.has_room:
             await self.socket.wait_for_room()
-        if self.backlog.size > UNCOUNTED_BYTES and not self.backlog.has_room:
-            await self.backlog.wait_for_room()
+        if self.publishes.size > UNCOUNTED_BYTES and not self.publishes.has_room:
+            await self.publishes.wait_for_room()
         if self._is_publisher:  # one that only consumes is read on: its acknowledgements go through
             await self._time_to_publish()
 
@@ -278,7 +278,7 @@ class ServedConnection(ClientConnection):
         """Return a channel; one of that key is made if there is none."""
         channel = self._channels.get(key)
         if channel is None:
-            channel = self._channels[key] = ServedChannel(self, self._publishes, self._removals)
+            channel = self._channels[key] = ServedChannel(self, self.publishes, self._removals)
         return channel
 
     async def _publish(self, command: PublishMessages) -> None:
@@ -288,7 +288,7 @@ class ServedConnection(ClientConnection):
                 self._is_publisher = True
                 await self._time_to_publish()
         finally:
-            self._publishes.put(command.messages)
+            self.publishes.put(command.messages)
         if user is not None:
             self.state.quotas.count_publishes(user, len(command.messages))
 
@@ -311,13 +311,18 @@ class ServedConnection(ClientConnection):
 
     async def _leave(self, command: commands.Leave) -> Result:
         if self.connection.owes_confirms(command.channel):
-            await self.backlog.wait_until_empty()
+            await self.publishes.wait_until_empty()
         else:  # what is published is stored without the client, which may not wait for long
             with trio.move_on_after(GOODBYE_SECONDS):
-                await self.backlog.wait_until_empty()
+                await self.publishes.wait_until_empty()
         if command.channel is None:
             await self._disconnect()
         return Done()
+
+    async def wait_until_stored(self) -> None:
+        """Wait until everything published before is stored, or refused."""
+        if not self.publishes.is_empty:
+            await self.publishes.wait_until_empty()
 
     async def work_again(self) -> None:
         """Do what a close from this side has left to do."""
@@ -341,7 +346,7 @@ class ServedConnection(ClientConnection):
             self.sleeps_until = self.connection.wake_at()
             with trio.CancelScope(deadline=self.sleeps_until) as self.sleep:
                 await trio.sleep_forever()
-            if self.backlog.is_awaited or self._removals.is_awaited or self._is_paused:
+            if self.publishes.is_awaited or self._removals.is_awaited or self._is_paused:
                 self.connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
             self.connection.tick()
             self.flush()
@@ -352,7 +357,7 @@ class ServedConnection(ClientConnection):
     async def _finish(self) -> None:
         """Give back at once what the client held, and store what it published; the socket is kept for
         :data:`LINGER_SECONDS`."""
-        self._publishes.leave()
+        self.publishes.leave()
         await self._give_back()
         with trio.move_on_after(LINGER_SECONDS):
             await self._store_all()
@@ -363,7 +368,7 @@ class ServedConnection(ClientConnection):
 
     async def _store_all(self) -> None:
         with suppress(MQError):  # which is logged at the end
-            await self.backlog.wait_until_empty()
+            await self.publishes.wait_until_empty()
         await self._disconnect_and_log()
 
     async def _give_back(self) -> None:
@@ -384,7 +389,7 @@ class ServedConnection(ClientConnection):
         self.connection.end()
         while (command := self.connection.next_command()) is not None:
             if isinstance(command, PublishMessages):
-                self._publishes.put(command.messages)
+                self.publishes.put(command.messages)
             elif isinstance(command, Settle):
                 await settle(self.state, command.outcome, command.deliveries)
             elif isinstance(command, commands.Release):
@@ -418,11 +423,11 @@ class ServedConnection(ClientConnection):
     def _log_end(self) -> None:
         if self.connection.why:
             _CLOSED.write(self.peer, self.connection.why)
-        if self._publishes.lost:
-            failure = self.backlog.failure
+        if self.publishes.lost:
+            failure = self.publishes.failure
             why = "mq stopped before they were stored" if failure is None else str(failure)
             lost = "%d messages that AMQP client %s published were not stored, or may not have been stored: %s"
-            logger.error(lost, self._publishes.lost, self.peer, why)
+            logger.error(lost, self.publishes.lost, self.peer, why)
 
 
 def _of_channel(method: Callable[[ServedChannel, Any], Awaitable[Result]]) -> Callable[..., Awaitable[Result]]:
