@@ -159,7 +159,7 @@ TRIO_FREE: Final = (
     *(f"mq.amqp.model.{part}" for part in ("arguments", "declared", "names", "routing", "topology", "vhost")),
     "mq.amqp.protocol",
     *(f"mq.amqp.protocol.{part}" for part in ("channel", "commands", "connection", "declare_methods", "deliveries")),
-    *(f"mq.amqp.protocol.{part}" for part in ("publishes", "session")),
+    *(f"mq.amqp.protocol.{part}" for part in ("login", "publishes", "session")),
     "mq.client",
     *(f"mq.client.{part}" for part in ("async_client", "calls", "codec", "errors", "leases", "requests")),
     *(f"mq.client.{part}" for part in ("retries", "spans", "sync_client", "values")),

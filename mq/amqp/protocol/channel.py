@@ -1,4 +1,4 @@
-"""One channel, without I/O: frames in, commands and bytes out; and all channels of a connection.
+"""One channel, without I/O: frames in, commands and bytes out.
 
 What a method does stands in :mod:`.declare_methods`, :mod:`.publishes` and :mod:`.deliveries`. Here are the tables:
 which method goes where, and how the result of each command is told.
@@ -6,8 +6,7 @@ which method goes where, and how the result of each command is told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from pamqp import base
@@ -19,66 +18,24 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO, SERVER_NAMED
 from mq.amqp.model.topology import server_named
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import Arrival, ChannelCommand, ChannelKey, PublishedMessage, Result, Settlement
+from mq.amqp.protocol.commands import Arrival, ChannelCommand, ChannelKey, Result, Settlement
 from mq.amqp.protocol.declare_methods import DeclareMethods
 from mq.amqp.protocol.deliveries import ConsumerCredit, Deliveries
-from mq.amqp.protocol.publishes import Mode, Publishes
+from mq.amqp.protocol.publishes import ChannelFrame, ChannelState, Mode, PublishingChannel
 from mq.amqp.protocol.session import MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
-from mq.amqp.wire.frames import AckFrames, BodyFrame, HeaderFrame, MethodFrame, PublishFrames, Together
-
-ChannelFrame = MethodFrame | HeaderFrame | BodyFrame | Together
-"""What may come on a channel."""
+from mq.amqp.wire.frames import MethodFrame
 
 
-class ChannelState(Enum):
-    """The states of a channel."""
-
-    OPEN = "open"
-    CLOSING = "closing"
-    """We have closed it; until the client's close-ok, everything else is ignored."""
-    LEAVING = "leaving"
-    """The client has closed it, or its connection. The close-ok follows once what it published is stored; confirms are
-    still sent until then."""
-    CLOSED = "closed"
-
-
-class Channel:
+class Channel(PublishingChannel):
     """A channel that has been opened."""
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
-        self.key = key
-        self.state = ChannelState.OPEN
-        self._session = session
+        super().__init__(key, session)
         self._declare_methods = DeclareMethods(key, session)
-        self._publishes = Publishes(key, session)
         self._deliveries = Deliveries(key, session)
         self._asked: base.Frame | None = None  # the method that a command now stands for
         session.send_method(key.number, methods.Channel.OpenOk)
-
-    def handle(self, frame: ChannelFrame) -> None:
-        """Handle the next frame of this channel, or several that were read together.
-
-        Raises:
-            Refusal: it ends the connection; what ends the channel alone is told to the client.
-        """
-        if self.state is not ChannelState.OPEN:
-            self._handle_while_closing(frame)
-            return
-        try:
-            if isinstance(frame, HeaderFrame | BodyFrame):
-                self._publishes.take(frame)
-            elif self._publishes.content is not None:
-                name = _method_of(frame).name
-                raise Refusal(Code.UNEXPECTED_FRAME, f"expected a content frame for class 60 but received {name}")
-            elif isinstance(frame, PublishFrames):
-                self._publishes.publish(frame)
-            elif isinstance(frame, AckFrames):
-                self._settle(Settlement.ACKNOWLEDGED, frame.tags)
-            else:
-                self._call(frame.method)
-        except Refusal as refusal:
-            self._fail(refusal, _method_of(frame))
 
     def _call(self, method: base.Frame) -> None:
         unsure = self._declare_methods.unsure_queue(method)
@@ -132,8 +89,8 @@ class Channel:
 
     def release(self) -> None:
         """Give back everything. The channel does nothing more."""
-        self._publishes.flush()
-        self._publishes.end()
+        self.flush()
+        self._end_publishes()
         consumers, deliveries = self._deliveries.end()
         # In parts, of which each is freed once it is put back. The last one is of those that are left.
         last = max(0, len(deliveries) - 1) // MOST_TOGETHER * MOST_TOGETHER
@@ -173,7 +130,7 @@ class Channel:
         """
         if isinstance(result, Refusal):
             raise result
-        self._publishes.flush()
+        self.flush()
         self.state = ChannelState.CLOSED
         self._session.send_method(self.key.number, methods.Channel.CloseOk)
 
@@ -184,21 +141,6 @@ class Channel:
         elif isinstance(command, commands.Get) and isinstance(result, commands.Got) and not command.no_ack:
             delivery = commands.UnsettledDelivery(0, result.arrival.token, command.queue.key, None)
             self._session.outbox.put(commands.Release(self.key, (), (delivery,)))
-
-    @property
-    def owes_confirms(self) -> bool:
-        """Whether its client waits for confirms."""
-        return self._publishes.confirms.is_awaited
-
-    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused."""
-        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
-            self._publishes.settle(numbers, is_stored=is_stored)
-
-    def give_back(self, message: commands.PublishedMessage) -> None:
-        """Return a mandatory message that no queue takes."""
-        if self.state is ChannelState.OPEN:
-            self._publishes.give_back(message)
 
     def lose(self, refusal: Refusal, method: base.Frame) -> None:
         """Close the channel for what came of an earlier method of its client: of a publish without confirms, say."""
@@ -262,7 +204,7 @@ class Channel:
                 Code.PRECONDITION_FAILED,
                 "a direct reply-to consumer must set no_ack, because it cannot acknowledge messages",
             )
-        if self._publishes.replies is not None:
+        if self._replies is not None:
             raise Refusal(Code.PRECONDITION_FAILED, "the channel already has a direct reply-to consumer")
         session = self._session
         for right in (Right.CONFIGURE, Right.CONSUME):  # as for any queue that the server names
@@ -277,7 +219,7 @@ class Channel:
             return
         # Clients use this to find out whether such an exchange or queue exists.
         self._declare_methods.last_queue = REPLY_TO
-        counts = {"message_count": 0, "consumer_count": int(self._publishes.replies is not None)}
+        counts = {"message_count": 0, "consumer_count": int(self._replies is not None)}
         self._reply(method, methods.Queue.DeclareOk, queue=REPLY_TO, **counts)
 
     def _cancel(self, method: methods.Basic.Cancel) -> None:
@@ -318,7 +260,7 @@ class Channel:
         self._settle(outcome, [(method.delivery_tag or 0, False)])
 
     def _settle(self, outcome: Settlement, tags: Sequence[tuple[int, bool]]) -> None:
-        self._deliveries.settle(outcome, tags, in_transaction=self._publishes.mode is Mode.TRANSACTION)
+        self._deliveries.settle(outcome, tags, in_transaction=self._mode is Mode.TRANSACTION)
 
     def _recover(self, method: methods.Basic.Recover | methods.Basic.RecoverAsync) -> None:
         if not method.requeue:
@@ -327,30 +269,27 @@ class Channel:
         if isinstance(method, methods.Basic.Recover):
             self._session.send_method(self.key.number, methods.Basic.RecoverOk)
 
-    def _publish(self, method: methods.Basic.Publish) -> None:
-        self._publishes.begin(method)
-
     def _confirm_select(self, method: methods.Confirm.Select) -> None:
-        self._publishes.choose(Mode.CONFIRM)
+        self._choose(Mode.CONFIRM)
         self._reply(method, methods.Confirm.SelectOk)
 
     def _tx_select(self, method: methods.Tx.Select) -> None:
-        self._publishes.choose(Mode.TRANSACTION)
+        self._choose(Mode.TRANSACTION)
         self._reply(method, methods.Tx.SelectOk)
 
     def _commit(self, method: methods.Tx.Commit) -> None:
         self._check_transaction()
-        messages, settled = self._publishes.uncommitted(), self._deliveries.uncommitted()
+        messages, settled = self._uncommitted_messages(), self._deliveries.uncommitted()
         self._ask(commands.Commit(self.key, messages, settled), method)
 
     def _rollback(self, method: methods.Tx.Rollback) -> None:
         self._check_transaction()
-        self._publishes.forget()
+        self._forget_messages()
         self._deliveries.rollback()
         self._reply(method, methods.Tx.RollbackOk)
 
     def _check_transaction(self) -> None:
-        if self._publishes.mode is not Mode.TRANSACTION:
+        if self._mode is not Mode.TRANSACTION:
             raise Refusal(Code.PRECONDITION_FAILED, "the channel is not transactional. Send tx.select first")
 
     # Answers
@@ -379,23 +318,17 @@ class Channel:
     def _consumes(self, command: commands.Consume, result: Any, asked: base.Frame) -> None:
         self._deliveries.add(command.tag, command.queue.key, no_ack=command.no_ack)
         if command.replies:
-            self._publishes.replies = command.queue
+            self._replies = command.queue
         self._reply(asked, methods.Basic.ConsumeOk, consumer_tag=command.tag)
 
     def _consumes_no_more(self, command: commands.Cancel, result: Any, asked: base.Frame) -> None:
         self._deliveries.remove(command.tag)
-        if self._publishes.replies is not None and self._publishes.replies.key == command.queue:
-            self._publishes.replies = None
+        if self._replies is not None and self._replies.key == command.queue:
+            self._replies = None
         self._reply(asked, methods.Basic.CancelOk, consumer_tag=command.tag)
 
     def _got(self, command: commands.Get, result: commands.Got | None, asked: base.Frame) -> None:
         self._deliveries.got(result, command.queue.key, no_ack=command.no_ack)
-
-
-def _method_of(frame: ChannelFrame) -> base.Frame:
-    if isinstance(frame, AckFrames):
-        return methods.Basic.Ack()
-    return methods.Basic.Publish() if isinstance(frame, HeaderFrame | BodyFrame) else frame.method
 
 
 def _declares(make: Callable[[DeclareMethods, Any], ChannelCommand | None]) -> Callable[[Channel, Any], None]:
@@ -458,107 +391,3 @@ _ANSWERS: Final[Mapping[type[Any], Callable[[Channel, Any, Any, Any], None]]] = 
     commands.Commit: _says(methods.Tx.CommitOk),
 }
 """Command -> how its result is told to the client."""
-
-
-class Channels:
-    """The channels that are open, or closing."""
-
-    def __init__(self, session: Session) -> None:
-        self.most = session.limits.channel_max
-        self._session: Final = session
-        self._by_number: dict[int, Channel] = {}
-        self._epoch = 0
-
-    def all(self) -> list[Channel]:
-        """The open channels, by number."""
-        return [channel for _, channel in sorted(self._by_number.items())]
-
-    def find(self, key: ChannelKey) -> Channel | None:
-        """The channel, unless it has ended."""
-        channel = self._by_number.get(key.number)
-        return channel if channel is not None and channel.key == key else None
-
-    def take(self, frame: ChannelFrame) -> None:
-        """Handle a frame of one of them, or open a channel.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        number = frame.channel
-        channel = self._by_number.get(number)
-        if number > self.most:
-            raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self.most}")
-        if channel is not None:
-            channel.handle(frame)
-            if channel.state is ChannelState.CLOSED:
-                self._tidy(channel)
-        elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
-            self._count(len(self._by_number) + 1)
-            self._epoch += 1
-            self._by_number[number] = Channel(ChannelKey(number, self._epoch), self._session)
-        else:
-            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
-
-    def answer(self, command: ChannelCommand, result: Result) -> None:
-        """Pass the result of a command to its channel.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        channel = self.find(command.channel)
-        if channel is not None:
-            channel.answer(command, result)
-            if channel.state is ChannelState.CLOSED:
-                self._tidy(channel)
-
-    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused."""
-        by_channel: dict[ChannelKey, list[int]] = {}
-        for message in messages:
-            if message.number is not None:
-                by_channel.setdefault(message.channel, []).append(message.number)
-        for key, numbers in by_channel.items():
-            channel = self.find(key)
-            if channel is not None:
-                channel.published(numbers, is_stored=is_stored)
-
-    def leave(self) -> None:
-        """Begin the close of all channels: they give back what they hold, and still get their confirms."""
-        for channel in self._by_number.values():
-            if channel.state is ChannelState.OPEN:
-                channel.leave()
-
-    def left(self, key: ChannelKey, result: Result) -> None:
-        """Finish a close that the client asked for.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        channel = self.find(key)
-        if channel is not None and channel.state is ChannelState.LEAVING:
-            channel.left(result)
-            self._tidy(channel)
-
-    def release(self) -> None:
-        """End all channels: they give back what they hold."""
-        for channel in self._by_number.values():
-            if channel.state is ChannelState.OPEN:
-                channel.release()
-                channel.state = ChannelState.CLOSED
-        self._by_number.clear()
-        self._session.unflushed.clear()
-        self._count(0)
-
-    def _count(self, channels: int) -> None:
-        before, self._session.channels = self._session.channels, channels
-        try:
-            self._session.recount()
-        except Refusal:
-            self._session.channels = before
-            raise
-
-    def _tidy(self, channel: Channel) -> None:
-        """Free the number of a channel that has ended."""
-        if channel.state is ChannelState.CLOSED:
-            self._by_number.pop(channel.key.number, None)
-            self._count(len(self._by_number))

@@ -1,4 +1,4 @@
-"""One connection, without I/O: bytes in, commands and bytes out.
+"""One connection and its channels, without I/O: bytes in, commands and bytes out.
 
 The server does this with it::
 
@@ -16,32 +16,34 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from pamqp import base
 from pamqp import commands as methods
 
 from mq.amqp.model.topology import Topology
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.channel import Channel, Channels
+from mq.amqp.protocol.channel import Channel
 from mq.amqp.protocol.commands import (
     Answered,
     Arrival,
     Authenticate,
+    ChannelCommand,
     ChannelKey,
     Command,
     Leave,
+    PublishedMessage,
     PublishMessages,
     Result,
 )
+from mq.amqp.protocol.login import mechanisms, negotiate, read_response
+from mq.amqp.protocol.publishes import ChannelFrame, ChannelState
 from mq.amqp.protocol.session import ConnectionLimits, Session
-from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Code, Refusal, WrongProtocol, clip
 from mq.amqp.wire.frames import (
     HEARTBEAT,
-    SMALLEST_FRAME_MAX,
     AckFrames,
     Frame,
     FrameReader,
@@ -52,95 +54,6 @@ from mq.amqp.wire.frames import (
     Together,
     encode_method,
 )
-
-MECHANISMS: Final = "PLAIN AMQPLAIN"
-"""The mechanisms that every client may choose, with spaces between."""
-EXTERNAL: Final = "EXTERNAL"
-"""The mechanism by which the certificate of TLS gives the name."""
-
-
-def mechanisms(certificate: str | None) -> str:
-    """The mechanisms that a client may choose.
-
-    Args:
-        certificate: the common name of the client's; None where it gave none.
-    """
-    return MECHANISMS if certificate is None else f"{MECHANISMS} {EXTERNAL}"
-
-
-def read_response(mechanism: str, response: str | bytes, certificate: str | None = None) -> Authenticate:
-    """Read the name and the secret from a client's response.
-
-    Args:
-        response: what it sent; pamqp takes it for a text where it can. EXTERNAL ignores the name in it.
-        certificate: the common name of the client's; None where it gave none.
-
-    Raises:
-        Refusal: 503, there is no such mechanism; 502, the response is malformed. No text tells the secret.
-    """
-    data = response.encode() if isinstance(response, str) else response
-    if mechanism == EXTERNAL and certificate is not None:
-        return Authenticate(certificate, "", by_certificate=True)
-    if mechanism == "PLAIN":
-        name, secret = _plain(data)
-    elif mechanism == "AMQPLAIN":
-        name, secret = _amqplain(data)
-    else:
-        raise Refusal(Code.COMMAND_INVALID, f"unknown authentication mechanism '{mechanism}'")
-    return Authenticate(name, secret)
-
-
-def _plain(data: bytes) -> tuple[str, str]:
-    parts = data.split(b"\0")
-    if len(parts) != 3:
-        raise _malformed()
-    return _text(parts[1]), _text(parts[2])
-
-
-def _amqplain(data: bytes) -> tuple[str, str]:
-    values = tables.decoded(len(data).to_bytes(4) + data)
-    name, secret = values.get("LOGIN"), values.get("PASSWORD")
-    if not isinstance(name, str | bytes) or not isinstance(secret, str | bytes):
-        raise _malformed()
-    return _text(name), _text(secret)
-
-
-def _text(data: str | bytes) -> str:
-    # surrogateescape: bytes that are no UTF-8 must not turn into those of a valid name or secret
-    return data if isinstance(data, str) else data.decode("utf-8", "surrogateescape")
-
-
-def _malformed() -> Refusal:
-    return Refusal(Code.SYNTAX_ERROR, "the authentication response is malformed")
-
-
-class Tuned(NamedTuple):
-    """The numbers that were agreed on, as in :class:`~mq.amqp.protocol.session.ConnectionLimits`."""
-
-    channel_max: int
-    frame_max: int
-    heartbeat_seconds: int
-
-
-def negotiate(method: methods.Connection.TuneOk, limits: ConnectionLimits) -> Tuned:
-    """The client's numbers, if they are within those offered. 0 is no limit, and no heartbeat.
-
-    Raises:
-        Refusal: 530.
-    """
-    if 0 < method.frame_max < SMALLEST_FRAME_MAX:
-        text = f"the negotiated frame_max of {method.frame_max} is lower than the minimum allowed value"
-        raise Refusal(Code.NOT_ALLOWED, f"{text} ({SMALLEST_FRAME_MAX})")
-    for name, wanted, most in (
-        ("channel_max", method.channel_max, limits.channel_max),
-        ("frame_max", method.frame_max, limits.frame_max),
-    ):
-        if not 0 < wanted <= most:
-            shown = f"{wanted}{'' if wanted else ' (no limit)'}"
-            text = f"the negotiated {name} of {shown} is higher than the maximum allowed value ({most})"
-            raise Refusal(Code.NOT_ALLOWED, text)
-    return Tuned(method.channel_max, method.frame_max, method.heartbeat)
-
 
 CAPABILITIES: Final = (
     "publisher_confirms",
@@ -615,3 +528,107 @@ _TABLE: Final[Mapping[ConnectionState, Mapping[type[base.Frame], Callable[[Conne
     },
 }
 """State -> the methods that may come on channel 0, and what they do. Any other method is an error."""
+
+
+class Channels:
+    """The channels that are open, or closing."""
+
+    def __init__(self, session: Session) -> None:
+        self.most = session.limits.channel_max
+        self._session: Final = session
+        self._by_number: dict[int, Channel] = {}
+        self._epoch = 0
+
+    def all(self) -> list[Channel]:
+        """The open channels, by number."""
+        return [channel for _, channel in sorted(self._by_number.items())]
+
+    def find(self, key: ChannelKey) -> Channel | None:
+        """The channel, unless it has ended."""
+        channel = self._by_number.get(key.number)
+        return channel if channel is not None and channel.key == key else None
+
+    def take(self, frame: ChannelFrame) -> None:
+        """Handle a frame of one of them, or open a channel.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        number = frame.channel
+        channel = self._by_number.get(number)
+        if number > self.most:
+            raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self.most}")
+        if channel is not None:
+            channel.handle(frame)
+            if channel.state is ChannelState.CLOSED:
+                self._tidy(channel)
+        elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
+            self._count(len(self._by_number) + 1)
+            self._epoch += 1
+            self._by_number[number] = Channel(ChannelKey(number, self._epoch), self._session)
+        else:
+            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
+
+    def answer(self, command: ChannelCommand, result: Result) -> None:
+        """Pass the result of a command to its channel.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        channel = self.find(command.channel)
+        if channel is not None:
+            channel.answer(command, result)
+            if channel.state is ChannelState.CLOSED:
+                self._tidy(channel)
+
+    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
+        """Note that messages are stored, or refused."""
+        by_channel: dict[ChannelKey, list[int]] = {}
+        for message in messages:
+            if message.number is not None:
+                by_channel.setdefault(message.channel, []).append(message.number)
+        for key, numbers in by_channel.items():
+            channel = self.find(key)
+            if channel is not None:
+                channel.published(numbers, is_stored=is_stored)
+
+    def leave(self) -> None:
+        """Begin the close of all channels: they give back what they hold, and still get their confirms."""
+        for channel in self._by_number.values():
+            if channel.state is ChannelState.OPEN:
+                channel.leave()
+
+    def left(self, key: ChannelKey, result: Result) -> None:
+        """Finish a close that the client asked for.
+
+        Raises:
+            Refusal: it ends the connection.
+        """
+        channel = self.find(key)
+        if channel is not None and channel.state is ChannelState.LEAVING:
+            channel.left(result)
+            self._tidy(channel)
+
+    def release(self) -> None:
+        """End all channels: they give back what they hold."""
+        for channel in self._by_number.values():
+            if channel.state is ChannelState.OPEN:
+                channel.release()
+                channel.state = ChannelState.CLOSED
+        self._by_number.clear()
+        self._session.unflushed.clear()
+        self._count(0)
+
+    def _count(self, channels: int) -> None:
+        before, self._session.channels = self._session.channels, channels
+        try:
+            self._session.recount()
+        except Refusal:
+            self._session.channels = before
+            raise
+
+    def _tidy(self, channel: Channel) -> None:
+        """Free the number of a channel that has ended."""
+        if channel.state is ChannelState.CLOSED:
+            self._by_number.pop(channel.key.number, None)
+            self._count(len(self._by_number))

@@ -1,26 +1,44 @@
-"""What one channel publishes: contents put together, routed, returned where no queue takes them, and confirmed."""
+"""The publishes of one channel: contents put together, routed, returned where no queue takes them, and confirmed."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
+from pamqp import base
 from pamqp import commands as methods
 
 from mq.access import Right
 from mq.amqp.model.arguments import OVERFLOW
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO
-from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
+from mq.amqp.protocol.commands import ChannelKey, PublishedMessage, Settlement
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD, MOST_BYTES_TOGETHER, MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
-from mq.amqp.wire.frames import BodyFrame, HeaderFrame, PublishFrames, ack
+from mq.amqp.wire.frames import AckFrames, BodyFrame, HeaderFrame, MethodFrame, PublishFrames, Together, ack
 from mq.amqp.wire.properties import NONE, BasicProperties
 
 ALWAYS_KEPT: Final = 64 * 1024
 """Bytes of a body up to which it is kept until its queues have refused it."""
 EXPECTS_METHOD: Final = "expected a method frame but received a content frame"
+
+
+ChannelFrame = MethodFrame | HeaderFrame | BodyFrame | Together
+"""What may come on a channel."""
+
+
+class ChannelState(Enum):
+    """The states of a channel."""
+
+    OPEN = "open"
+    CLOSING = "closing"
+    """We have closed it; until the client's close-ok, everything else is ignored."""
+    LEAVING = "leaving"
+    """The client has closed it, or its connection. The close-ok follows once what it published is stored; confirms are
+    still sent until then."""
+    CLOSED = "closed"
 
 
 class Mode(Enum):
@@ -77,47 +95,79 @@ def _check_size(size: int, most: int) -> None:
         raise Refusal(Code.PRECONDITION_FAILED, f"the message size of {size} bytes exceeds the maximum of {most} bytes")
 
 
-class Publishes:
-    """The publishes of one channel.
-
-    Attributes:
-        replies: the queue from which the channel consumes replies; None without one.
-        content: a message that has begun to arrive: no method may come now. None without one.
-    """
+class PublishingChannel(ABC):
+    """A channel as far as it publishes. :class:`~mq.amqp.protocol.channel.Channel` adds all other methods."""
 
     def __init__(self, key: ChannelKey, session: Session) -> None:
-        self.mode = Mode.PLAIN
-        self.confirms = PublisherConfirms()
-        self.replies: Queue | None = None
-        self._key = key
+        self.key = key
+        self.state = ChannelState.OPEN
         self._session = session
-        self.content: Content | None = None
+        self._mode = Mode.PLAIN
+        self._confirms = PublisherConfirms()
+        self._replies: Queue | None = None  # from which the channel consumes replies
+        self._content: Content | None = None  # a message that has begun to arrive: no method may come now
         self._latest = NONE
         self._uncommitted: list[PublishedMessage] = []
         self._uncommitted_bytes = 0
 
-    def choose(self, mode: Mode) -> None:
+    def handle(self, frame: ChannelFrame) -> None:
+        """Handle the next frame of this channel, or several that were read together.
+
+        Raises:
+            Refusal: it ends the connection; what ends the channel alone is told to the client.
+        """
+        if self.state is not ChannelState.OPEN:
+            self._handle_while_closing(frame)
+            return
+        try:
+            if isinstance(frame, HeaderFrame | BodyFrame):
+                self._take_content(frame)
+            elif self._content is not None:
+                name = _method_of(frame).name
+                raise Refusal(Code.UNEXPECTED_FRAME, f"expected a content frame for class 60 but received {name}")
+            elif isinstance(frame, PublishFrames):
+                self._publish_whole(frame)
+            elif isinstance(frame, AckFrames):
+                self._settle(Settlement.ACKNOWLEDGED, frame.tags)
+            else:
+                self._call(frame.method)
+        except Refusal as refusal:
+            self._fail(refusal, _method_of(frame))
+
+    @abstractmethod
+    def _call(self, method: base.Frame) -> None: ...
+
+    @abstractmethod
+    def _settle(self, outcome: Settlement, tags: Sequence[tuple[int, bool]]) -> None: ...
+
+    @abstractmethod
+    def _handle_while_closing(self, frame: ChannelFrame) -> None: ...
+
+    @abstractmethod
+    def _fail(self, refusal: Refusal, method: base.Frame) -> None: ...
+
+    def _choose(self, mode: Mode) -> None:
         """Set the mode: confirms, or transactions, from now on.
 
         Raises:
             Refusal: 406; the other one was chosen.
         """
-        if self.mode not in (Mode.PLAIN, mode):
+        if self._mode not in (Mode.PLAIN, mode):
             raise Refusal(
-                Code.PRECONDITION_FAILED, f"cannot switch the channel from {self.mode.value} mode to {mode.value} mode"
+                Code.PRECONDITION_FAILED, f"cannot switch the channel from {self._mode.value} mode to {mode.value} mode"
             )
-        self.mode = mode
+        self._mode = mode
 
-    def begin(self, method: methods.Basic.Publish) -> None:
+    def _publish(self, method: methods.Basic.Publish) -> None:
         """Begin a message.
 
         Raises:
             Refusal: 540, `immediate`; 403, 404: where it is published to.
         """
         self._check(method)
-        self.content = Content(method)
+        self._content = Content(method)
 
-    def publish(self, frames: PublishFrames) -> None:
+    def _publish_whole(self, frames: PublishFrames) -> None:
         """Publish a whole message.
 
         Raises:
@@ -132,13 +182,13 @@ class Publishes:
             session.check_room(size)
         self._finish(frames.method, self._latest, frames.body)
 
-    def take(self, frame: HeaderFrame | BodyFrame) -> None:
+    def _take_content(self, frame: HeaderFrame | BodyFrame) -> None:
         """Take the next part of the message.
 
         Raises:
             Refusal: it is not what it should be; or the whole message is.
         """
-        content = self.content
+        content = self._content
         if content is None:
             raise Refusal(Code.UNEXPECTED_FRAME, EXPECTS_METHOD)
         if isinstance(frame, HeaderFrame):
@@ -174,7 +224,7 @@ class Publishes:
     def _fits_nowhere(self, content: Content, size: int) -> bool:
         """Whether every queue that a message comes to would refuse it even if the queue were empty, and drop it."""
         session, method, properties = self._session, content.method, content.properties
-        if self.mode is Mode.TRANSACTION or session.topology.is_unrouted(session.vhost, method.exchange):
+        if self._mode is Mode.TRANSACTION or session.topology.is_unrouted(session.vhost, method.exchange):
             return False
         copied_to = [key for keys in properties.copied_to() for key in keys]
         queues = session.topology.route(
@@ -188,8 +238,8 @@ class Publishes:
     def _refuse(self, properties: BasicProperties) -> None:
         """Refuse a message whose body was not kept, as its queues would."""
         self._check_user(properties)
-        if self.mode is Mode.CONFIRM:
-            self.settle([self.confirms.next()], is_stored=False)
+        if self._mode is Mode.CONFIRM:
+            self.published([self._confirms.next()], is_stored=False)
 
     def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
         """Route a complete message, and put it out or keep it."""
@@ -214,9 +264,9 @@ class Publishes:
             queues = session.topology.route(
                 session.vhost, method.exchange, method.routing_key, properties.headers, shown + hidden
             )
-        number = self.confirms.next() if self.mode is Mode.CONFIRM else None
+        number = self._confirms.next() if self._mode is Mode.CONFIRM else None
         message = PublishedMessage(
-            self._key,
+            self.key,
             number,
             method.exchange,
             method.routing_key,
@@ -227,7 +277,7 @@ class Publishes:
             bool(method.mandatory),
             hidden,
         )
-        if self.mode is Mode.TRANSACTION:
+        if self._mode is Mode.TRANSACTION:
             self._keep(message, is_wanted=bool(queues) or method.mandatory)
         elif queues:
             outbox = session.outbox
@@ -241,18 +291,18 @@ class Publishes:
             if method.mandatory:
                 self.give_back(message)
             if number is not None:
-                self.settle([number], is_stored=True)
+                self.published([number], is_stored=True)
 
     def _addressed(self, properties: BasicProperties) -> BasicProperties:
         """The properties with a queue of their own instead of the pseudo-queue for replies."""
         if properties.text("reply_to") != REPLY_TO:
             return properties
-        if self.replies is None:
+        if self._replies is None:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
                 "the channel has no direct reply-to consumer. Consume from amq.rabbitmq.reply-to before publishing",
             )
-        return properties.replying_to(self.replies.name)
+        return properties.replying_to(self._replies.name)
 
     def _copied_to(
         self, method: methods.Basic.Publish, properties: BasicProperties
@@ -280,53 +330,66 @@ class Publishes:
 
     def give_back(self, message: PublishedMessage) -> None:
         """Return a mandatory message that no queue takes."""
-        number, names = self._key.number, {"exchange": message.exchange, "routing_key": message.routing_key}
+        if self.state is not ChannelState.OPEN:
+            return
+        number, names = self.key.number, {"exchange": message.exchange, "routing_key": message.routing_key}
         no_route = {"reply_code": Code.NO_ROUTE, "reply_text": Code.NO_ROUTE.name}
         self._session.send_method(number, methods.Basic.Return, **no_route, **names)
         self._session.send_content(number, message.properties.raw, message.body)
 
-    def uncommitted(self) -> tuple[PublishedMessage, ...]:
+    def _uncommitted_messages(self) -> tuple[PublishedMessage, ...]:
         """The messages to store at a commit. Returns those without a queue to the client."""
         messages = self._uncommitted
-        self.forget()
+        self._forget_messages()
         for message in messages:
             if not message.queues:
                 self.give_back(message)
         return tuple(message for message in messages if message.queues)
 
-    def forget(self) -> None:
+    def _forget_messages(self) -> None:
         """Drop all messages since the last commit."""
         self._session.buffer(-self._uncommitted_bytes)
         self._uncommitted, self._uncommitted_bytes = [], 0
 
-    def end(self) -> None:
-        """End with the channel."""
+    def _end_publishes(self) -> None:
         self._drop_content()
-        self.forget()
+        self._forget_messages()
 
     def _drop_content(self) -> None:
-        if self.content is not None:
-            self._session.unfinished -= self.content.buffered
-            self._session.buffer(-self.content.buffered)
-            self.content = None
+        if self._content is not None:
+            self._session.unfinished -= self._content.buffered
+            self._session.buffer(-self._content.buffered)
+            self._content = None
 
-    def settle(self, numbers: Iterable[int], *, is_stored: bool) -> None:
+    @property
+    def owes_confirms(self) -> bool:
+        """Whether its client waits for confirms."""
+        return self._confirms.is_awaited
+
+    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
         """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
-        self.confirms.settle(numbers, is_stored=is_stored)
-        self._session.unflushed[self] = None
+        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
+            self._confirms.settle(numbers, is_stored=is_stored)
+            self._session.unflushed[self] = None
 
     def flush(self) -> None:
         """Send the confirms that are due."""
-        number = self.confirms.take_only()
+        number = self._confirms.take_only()
         if number:
-            self._session.send(ack(self._key.number, number, multiple=False))
+            self._session.send(ack(self.key.number, number, multiple=False))
             return
-        for tag, multiple, is_stored in self.confirms.take():
-            number = self._key.number
+        for tag, multiple, is_stored in self._confirms.take():
+            number = self.key.number
             if is_stored:
                 self._session.send(ack(number, tag, multiple=multiple))
             else:
                 self._session.send_method(number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)
+
+
+def _method_of(frame: ChannelFrame) -> base.Frame:
+    if isinstance(frame, AckFrames):
+        return methods.Basic.Ack()
+    return methods.Basic.Publish() if isinstance(frame, HeaderFrame | BodyFrame) else frame.method
 
 
 class Confirm(NamedTuple):

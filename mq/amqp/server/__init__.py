@@ -11,8 +11,8 @@
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``refusals``: AMQP reply codes for errors of mq.
 * ``client_connection``: a client's socket, and the base of its served connection, as its channels and consumers see it.
-* ``publishes``, ``submitted_batch``: messages of a connection, stored and answered in order, in batches; publishers wait
-  if there are too many.
+* ``publishes``, ``submitted_batch``: messages of a connection, stored and answered in order, in batches; publishers
+  wait if there are too many.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
 * ``served_channel``: one channel: its consumers, gets, transactions, and its end.
