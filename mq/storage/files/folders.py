@@ -10,7 +10,7 @@ import contextlib
 import errno
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageFull
@@ -191,11 +191,11 @@ class Folders:
         read = self._read_files(entries, largest)
         return [None if isinstance(each, int) else _opened_whole(*each) for each in read]
 
-    def _read_files(self, entries: Sequence[Entry], largest: int) -> Iterable[tuple[bytes, bytes, bytes] | int]:
+    def _read_files(self, entries: Sequence[Entry], largest: int) -> Sequence[tuple[bytes, bytes, bytes] | int]:
         """As :meth:`Native.read_files` does it, with or without mq-native."""
         if self.native is not None:
             return self.native.read_files([self.layout.path(entry) for entry in entries], largest)
-        return (self._read_file(entry, largest) for entry in entries)
+        return [self._read_file(entry, largest) for entry in entries]
 
     def read_columns(
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
