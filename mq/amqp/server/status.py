@@ -30,7 +30,7 @@ def status_of(client: ClientConnection, began: float) -> ConnectionStatus:
         received_bytes=None if traffic is None else traffic.received_bytes,
         sent_bytes=None if traffic is None else traffic.sent_bytes,
         channels=tuple(
-            ChannelStatus(channel.key.number, len(channel.consumers), channel.unsettled)
+            ChannelStatus(channel.key.number, len(channel.deliveries.consumers), channel.deliveries.unsettled)
             for channel in client.connection.channels()
         ),
     )
@@ -41,7 +41,7 @@ def consumers_of(client: ClientConnection, consumers: Iterable[ServedConsumer]) 
     now = trio.current_time()
     for consumer in consumers:
         channel = client.connection.channel(consumer.channel)
-        credit = None if channel is None else channel.consumers.get(consumer.tag)
+        credit = None if channel is None else channel.deliveries.consumers.get(consumer.tag)
         if credit is not None:
             yield ConsumerStatus(
                 queue=consumer.queue.key,
