@@ -233,13 +233,9 @@ class Channel(PublishingChannel):
     def _ack(self, method: methods.Basic.Ack) -> None:
         self._settle(Settlement.ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
 
-    def _nack(self, method: methods.Basic.Nack) -> None:
+    def _reject(self, method: methods.Basic.Nack | methods.Basic.Reject) -> None:
         outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
-        self._settle(outcome, [(method.delivery_tag, method.multiple)])
-
-    def _reject(self, method: methods.Basic.Reject) -> None:
-        outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
-        self._settle(outcome, [(method.delivery_tag or 0, False)])
+        self._settle(outcome, [(method.delivery_tag or 0, isinstance(method, methods.Basic.Nack) and method.multiple)])
 
     def _settle(self, outcome: Settlement, tags: Sequence[tuple[int, bool]]) -> None:
         self.deliveries.settle(outcome, tags, in_transaction=self._mode is Mode.TRANSACTION)
@@ -251,13 +247,10 @@ class Channel(PublishingChannel):
         if isinstance(method, methods.Basic.Recover):
             self._session.send_method(self.key.number, methods.Basic.RecoverOk)
 
-    def _confirm_select(self, method: methods.Confirm.Select) -> None:
-        self._choose(Mode.CONFIRM)
-        self._reply(method, methods.Confirm.SelectOk)
-
-    def _tx_select(self, method: methods.Tx.Select) -> None:
-        self._choose(Mode.TRANSACTION)
-        self._reply(method, methods.Tx.SelectOk)
+    def _select(self, method: methods.Confirm.Select | methods.Tx.Select) -> None:
+        is_confirm = isinstance(method, methods.Confirm.Select)
+        self._choose(Mode.CONFIRM if is_confirm else Mode.TRANSACTION)
+        self._reply(method, methods.Confirm.SelectOk if is_confirm else methods.Tx.SelectOk)
 
     def _commit(self, method: methods.Tx.Commit) -> None:
         self._check_transaction()
@@ -317,6 +310,10 @@ def _declares(make: Callable[[DeclareMethods, Any], ChannelCommand | None]) -> C
     return lambda channel, method: channel._declare(make, method)
 
 
+def _binds(command: type[commands.Bind | commands.Unbind]) -> Callable[[Channel, Any], None]:
+    return lambda channel, method: channel._ask(command(channel.key, channel._declare_methods.binding(method)), method)
+
+
 def _says(reply: type[base.Frame]) -> Callable[[Channel, Any, Any, Any], None]:
     return lambda channel, command, result, asked: channel._done(reply, asked)
 
@@ -333,25 +330,25 @@ _HANDLERS: Final[Mapping[type[base.Frame], Callable[[Channel, Any], None]]] = {
     methods.Channel.Flow: Channel._flow,
     methods.Exchange.Declare: _declares(DeclareMethods.declare_exchange),
     methods.Exchange.Delete: _declares(DeclareMethods.delete_exchange),
-    methods.Exchange.Bind: _declares(DeclareMethods.bind_exchange),
-    methods.Exchange.Unbind: _declares(DeclareMethods.unbind_exchange),
+    methods.Exchange.Bind: _binds(commands.Bind),
+    methods.Exchange.Unbind: _binds(commands.Unbind),
     methods.Queue.Declare: Channel._declare_queue,
     methods.Queue.Delete: _declares(DeclareMethods.delete_queue),
     methods.Queue.Purge: _declares(DeclareMethods.purge_queue),
-    methods.Queue.Bind: _declares(DeclareMethods.bind_queue),
-    methods.Queue.Unbind: _declares(DeclareMethods.unbind_queue),
+    methods.Queue.Bind: _binds(commands.Bind),
+    methods.Queue.Unbind: _binds(commands.Unbind),
     methods.Basic.Qos: Channel._qos,
     methods.Basic.Consume: Channel._consume,
     methods.Basic.Cancel: Channel._cancel,
     methods.Basic.Get: Channel._get,
     methods.Basic.Publish: Channel._publish,
     methods.Basic.Ack: Channel._ack,
-    methods.Basic.Nack: Channel._nack,
+    methods.Basic.Nack: Channel._reject,
     methods.Basic.Reject: Channel._reject,
     methods.Basic.Recover: Channel._recover,
     methods.Basic.RecoverAsync: Channel._recover,
-    methods.Confirm.Select: Channel._confirm_select,
-    methods.Tx.Select: Channel._tx_select,
+    methods.Confirm.Select: Channel._select,
+    methods.Tx.Select: Channel._select,
     methods.Tx.Commit: Channel._commit,
     methods.Tx.Rollback: Channel._rollback,
 }
