@@ -127,6 +127,7 @@ class Connection:
         why: why it has been closed, for the log; empty where nothing was wrong.
         is_over: whether nothing more is read: send what is to be sent, and close the stream.
         held: bytes of a frame that is not complete, once :meth:`next_command` has returned None.
+        sending: bytes to be sent, apart from the confirms that are due.
         is_blocked: whether the client is to know that publishing has to wait.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.
@@ -148,8 +149,8 @@ class Connection:
         self._reader = FrameReader()
         self._heartbeats = Heartbeats(0, clock)
         self._deadline = clock() + limits.handshake_seconds
-        self._sending: list[bytes] = []
-        self.session = Session(topology, owner, limits, self._sending.append)
+        self.sending: list[bytes] = []
+        self.session = Session(topology, owner, limits, self.sending.append)
         self._channel_max = limits.channel_max
         self._channels: dict[int, Channel] = {}  # open or closing, by number
         self._epoch = 0
@@ -204,10 +205,10 @@ class Connection:
     def outgoing(self) -> bytes:
         """The bytes to send now."""
         self._flush()
-        if not self._sending:
+        if not self.sending:
             return b""
-        data = b"".join(self._sending)
-        self._sending.clear()
+        data = b"".join(self.sending)
+        self.sending.clear()
         self._heartbeats.send_at = self._clock() + self._heartbeats.send_after
         return data
 
@@ -235,7 +236,7 @@ class Connection:
                 "" if self.state is ConnectionState.LEFT else f"timed out in connection state {self.state.value}"
             )
         elif now >= self._heartbeats.send_at:
-            self._sending.append(HEARTBEAT)
+            self.sending.append(HEARTBEAT)
 
     def close(self, code: Code = Code.CONNECTION_FORCED, why: str = "the broker closed the connection") -> None:
         """Close it from this side."""
@@ -337,7 +338,7 @@ class Connection:
                 self._take(frame)
                 self.frames_left -= (self.session.topology.looked_at - looked_at) // LOOKS_A_FRAME
         except WrongProtocol as error:
-            self._sending.append(error.answer)
+            self.sending.append(error.answer)
             self._be_over(str(error))
         except Refusal as refusal:
             self._is_deaf = frame is None
