@@ -385,6 +385,9 @@ class BrokerAPI(Protocol):
     def ready(self) -> bool: ...
 
     @property
+    def is_shared(self) -> bool: ...
+
+    @property
     def progress(self) -> StoreProgress: ...
 
     @property

@@ -144,6 +144,11 @@ class Broker:
         return not self._in_flight.is_closed and not self._committer.failure
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes change the store, too."""
+        return self._others_move
+
+    @property
     def progress(self) -> StoreProgress:
         """Noted with each answer of the store."""
         return self._committer.progress

@@ -103,6 +103,11 @@ class ClusterBroker(Forwarding):
         return self._local.ready
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes change the local store."""
+        return self._local.is_shared
+
+    @property
     def progress(self) -> StoreProgress:
         """Noted with each answer of the local store."""
         return self._local.progress
@@ -243,17 +248,22 @@ class ClusterBroker(Forwarding):
 
     def settings_now(self, queue: str) -> QueueSettings | None:
         """The settings of a queue of this node that certainly exists; None for the cluster's."""
-        return None if self._sessions.owns(queue) else self._local.settings_now(queue)
+        return self._local.settings_now(queue) if self._begins(queue) else None
 
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue now: one of this node."""
-        return not self._sessions.owns(queue) and self._local.publishes_now(queue)
+        return self._begins(queue) and self._local.publishes_now(queue)
 
     def publish_now(
         self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
     ) -> bool:
         """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun."""
-        return not self._sessions.owns(queue) and self._local.publish_now(queue, drafts, done)
+        return self._begins(queue) and self._local.publish_now(queue, drafts, done)
+
+    def _begins(self, queue: str) -> bool:
+        """Whether operations on a queue may begin in the caller's step: those on a queue of this node, unless it is
+        being drained. Then each answer ends its connection, which is left to the full path."""
+        return not self._sessions.owns(queue) and not self.node_control.is_draining
 
     async def _local_body(self, body: bytes | Upload) -> bytes | Upload:
         """A body as the local store takes it, also one whose queue was the cluster's when it came."""
@@ -275,11 +285,11 @@ class ClusterBroker(Forwarding):
         self, queue: str, most: int, *, visibility: float | None = None
     ) -> Future[list[Message]] | list[Message] | None:
         """As :meth:`fetch_many` without a wait, begun in the caller's step, from a queue of this node; else None."""
-        return None if self._sessions.owns(queue) else self._local.fetch_now(queue, most, visibility=visibility)
+        return self._local.fetch_now(queue, most, visibility=visibility) if self._begins(queue) else None
 
     def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
         """As :meth:`remove`, begun in the caller's step, from a queue of this node; else False."""
-        return not self._sessions.owns(queue) and self._local.remove_now(queue, id, done, receipt=receipt)
+        return self._begins(queue) and self._local.remove_now(queue, id, done, receipt=receipt)
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain."""
