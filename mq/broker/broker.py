@@ -15,9 +15,9 @@ from mq.broker import dead_letters
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
 from mq.broker.background_check import BackgroundCheck
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
-from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
+from mq.broker.bodies import digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.catalog import Catalog
+from mq.broker.catalog import MOST_BYTES, Catalog
 from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
@@ -89,6 +89,7 @@ class Broker:
         self._known = wiring.catalog.queues
         self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
+        self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
         self.declarations: Declarations = wiring.declarations  # what a server declares beyond messages
@@ -224,7 +225,7 @@ class Broker:
 
     def forget_recent(self) -> None:
         """Let go of the bodies that are kept in memory for requests that come soon: they are read from the store."""
-        self._publishing.recent.clear()
+        self._catalog.recent.clear()
 
     async def purge(self, queue: str) -> int:
         """Remove all messages of a queue that are not leased or held; how many were removed."""
@@ -321,26 +322,6 @@ class Broker:
         """The settings of a queue that certainly exists. None where it does not, or where that is not known at once."""
         index = None if self._others_move else self._known.get(queue)
         return None if index is None else index.settings
-
-    def publishes_now(self, queue: str) -> bool:
-        """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""
-        index = self._known.get(queue)
-        return index is not None and not index.settings.knows_bodies
-
-    def publish_now(
-        self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
-    ) -> bool:
-        """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun.
-
-        Args:
-            drafts: the messages, with bodies in memory and without keys.
-            done: called with what :meth:`publish_many` returns.
-        """
-        index = self._known.get(queue)
-        if index is None or index.settings.knows_bodies:
-            return False
-        self._publishing.submit(index, drafts, done)
-        return True
 
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body.
@@ -701,8 +682,8 @@ class Wiring:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock.date_ns, int(writer, 16))
         self._leases = leases = Leases(config.visibility_seconds, clock, random)
-        self.catalog = Catalog(observers, clock.date_ns)
-        self.committer = Committer(storage, [*self.catalog.tellers_of(Span.COMMIT), clock.note_work])
+        self.catalog = Catalog(observers, clock.date_ns, MOST_BYTES if config.skips_steps else 0)
+        self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
         self.waiters = waiters = Waiters(config.workers, self.committer.progress)
@@ -715,10 +696,9 @@ class Wiring:
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
-        recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
-        self._ready = ReadyMessages(core, upkeep, recent)
-        deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
+        self._ready = ReadyMessages(core, upkeep)
+        deliverers = [Deliverer(core, waiters, leases, upkeep, dead) for _ in range(config.workers + 1)]
         self._lessors = [Lessor(core, self._ready, deliverer) for deliverer in deliverers]
         direct = DirectDispatch(core, waiters, leases, deliverers[0])
         jobs.begin = partial(JobBatch, direct)
@@ -728,8 +708,8 @@ class Wiring:
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.in_flight = InFlight(self.committer)
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent, self.in_flight)
-        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases, recent)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, self.in_flight)
+        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases)
         remover = Remover(core, second_names)
         self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0])
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)

@@ -188,7 +188,6 @@ class Clock:
         self._stepped = elapsed()  # when that changed last
         self._synchronised: float | None = None  # since when the kernel has called its clock so
         self._changed = -math.inf  # when that changed last which a record is to say besides the time
-        self._rests_until = -math.inf  # until then work is noted already
         self._has_worked = False  # since the last record
         self._aged: list[Aged] = []
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
@@ -462,13 +461,10 @@ class Clock:
         while self.doubt:
             await self._trusted.wait()
 
-    def note_work(self, _seconds: float = 0.0) -> None:
+    def note_work(self) -> None:
         """Note that a batch was committed: the time is to be recorded soon. Costs an idle broker no wake-up."""
-        now = self._elapsed()
-        if now >= self._rests_until:
-            self._rests_until = now + LOOK_SECONDS
-            self._has_worked = True
-            self._woken.set()
+        self._has_worked = True
+        self._woken.set()
 
     async def run(self, keep: Callable[[ClockRecord], Awaitable[None]]) -> None:
         """Look at the wall clock for ever, and record the time.

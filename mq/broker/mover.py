@@ -17,9 +17,9 @@ from typing import Final
 import trio
 
 from mq import turns
-from mq.broker.commit import BatchChannel
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.fairness import FairLine
+from mq.broker.waiters import BatchChannel
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink
