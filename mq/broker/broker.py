@@ -22,7 +22,7 @@ from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, Done, Future, InFlight, SaveWorker, StoreProgress, Together
+from mq.broker.commit import Committer, Done, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -89,7 +89,9 @@ class Broker:
         self._known = wiring.catalog.queues
         self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
+        # What begins in the step of its caller is called there, without a method in between.
         self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
+        self.fetch_now, self.remove_now = self._consuming.fetch_now, self._consuming.remove_now
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
         self.declarations: Declarations = wiring.declarations  # what a server declares beyond messages
@@ -360,32 +362,6 @@ class Broker:
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
-    def fetch_now(
-        self, queue: str, most: int, *, visibility: float | None = None
-    ) -> Future[list[Message]] | list[Message] | None:
-        """As :meth:`fetch_many` without a wait, begun in the caller's step. If the client goes before the answer,
-        abandon the future: the messages are READY again then.
-
-        Returns:
-            An empty list if none is READY; None where it takes longer: then nothing has begun, and :meth:`fetch_many`
-            does it.
-        """
-        index = self._known.get(queue)
-        if index is None:
-            return None
-        if visibility is not None:
-            visibility = check_value("visibility", visibility, VISIBILITY)
-        self._in_flight.check()
-        if self._consuming.is_empty(index):
-            return []
-        request = FetchRequest(index, most, visibility)
-        if not self._consuming.fetch_now(request):
-            return None
-        if not request.future.answered:
-            self._in_flight.__enter__()
-            request.future.then(self._in_flight.__exit__)
-        return request.future
-
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
         await self._consuming.give_back(messages)
@@ -411,22 +387,6 @@ class Broker:
         with self._in_flight:
             index = self._known.get(queue) or await self._queues.get(queue, is_wanted=False)
             await self._consuming.remove(index, Removal(id, receipt))
-
-    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
-        """As :meth:`remove`, begun in the caller's step. False where that takes longer: nothing has begun, and
-        :meth:`remove` does it.
-
-        Args:
-            done: called once it is removed, or with the error.
-            receipt: of the delivery that must still hold it.
-
-        Raises:
-            As :meth:`remove`.
-        """
-        index = self._known.get(queue)
-        if index is None:
-            return False
-        return self._in_flight.runs(done, partial(self._consuming.remove_now, index, Removal(id, receipt)))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
@@ -711,7 +671,7 @@ class Wiring:
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, self.in_flight)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases)
         remover = Remover(core, second_names)
-        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0])
+        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0], self.in_flight)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
         self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)

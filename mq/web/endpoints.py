@@ -237,6 +237,7 @@ class Endpoints(Handler):
         strict: bool = False,
     ) -> None:
         self._is_strict = strict
+        self._begins = not strict and not broker.is_shared
         self._router = _STRICT_ROUTER if strict else ROUTER
         self._waits = WaitingRequests()
         self._shared: _Shared = (
@@ -291,7 +292,8 @@ class Endpoints(Handler):
         else:
             with suppress(InvalidName):  # the operation refuses it; a valid one is checked once for all such requests
                 names = (QueueName(names[0]), *names[1:])
-        return _Routed(operation, HeadContext(*self._shared, query, *names), without_traces=self._is_strict)
+        context = HeadContext(*self._shared, query, *names)
+        return _Routed(operation, context, self._begins, without_traces=self._is_strict)
 
 
 _Shared = tuple[
@@ -304,14 +306,16 @@ class _Routed(Handler):
     """Answers requests for one operation on one thing.
 
     Args:
+        begins: whether an operation may begin in the step that reads its request.
         without_traces: whether headers of a trace are passed over. Proxies add them, which is no reason to refuse.
     """
 
-    def __init__(self, operation: Operation, head: HeadContext, *, without_traces: bool) -> None:
+    def __init__(self, operation: Operation, head: HeadContext, begins: bool, *, without_traces: bool) -> None:
         self._operation = operation
         self._head = head
+        self._begins = begins
         self._without_traces = without_traces
-        if operation.begin is not None and not (without_traces or head.broker.is_shared):
+        if operation.begin is not None and begins:
             self.begin = partial(operation.begin, head)  # type: ignore[method-assign] # a method would only call it
 
     async def handle(self, request: Request) -> Reply:
@@ -331,7 +335,7 @@ class _Routed(Handler):
 
     def for_message(self, id: str) -> Handler:
         """The same for another message."""
-        return _Routed(self._operation, self._head._replace(id=id), without_traces=self._without_traces)
+        return _Routed(self._operation, self._head._replace(id=id), self._begins, without_traces=self._without_traces)
 
 
 class _Refused(Handler):
