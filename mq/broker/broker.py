@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -37,7 +37,7 @@ from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
 from mq.broker.publishing import Draft, JobBatch, KeyedJobs, Published, Publisher, Upload
-from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
+from mq.broker.queues import Declarations, Queues, QueueStatus
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
@@ -89,9 +89,6 @@ class Broker:
         self._known = wiring.catalog.queues
         self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
-        # What begins in the step of its caller is called there, without a method in between.
-        self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
-        self.fetch_now, self.remove_now = self._consuming.fetch_now, self._consuming.remove_now
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
         self.declarations: Declarations = wiring.declarations  # what a server declares beyond messages
@@ -101,6 +98,16 @@ class Broker:
         self.browsing = wiring.browse
         self.columns = wiring.columns
         self.node_control: NodeControl = NoNode()
+        # Parts carry these out as they are. What begins in the step of its caller counts itself as in flight.
+        counted = self._in_flight.counted
+        self.delete_queue, self.change_settings = counted(self._queues.delete), counted(self._queues.change_settings)
+        self.purge, self.redrive = counted(self._queues.purge), counted(self._queues.redrive)
+        self.queues, self.inventory, self.messages = self._queues.all, self._queues.inventory, self._queues.messages
+        self.give_back = self._consuming.give_back
+        self.acknowledge, self.put_back = counted(self._unacked.acknowledge), counted(self._unacked.put_back)
+        self.reject = counted(self._unacked.reject)
+        self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
+        self.fetch_now, self.remove_now = self._consuming.fetch_now, self._consuming.remove_now
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.
@@ -188,21 +195,6 @@ class Broker:
         with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)
 
-    async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and all its messages."""
-        with self._in_flight:
-            await self._queues.delete(queue)
-
-    async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
-        """Change settings of a queue, all of `patch` or nothing; a value of None resets one to its default.
-
-        Raises:
-            InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
-            Conflict: a setting that cannot be kept here and now.
-        """
-        with self._in_flight:
-            return await self._queues.change_settings(queue, patch)
-
     async def settings(self, queue: str) -> QueueSettings:
         """The queue's settings."""
         await self._queues.look_up(queue, surely=True)
@@ -213,39 +205,9 @@ class Broker:
         await self._queues.look_up(queue, surely=True)
         return self._queues.status(await self._queues.get(queue))
 
-    async def queues(self) -> list[QueueStatus]:
-        """The status of every queue, sorted by name."""
-        return await self._queues.all()
-
-    def inventory(self) -> Iterator[Inventory]:
-        """Every queue with its messages as they are now. Read all of it without an await in between."""
-        return self._queues.inventory()
-
-    def messages(self) -> int:
-        """How many messages all queues have together."""
-        return self._queues.messages()
-
     def forget_recent(self) -> None:
         """Let go of the bodies that are kept in memory for requests that come soon: they are read from the store."""
         self._catalog.recent.clear()
-
-    async def purge(self, queue: str) -> int:
-        """Remove all messages of a queue that are not leased or held; how many were removed."""
-        with self._in_flight:
-            return await self._queues.purge(queue)
-
-    async def redrive(
-        self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
-    ) -> Redriven:
-        """Move ready messages back to the queues in which they died, or all of them to another one.
-
-        Args:
-            to: the queue to move them to; None for those in which they died.
-            most: how many at the most.
-            ids: move only these; None for any.
-        """
-        with self._in_flight:
-            return await self._queues.redrive(queue, to, most, ids)
 
     # Publishing
 
@@ -361,10 +323,6 @@ class Broker:
             visibility = check_value("visibility", visibility, VISIBILITY)
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
-
-    async def give_back(self, messages: Sequence[Message]) -> None:
-        """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
-        await self._consuming.give_back(messages)
 
     async def take(self, queue: str, *, wait: float = 0) -> Message | None:
         """Fetch and remove the first READY message in one step: at most once. A caller that loses it cannot get it
@@ -555,15 +513,6 @@ class Broker:
         index = await self._queues.get(queue)
         return await self._unacked.exclude_in_turn(index) if in_turn else self._unacked.exclude(index)
 
-    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
-        """Remove held messages. Those that others have removed meanwhile are passed over.
-
-        Args:
-            durable: whether the removal must be durable on return; else it is soon after.
-        """
-        with self._in_flight:
-            await self._unacked.acknowledge(held, durable=durable)
-
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
         """Begin to remove held messages in the caller's step. False where something has to be waited for first: nothing
         has begun, and :meth:`acknowledge` does it.
@@ -572,32 +521,6 @@ class Broker:
             done: called once they are removed, or with the error of one that is READY again.
         """
         return self._in_flight.runs(done, partial(self._unacked.acknowledge_now, held))
-
-    async def put_back(
-        self,
-        held: Sequence[UnackedMessage],
-        *,
-        redelivered: bool = True,
-        to_back: bool = False,
-        failed: bool = False,
-        most: int | None = None,
-    ) -> None:
-        """Make held messages READY.
-
-        Args:
-            redelivered: whether a consumer has had them.
-            to_back: put them behind all others of their queue, not in their places.
-            failed: whether the work on them failed: where their queues' settings say so they count as received, and are
-                held back first, or die.
-            most: then they count in any case, and die when they were received so often; None for no such limit.
-        """
-        with self._in_flight:
-            await self._unacked.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
-
-    async def reject(self, held: Sequence[UnackedMessage]) -> None:
-        """Move held messages to their queue's dead-letter queue; remove them where there is none."""
-        with self._in_flight:
-            await self._unacked.reject(held)
 
     # Peek
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import trio
 from trio_util import AsyncBool
@@ -43,6 +43,7 @@ from mq.storage.interface import (
 from mq.storage.outcomes import Outcomes
 
 T = TypeVar("T")
+P = ParamSpec("P")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
 LARGEST_TURN: Final = 64
@@ -925,6 +926,15 @@ class InFlight:
         self.running -= 1
         if self.is_closed and not self.running:
             self._finished.value = True
+
+    def counted(self, call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Return a function that makes such calls as requests."""
+
+        async def counting(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return await call(*args, **kwargs)
+
+        return counting
 
     def runs(self, done: Done, begin: Callable[[Done], bool]) -> bool:
         """Run a request that `begin` begins, and that ends when it calls its argument: `done` is called then. False if

@@ -197,6 +197,9 @@ class Unacked:
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.
 
+        Args:
+            durable: whether the removal must be durable on return; else it is soon after.
+
         Raises:
             StorageError: some could not be removed; they are READY again, and come as redelivered.
         """
@@ -211,8 +214,14 @@ class Unacked:
         failed: bool = False,
         most: int | None = None,
     ) -> None:
-        """Make held messages READY, in their places or behind all others of their queue. Where the work `failed`, see
-        :meth:`mq.broker.broker.Broker.put_back`.
+        """Make held messages READY.
+
+        Args:
+            redelivered: whether a consumer has had them.
+            to_back: put them behind all others of their queue, not in their places.
+            failed: whether the work on them failed: where their queues' settings say so they count as received, and are
+                held back first, or die.
+            most: then they count in any case, and die when they were received so often; None for no such limit.
 
         Raises:
             StorageError: some could not be moved; they are where they were.
