@@ -17,13 +17,17 @@ from mq.broker import (
     UnackedMessage,
     Upload,
 )
-from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
+from mq.broker.api import CLUSTER, Membership, NodeControl
+from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.clock import Clock
+from mq.broker.columns import ColumnReader
 from mq.broker.commit import Done, Future, StoreProgress
+from mq.broker.peek import SequenceBrowser
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Received
 from mq.broker.verbs import Forwarding, Verb
+from mq.broker.write_jobs import WriteJobs
 from mq.cluster.config import ClusterConfig
 from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
@@ -71,10 +75,10 @@ class ClusterBroker(Forwarding):
         self.declarations = ClusterDeclarations(
             config.node, local, remote, names, shared, sessions, config.default_store
         )
-        self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
-        self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
-        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
-        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
+        self.claims = cast(BatchConsumers, Forwarding("claims", self._pass_on))
+        self.writes = cast(WriteJobs, Forwarding("writes", self._pass_on))
+        self.browsing = cast(SequenceBrowser, Forwarding("browsing", self._pass_on))
+        self.columns: ColumnReader | None = None  # over a link messages go one by one
 
     @property
     def clock(self) -> Clock:
