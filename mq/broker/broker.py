@@ -67,6 +67,8 @@ class Broker:
     when the medium refuses; what a method says it did is durable on return. Methods that name a queue raise
     :class:`~mq.errors.NoSuchQueue` where there is none of that name.
 
+    A method without logic of its own is that of the part that carries it out: see the constructor.
+
     Attributes:
         storage: the open store. To look at only: a change that passes the broker by is unknown to it.
     """
@@ -574,7 +576,7 @@ class Wiring:
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
-            core.secure_keys, core.are_keys_secured = self._keys.secure, self._keys.are_secured
+            core.secure_keys, core.unsecured = self._keys.secure, self._keys.unsecured
         sinks = DeadLetterSinks(storage, is_awaited=config.awaits_sink)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)

@@ -130,9 +130,7 @@ class Catalog:
         self.events.departed(left.id)
         if not self._observers:
             return
-        removed = Entry(left.queue, left.id, State.REMOVED)
-        self.tell(kind, left, removed, protocol=protocol)
-        self.tell(Kind.REAP, removed, None)
+        self.tell(kind, left, Entry(left.queue, left.id, State.REMOVED), protocol=protocol, is_reaped=True)
 
     def end_second_copy(self, left: Entry, kind: Kind) -> None:
         """End a removal that found the message in REMOVED already. One such message must not fail the others that are
@@ -210,9 +208,20 @@ class Catalog:
         return queue not in self.leaving
 
     def tell(
-        self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, protocol: str = ""
+        self,
+        kind: Kind,
+        left: Entry | None,
+        now: Entry | None,
+        size: int | None = None,
+        protocol: str = "",
+        *,
+        is_reaped: bool = False,
     ) -> None:
-        """Tell the observers of a transition."""
+        """Tell the observers of a transition.
+
+        Args:
+            is_reaped: whether the message was unlinked after it, which is another one.
+        """
         entry = now or left
         if not self._observers or entry is None:
             return
@@ -228,8 +237,11 @@ class Catalog:
             entry.queue if left and left.queue != entry.queue else None,
             protocol,
         )
+        transitions = [transition]
+        if is_reaped:
+            transitions.append(Transition(Kind.REAP, entry.queue, entry.id, entry.state, None, transition.time_ns))
         for observer in self._observers:
-            observer.saw([transition])
+            observer.saw(transitions)
 
     def tellers_of(self, span: Span) -> list[Callable[[float], None]]:
         """What to call with the seconds that something took: one for each observer that wants to know."""

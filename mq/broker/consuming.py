@@ -74,7 +74,7 @@ class Consumption:
         self._dead_letters = dead_letters
         self._remover = remover
         self._second_names = remover.second_names
-        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
+        self._secure_keys, self._unsecured = core.secure_keys, core.unsecured
         self._leases = lessor.deliverer.leases
         self._unacked_deliverer = unacked_deliverer
         self._config = core.config
@@ -204,7 +204,7 @@ class Consumption:
         if in_flight.is_closed or self._committer.failure:
             in_flight.check()
         checked_id = MessageId(id)
-        if checked_id in self._catalog.locks or not self._are_keys_secured([checked_id]):
+        if checked_id in self._catalog.locks or checked_id in self._unsecured:
             return False
 
         def ended(error: MQError | None) -> None:

@@ -74,7 +74,7 @@ class Unacked:
         self._unacked_deliverer = unacked_deliverer
         self._consuming = consuming
         self._dead_letters = dead_letters
-        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
+        self._secure_keys, self._unsecured = core.secure_keys, core.unsecured
         self._remover = remover
         self._jobs = core.jobs
         self._committer = core.committer
@@ -182,7 +182,7 @@ class Unacked:
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
         """As :meth:`acknowledge`, in the caller's step: `done` is called with the error, or None. False where something
         has to be waited for first; then nothing has begun."""
-        if len(held) > self._committer.portion or not self._are_keys_secured([each.entry.id for each in held]):
+        if len(held) > self._committer.portion or not self._unsecured.isdisjoint([each.entry.id for each in held]):
             return False
         entries: dict[Entry, None] = {}
         for each in held:
