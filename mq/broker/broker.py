@@ -497,7 +497,7 @@ class Broker:
             self._unacked.withdraw(request)
             self._in_flight.__exit__()
 
-        self._unacked.check_exclusion(index, exclusion)
+        self._consuming.check_exclusion(index, exclusion)
         self._in_flight.__enter__()
         self._unacked.hold_when_ready(request, received)
         return withdraw
@@ -567,7 +567,7 @@ class Wiring:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock.date_ns, int(writer, 16))
         self._leases = leases = Leases(config.visibility_seconds, clock, random)
-        self.catalog = Catalog(observers, clock.date_ns, MOST_BYTES if config.skips_steps else 0)
+        self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
         self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final, NamedTuple, cast
 
 import trio
 
+from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
 from mq.lifecycle import DetailedObserver, Kind, Observer, Span, State, Transition
 from mq.message import BytesBody, MessageId, Properties, checksum, length_of
@@ -35,7 +35,7 @@ class Catalog:
     """The queues, and the messages that are being moved.
 
     Args:
-        date_ns: the date for transitions, nanoseconds since 1970.
+        clock: gives the date for transitions.
         recent_bytes: the size of :attr:`recent`.
 
     Attributes:
@@ -46,9 +46,7 @@ class Catalog:
         closed: called with the name of each queue that is no more.
     """
 
-    def __init__(
-        self, observers: Sequence[Observer], date_ns: Callable[[], int], recent_bytes: int = MOST_BYTES
-    ) -> None:
+    def __init__(self, observers: Sequence[Observer], clock: Clock, recent_bytes: int = MOST_BYTES) -> None:
         self.recent = RecentBodies(recent_bytes)
         self.queues: dict[str, QueueIndex] = {}
         self.leaving: dict[str, QueueIndex] = {}
@@ -60,8 +58,8 @@ class Catalog:
         self._begun: dict[MessageId, _Begun] = {}
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
-        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
-        self._date_ns = date_ns
+        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "timer")]
+        self._clock = clock
 
     def add_queue(self, index: QueueIndex) -> None:
         """Add a queue; nothing happens if there is one of its name."""
@@ -225,13 +223,14 @@ class Catalog:
         entry = now or left
         if not self._observers or entry is None:
             return
+        clock = self._clock
         transition = Transition(
             kind,
             left.queue if left else entry.queue,
             entry.id,
             left.state if left else None,
             now.state if now else None,
-            self._date_ns(),
+            clock.date_offset_ns + int(clock.elapsed() * 1e9),
             size,
             entry.meta.receives,
             entry.queue if left and left.queue != entry.queue else None,
@@ -245,7 +244,7 @@ class Catalog:
 
     def tellers_of(self, span: Span) -> list[Callable[[float], None]]:
         """What to call with the seconds that something took: one for each observer that wants to know."""
-        return [partial(observer.took, span) for observer in self._detailed]
+        return [observer.timer(span) for observer in self._detailed]
 
     def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that were handed out, or came back, in memory alone."""

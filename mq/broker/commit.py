@@ -10,7 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import trio
@@ -735,9 +735,6 @@ class Together(Generic[T]):
 class Future(Generic[T]):
     """The answer to one request: a worker sets it once, tasks wait for it.
 
-    Args:
-        done: as for :meth:`then`; None for none.
-
     Attributes:
         value: the answer, once it is set.
         error: with which it failed.
@@ -747,13 +744,13 @@ class Future(Generic[T]):
 
     __slots__ = ("_callbacks", "_waiters", "abandoned", "answered", "error", "value")
 
-    def __init__(self, done: Done | None = None) -> None:
+    def __init__(self) -> None:
         self.value: T | None = None
         self.answered = False
         self.abandoned = False
         self.error: Exception | None = None
         self._waiters: list[trio.lowlevel.Task] = []
-        self._callbacks: list[Done] = [] if done is None else [done]
+        self._callbacks: list[Done] = []
 
     def set(self, value: T) -> None:
         """Answer with a value."""
@@ -930,6 +927,7 @@ class InFlight:
     def counted(self, call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         """Return a function that makes such calls as requests."""
 
+        @wraps(call)
         async def counting(*args: P.args, **kwargs: P.kwargs) -> T:
             with self:
                 return await call(*args, **kwargs)

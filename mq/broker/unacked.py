@@ -119,17 +119,9 @@ class Unacked:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
         return self._received(request, await self._consuming.fetch(request, wait))
 
-    def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
-        """Check that a consumer may have messages of a queue.
-
-        Raises:
-            QueueHeld: another one has the queue alone.
-        """
-        self._consuming.check_exclusion(index, exclusion)
-
     def hold_when_ready(self, request: FetchRequest, done: Received) -> None:
         """Call `done` with the messages for the request once there are some, or with an error; with none when the
-        broker ends. Call :meth:`check_exclusion` before."""
+        broker ends. Call :meth:`Consumption.check_exclusion` before."""
         index = request.index
 
         def answered(error: Exception | None) -> None:
