@@ -10,17 +10,7 @@ from typing import Final
 import trio
 
 from mq.lifecycle import State
-from mq.storage.checks.kit import (
-    Check,
-    body_of,
-    bring,
-    is_at,
-    leased,
-    make_queue,
-    new_id,
-    publish,
-    together,
-)
+from mq.storage.checks.kit import Check, body_of, bring, is_at, leased, make_queue, new_id, publish, together
 from mq.storage.interface import (
     FRESH,
     Entry,

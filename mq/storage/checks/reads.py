@@ -7,16 +7,7 @@ from typing import Final
 import trio
 
 from mq.lifecycle import State
-from mq.storage.checks.kit import (
-    Check,
-    bring,
-    discard,
-    done,
-    leased,
-    make_queue,
-    new_id,
-    publish_twin,
-)
+from mq.storage.checks.kit import Check, bring, discard, done, leased, make_queue, new_id, publish_twin
 from mq.storage.interface import Move, Storage, Write, is_for_cluster
 
 NEIGHBOURS: Final = ("a", "A", "aa", "a.b", "a-b", "a@b", "_")

@@ -34,17 +34,9 @@ from mq.storage.files.backup_folder import (
     SavedMessage,
     open_backups,
 )
-from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
+from mq.storage.files.calls import NO_PERMISSION, NO_ROOM, OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls, opened
 from mq.storage.files.format import RootUse, open_moves_lock, read_use
-from mq.storage.files.layout import (
-    ATTRIBUTES,
-    SUM,
-    Layout,
-    Senseless,
-    Sum,
-    decode_side,
-    parse_path,
-)
+from mq.storage.files.layout import ATTRIBUTES, SUM, Layout, Senseless, Sum, decode_side, parse_path
 from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Notifier, Overflowed
 from mq.storage.files.logged.boots import is_of_this_boot, life_of, lives_of
 from mq.storage.files.logged.segments import LogDamaged, read_log
@@ -170,11 +162,8 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
     Raises:
         StorageUnusable: they may not.
     """
-    state = calls.open(layout.state, OPEN_FOLDER)
-    try:
+    with opened(calls, layout.state, OPEN_FOLDER) as state:
         life = life_of(state)
-    finally:
-        calls.close(state)
     try:
         lives = lives_of(calls, layout.log_folder)
     except (FileNotFoundError, LogDamaged):

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
-from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, Calls, FileKind, opened, write_all
 from mq.storage.files.sync import Syncs, close_all, make_folder, make_syncs, sync, sync_folder
 
 logger = logging.getLogger("mq.storage")
@@ -185,12 +185,9 @@ class BackupFolder:
 
     def has_end(self, number: int) -> bool:
         """Whether a backup was written to its last line."""
-        fd = self._calls.open(self._backup(number), OPEN_READ)
-        try:
+        with opened(self._calls, self._backup(number), OPEN_READ) as fd:
             size = self._calls.file_size(fd) or 0
             return _END.search(self._calls.read_at(fd, _LAST_BYTES, max(0, size - _LAST_BYTES))) is not None
-        finally:
-            self._calls.close(fd)
 
     def read(self, number: int) -> Backup:
         """Read a backup.
@@ -382,8 +379,7 @@ class BackupFolder:
         """The lines of a backup but the last, which has to be right."""
         crc, rest = 0, b""
         line: Any = None
-        fd = self._calls.open(path, OPEN_READ)
-        try:
+        with opened(self._calls, path, OPEN_READ) as fd:
             while chunk := self._calls.read(fd, CHUNK):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for text in lines:
@@ -392,8 +388,6 @@ class BackupFolder:
                     line = json.loads(text)
                     if not (isinstance(line, list) and line[0] == "end"):
                         crc = zlib.crc32(text + b"\n", crc)
-        finally:
-            self._calls.close(fd)
         if rest or line != ["end", crc]:
             raise BackupDamaged("the last line is missing or invalid")
 
@@ -481,12 +475,9 @@ def _make(calls: Calls, path: str) -> None:
             make_folder(calls, folder)
     calls.close(calls.open(f"{path}/lock", _LOCK))
     if calls.kind(mark) is None:
-        fd = calls.open(mark, OPEN_NEW)
-        try:
+        with opened(calls, mark, OPEN_NEW) as fd:
             write_all(calls, fd, f"backups of mq, format {FORMAT}: see docs/backup.md\n".encode())
             sync(calls, fd)
-        finally:
-            calls.close(fd)
     sync_folder(calls, path)  # also where nothing was missing: its maker may have been killed before this
 
 

@@ -18,7 +18,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, NamedTuple, ParamSpec, Protocol, TypeVar
 
@@ -347,6 +347,16 @@ def _kind_of(item: os.DirEntry[str]) -> FileKind:
     if item.is_file(follow_symlinks=False):
         return FileKind.FILE
     return FileKind.FOLDER if item.is_dir(follow_symlinks=False) else FileKind.OTHER
+
+
+@contextlib.contextmanager
+def opened(calls: Calls, path: str, flags: int) -> Iterator[int]:
+    """Open a file or a folder for the length of the block."""
+    fd = calls.open(path, flags)
+    try:
+        yield fd
+    finally:
+        calls.close(fd)
 
 
 def write_all(calls: Calls, fd: int, data: bytes) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from mq.errors import StorageUnusable
 from mq.message import shorten, with_checksum, without_checksum
-from mq.storage.files.calls import OPEN_READ, Calls, FileKind, write_all
+from mq.storage.files.calls import OPEN_READ, Calls, FileKind, opened, write_all
 from mq.storage.files.layout import Layout
 from mq.storage.files.lost import cure
 from mq.storage.files.records import Records
@@ -99,19 +99,13 @@ def note_use(calls: Calls, layout: Layout, use: RootUse) -> None:
     """Note how a root is used from now on. Durable on return."""
     line = with_checksum(f"mq {FORMAT} {use.value:9}".encode()) + b"\n"
     if calls.kind(layout.format) is FileKind.FILE:
-        fd = calls.open(layout.format, _OVERWRITE)
-        try:
+        with opened(calls, layout.format, _OVERWRITE) as fd:
             calls.write_at(fd, line, 0)  # a few bytes of one sector: a power cut leaves the old line or the new one
             sync(calls, fd)
-        finally:
-            calls.close(fd)
         return
-    fd = calls.open(f"{layout.format}.new", _WRITE)
-    try:
+    with opened(calls, f"{layout.format}.new", _WRITE) as fd:
         write_all(calls, fd, line)
         sync(calls, fd)
-    finally:
-        calls.close(fd)
     calls.rename(f"{layout.format}.new", layout.format)
     sync_folder(calls, layout.state)
 

@@ -37,15 +37,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import (
-    MessageId,
-    Properties,
-    checksum,
-    encode_attributes,
-    encode_json,
-    with_checksum,
-    without_checksum,
-)
+from mq.message import MessageId, Properties, checksum, encode_attributes, encode_json, with_checksum, without_checksum
 from mq.storage.interface import FRESH, GIVEN_MS, Entry, MessageOperation, Meta, Move, Write
 
 SUM: Final = "user.mq.sum"

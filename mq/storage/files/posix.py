@@ -19,13 +19,7 @@ import trio
 from mq.errors import MQError, StorageError, StorageFailed, StorageFull, StorageStopped, StorageUnusable
 from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
-from mq.storage.files.calls import (
-    Calls,
-    LinuxCalls,
-    Native,
-    RetryingCalls,
-    is_transient,
-)
+from mq.storage.files.calls import Calls, LinuxCalls, Native, RetryingCalls, is_transient
 from mq.storage.files.engine import EngineChoice, Traits
 from mq.storage.files.explain import explain
 from mq.storage.files.folders import Opened

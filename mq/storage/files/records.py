@@ -23,7 +23,7 @@ from typing import Any, Final, TypeGuard
 from urllib.parse import quote, unquote
 
 from mq.message import with_checksum, without_checksum
-from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, UnsyncedCalls, write_all
+from mq.storage.files.calls import OPEN_NEW, OPEN_READ, Calls, FileKind, UnsyncedCalls, opened, write_all
 from mq.storage.files.sync import sync, sync_folder, synced_after
 from mq.storage.interface import Damage
 
@@ -267,11 +267,8 @@ class Records:
         for kind in self.kinds():
             for file, versions in self._listed(kind).items():
                 for version in versions:
-                    fd = self._calls.open(f"{self._folder}/{kind}/{file}.{version}", OPEN_READ)
-                    try:
+                    with opened(self._calls, f"{self._folder}/{kind}/{file}.{version}", OPEN_READ) as fd:
                         sync(self._calls, fd)
-                    finally:
-                        self._calls.close(fd)
             sync_folder(self._calls, f"{self._folder}/{kind}")
 
     def all(self, kind: str) -> dict[str, Mapping[str, Any]]:
@@ -391,11 +388,8 @@ class Records:
         return self._decoded(path, self._content(path))
 
     def _content(self, path: str) -> bytes:
-        fd = self._calls.open(path, OPEN_READ)
-        try:
+        with opened(self._calls, path, OPEN_READ) as fd:
             return b"".join(iter(lambda: self._calls.read(fd, _LARGEST), b""))
-        finally:
-            self._calls.close(fd)
 
     def _decoded(self, path: str, content: bytes) -> Mapping[str, Any] | None:
         try:

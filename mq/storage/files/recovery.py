@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.files.calls import OPEN_READ, FileKind
+from mq.storage.files.calls import OPEN_READ, FileKind, opened
 from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.layout import flat_name, parse_flat
 from mq.storage.files.records import Records
@@ -217,11 +217,8 @@ def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> in
 
 
 def _sync_file(folders: Folders, entry: Entry) -> None:
-    fd = folders.calls.open(folders.layout.path(entry), OPEN_READ)
-    try:
+    with opened(folders.calls, folders.layout.path(entry), OPEN_READ) as fd:
         folders.calls.fsync(fd)
-    finally:
-        folders.calls.close(fd)
 
 
 def _clear(folders: Folders, folder: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, ParamSpec
 
-from mq.storage.files.calls import NO_ROOM, Calls, FileKind, write_all
+from mq.storage.files.calls import NO_ROOM, Calls, FileKind, opened, write_all
 from mq.storage.files.layout import Layout
 
 logger = logging.getLogger("mq.storage")
@@ -127,11 +127,8 @@ class Reserve:
     def _fill(self) -> None:
         """Append the missing bytes, which no file system can compress. A part of them is better than none."""
         # Never synced: the bytes mean nothing.
-        fd = self._calls.open(self._path, _OPEN)
-        try:
+        with opened(self._calls, self._path, _OPEN) as fd:
             missing = self.size - (self._calls.file_size(fd) or 0)
             while missing > 0:
                 write_all(self._calls, fd, os.urandom(min(missing, _CHUNK)))
                 missing -= _CHUNK
-        finally:
-            self._calls.close(fd)

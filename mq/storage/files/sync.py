@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 
-from mq.storage.files.calls import (
-    OPEN_FOLDER,
-    Calls,
-    SyncFailed,
-    UnsyncedCalls,
-    is_transient,
-    is_unsure,
-)
+from mq.storage.files.calls import OPEN_FOLDER, Calls, SyncFailed, UnsyncedCalls, is_transient, is_unsure
 
 
 class Syncs:

@@ -11,7 +11,7 @@ from typing import Final
 
 from mq.errors import StorageUnusable
 from mq.message import shorten
-from mq.storage.files.calls import OPEN_READ, Calls, LinuxCalls
+from mq.storage.files.calls import OPEN_READ, Calls, LinuxCalls, opened
 from mq.storage.files.explain import explain
 from mq.storage.files.layout import Layout
 from mq.storage.files.mount import Mount, mount_of_root
@@ -61,15 +61,12 @@ class Turn:
 
     def _prove(self) -> None:
         """See that no other open file gets the lock, too."""
-        other = self._calls.open(self._layout.turn_lock, OPEN_READ)
-        try:
+        with opened(self._calls, self._layout.turn_lock, OPEN_READ) as other:
             if not is_locked(self._calls, other):
                 raise StorageUnusable(
                     f"--standby does not work on {shorten(self._layout.state)}, because its file system "
                     "grants the same lock to two processes. Choose a --root on a local disk"
                 )
-        finally:
-            self._calls.close(other)
 
 
 def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mount: Mount | None = None) -> Turn:

@@ -7,7 +7,7 @@ import ctypes
 import struct
 from typing import Final
 
-from mq.storage.files.calls import OPEN_READ, Calls
+from mq.storage.files.calls import OPEN_READ, Calls, opened
 from mq.storage.files.logged.segments import LIFE_BYTES, LogDamaged, read_header
 
 _LOOKS: Final = 100
@@ -68,11 +68,8 @@ def is_of_this_boot(life: str, boot_id: str = _BOOT_ID) -> bool:
 
 
 def _life_in(calls: Calls, path: str) -> str:
-    fd = calls.open(path, OPEN_READ)
-    try:
+    with opened(calls, path, OPEN_READ) as fd:
         for _ in range(_LOOKS):
             with contextlib.suppress(LogDamaged):  # half of it may be what a checkpoint writes just now
                 return read_header(calls, fd, path).life
         return read_header(calls, fd, path).life
-    finally:
-        calls.close(fd)

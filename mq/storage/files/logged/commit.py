@@ -22,34 +22,13 @@ from mq.storage.files.logged.bodies import LargeBodies
 from mq.storage.files.logged.groups import NOT_DONE, Unit, Units, is_gone, refused_before
 from mq.storage.files.logged.log import Log
 from mq.storage.files.logged.read_ahead import ReadAhead
-from mq.storage.files.logged.record import (
-    LARGEST_INLINE,
-    LINE_BYTES,
-    Forgotten,
-    Kept,
-    Payload,
-    Refused,
-    Wrote,
-    encode,
-)
+from mq.storage.files.logged.record import LARGEST_INLINE, LINE_BYTES, Forgotten, Kept, Payload, Refused, Wrote, encode
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, failed
 from mq.storage.files.record_changes import RecordChanges
 from mq.storage.files.staging import StagedBody
-from mq.storage.interface import (
-    QUEUE,
-    AnyOperation,
-    Drop,
-    Entry,
-    Group,
-    Move,
-    Outcome,
-    Put,
-    Result,
-    Unlink,
-    Write,
-)
+from mq.storage.interface import QUEUE, AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
 
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""

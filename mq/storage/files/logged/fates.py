@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from mq.storage.files.logged.record import (
-    Forgotten,
-    Kept,
-    Moved,
-    QueueRemoved,
-    Refused,
-    Removed,
-    Saying,
-    Wrote,
-    decode,
-)
+from mq.storage.files.logged.record import Forgotten, Kept, Moved, QueueRemoved, Refused, Removed, Saying, Wrote, decode
 from mq.storage.files.logged.segments import Record
 from mq.storage.files.records import file_of
 from mq.storage.interface import QUEUE

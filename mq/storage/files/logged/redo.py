@@ -18,24 +18,9 @@ from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import Properties, checksum, shorten
-from mq.storage.files.calls import (
-    NO_ROOM,
-    OPEN_NEW,
-    OPEN_READ,
-    OPEN_WRITE,
-    FileKind,
-    write_all,
-    write_all_at,
-)
+from mq.storage.files.calls import NO_ROOM, OPEN_NEW, OPEN_READ, OPEN_WRITE, FileKind, opened, write_all, write_all_at
 from mq.storage.files.folders import Folders
-from mq.storage.files.layout import (
-    encode_side,
-    is_queue_name,
-    noted_of,
-    parse_flat,
-    parse_leaf,
-    parse_path,
-)
+from mq.storage.files.layout import encode_side, is_queue_name, noted_of, parse_flat, parse_leaf, parse_path
 from mq.storage.files.logged.fates import MessageFate, carried_out, fates_of, id_of, last_records, refused_by
 from mq.storage.files.logged.record import Kept, QueueRemoved, Saying, Wrote, decode
 from mq.storage.files.logged.segments import LogDamaged, Record
@@ -263,11 +248,8 @@ def _is_whole(folders: Folders, name: str, wrote: Wrote | None) -> bool:
 
 
 def _write(folders: Folders, path: str, body: bytes) -> None:
-    fd = folders.calls.open(path, OPEN_NEW)
-    try:
+    with opened(folders.calls, path, OPEN_NEW) as fd:
         write_all(folders.calls, fd, body)
-    finally:
-        folders.calls.close(fd)
 
 
 def _overwrite(folders: Folders, path: str, content: bytes) -> None:
@@ -275,17 +257,11 @@ def _overwrite(folders: Folders, path: str, content: bytes) -> None:
     calls = folders.calls
     if calls.kind(path) is not FileKind.FILE:
         return
-    fd = calls.open(path, OPEN_READ)
-    try:
+    with opened(calls, path, OPEN_READ) as fd:
         if b"".join(iter(partial(folders.read_chunk, fd), b"")) != content:
             return
-    finally:
-        calls.close(fd)
-    fd = calls.open(path, OPEN_WRITE)
-    try:
+    with opened(calls, path, OPEN_WRITE) as fd:
         write_all_at(calls, fd, content, 0)
-    finally:
-        calls.close(fd)
 
 
 def _overwrite_with_itself(folders: Folders, path: str) -> None:
@@ -306,12 +282,9 @@ def _overwrite_with_itself(folders: Folders, path: str) -> None:
 
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Set the properties of a message's file as they were when it was written."""
-    fd = folders.calls.open(folders.layout.above(place), OPEN_READ)
-    try:
+    with opened(folders.calls, folders.layout.above(place), OPEN_READ) as fd:
         noted = noted_of(wrote.attributes, wrote.size, wrote.crc, folders.largest_attributes)
         set_properties(folders.calls, fd, *noted)
-    finally:
-        folders.calls.close(fd)
     if has_side(folders, wrote):
         folders.has_side_files = True
         path = f"{folders.layout.properties}/{id}"

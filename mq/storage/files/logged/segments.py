@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from mq.storage.files.calls import OPEN_READ, Calls, FileKind, write_all_at
+from mq.storage.files.calls import OPEN_READ, Calls, FileKind, opened, write_all_at
 from mq.storage.files.sync import close_all, sync_folder
 
 logger = logging.getLogger("mq.storage")
@@ -153,11 +153,8 @@ def _header_of(calls: Calls, path: str) -> Header:
     kind = calls.kind(path)
     if kind is not FileKind.FILE:
         raise LogDamaged(f"{path} is missing" if kind is None else f"{path} is not a file: move it elsewhere")
-    fd = calls.open(path, OPEN_READ)
-    try:
+    with opened(calls, path, OPEN_READ) as fd:
         return read_header(calls, fd, path)
-    finally:
-        calls.close(fd)
 
 
 def make_segment(calls: Calls, path: str, size: int) -> Segment:
@@ -172,13 +169,10 @@ def make_segment(calls: Calls, path: str, size: int) -> Segment:
     except LogDamaged:
         if calls.kind(path) not in (FileKind.FILE, None):
             raise
-    fd = calls.open(f"{path}.new", _OPEN | os.O_CREAT | os.O_TRUNC)
-    try:
+    with opened(calls, f"{path}.new", _OPEN | os.O_CREAT | os.O_TRUNC) as fd:
         calls.write_in_place(fd)
         _write_zeros(calls, fd, 0, size)
         calls.fsync(fd)
-    finally:
-        calls.close(fd)
     if calls.kind(path) is not None:
         calls.unlink(path)
     calls.rename(f"{path}.new", path)

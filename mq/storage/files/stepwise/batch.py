@@ -32,18 +32,7 @@ from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.files.sync import sync, sync_folder
 from mq.storage.files.unlinks import is_removal, unlink
 from mq.storage.files.writes import undo_side, write_message, write_side
-from mq.storage.interface import (
-    AnyOperation,
-    Drop,
-    Entry,
-    MessageOperation,
-    Move,
-    Outcome,
-    Put,
-    Result,
-    Unlink,
-    Write,
-)
+from mq.storage.interface import AnyOperation, Drop, Entry, MessageOperation, Move, Outcome, Put, Result, Unlink, Write
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
 """File systems with a client that repeats a rename when the answer to it was lost."""
