@@ -98,14 +98,12 @@ def _removal(entry: Entry) -> tuple[Move, Unlink]:
 
 
 def _can(description: Description, group: Group) -> bool:
-    """Whether a store does a group by itself."""
     if len(group.operations) > description.groups:
         return False
     return description.group_bytes is None or sum(map(_bytes, group.operations)) <= description.group_bytes
 
 
 def _bytes(operation: AnyOperation) -> int:
-    """About how many bytes an operation has besides its place."""
     if isinstance(operation, Put):
         return _bytes_of_json(operation.value)
     if isinstance(operation, Write):
@@ -124,7 +122,6 @@ def _bytes_of_json(value: Mapping[str, Any]) -> int:
 
 
 async def _do(storage: Storage, operations: Sequence[Write | Move | Put | Drop]) -> Outcome:
-    """Do the operations of a group."""
     if len(operations) != 1:
         return await by_intent(storage, Group(tuple(operations)))
     [outcome] = await storage.commit(operations)

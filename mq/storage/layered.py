@@ -92,7 +92,6 @@ class LayeredStorage:
 
     @property
     def description(self) -> Description:
-        """The description of the store below."""
         below = self._below.description
         return below._replace(name=f"layered:{below.name}")
 
@@ -103,12 +102,10 @@ class LayeredStorage:
 
     @property
     def tells(self) -> bool:
-        """Whether the store below does."""
         return tells(self._below)
 
     @property
     def is_instant(self) -> bool:
-        """Whether the store below is."""
         return self._instant is not None
 
     @property
@@ -118,12 +115,10 @@ class LayeredStorage:
 
     @property
     def is_native(self) -> bool:
-        """Whether the store below is."""
         return bool(getattr(self._below, "is_native", False))
 
     @property
     def health(self) -> Health | None:
-        """What the store below knows of damage."""
         return health_of(self._below)
 
     async def open(self) -> None:
@@ -289,11 +284,9 @@ class LayeredStorage:
             await self._below.verify(entries)
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
-        """Where that message is."""
         return await self._above.find(queue, id) or await self._below.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
-        """Entries of both layers."""
         below = [] if queue in self._transient and state is State.READY else await self._below.scan(state, queue, limit)
         return [*await self._above.scan(state, queue, limit), *below][:limit]
 
@@ -339,13 +332,11 @@ class LayeredStorage:
         return self._above.holds(operation.entry)
 
     def _has_to_come_up(self, operation: AnyOperation) -> TypeGuard[Move]:
-        """Whether the operation moves a message from the store below into a transient queue."""
         if not isinstance(operation, Move) or operation.state is State.REMOVED:
             return False
         return (operation.queue or operation.entry.queue) in self._transient
 
     async def _commit_above(self, together: _Together) -> dict[int, Outcome]:
-        """Do what stays in memory, by its places in the batch."""
         # All in one step of the event loop: with a step each, every operation would wait for a round of all other
         # tasks.
         if not together.operations:

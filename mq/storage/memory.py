@@ -86,7 +86,6 @@ class _StagedBytes:
         self.checksum = checksum(data)
 
     async def discard(self) -> None:
-        """Let go of the bytes."""
         self.data = None
 
 
@@ -110,7 +109,6 @@ class MemoryStorage:
 
     @property
     def description(self) -> Description:
-        """What it is."""
         return Description(
             "memory:",
             durable=False,
@@ -123,11 +121,9 @@ class MemoryStorage:
         )
 
     async def open(self) -> None:
-        """Nothing to make ready."""
         await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Forget everything."""
         self._places.clear()
         self._bytes = self._beside = 0
         self._of_queue.clear()
@@ -135,13 +131,11 @@ class MemoryStorage:
         await trio.lowlevel.checkpoint()
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        """All records of a kind, by key."""
         await trio.lowlevel.checkpoint()
         now = list(self._records.get(kind, {}).items())
         return {key: json.loads(value) async for key, value in turns.in_turns(now, turns.LIGHT)}
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
-        """Collect a body."""
         return _StagedBytes(b"".join([chunk async for chunk in chunks]))
 
     async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
@@ -166,11 +160,9 @@ class MemoryStorage:
         return getattr(self.commit, "__func__", None) is MemoryStorage.commit
 
     def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
-        """Do a few operations, in order, in the caller's step."""
         return [self._do(operation) for operation in operations] if self.is_instant else None
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
-        """The messages at these places."""
         await trio.lowlevel.checkpoint()
         found: list[Stored | None] = []
         async for some in turns.slices(entries, turns.LIGHT // 4):
@@ -178,7 +170,6 @@ class MemoryStorage:
         return found
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
-        """Where that message is."""
         await trio.lowlevel.checkpoint()
         for state in (State.NEW, State.READY, State.DELAYED):
             kept = self._places.get((state, queue), {}).get(id)
@@ -187,16 +178,13 @@ class MemoryStorage:
         return None
 
     async def contains(self, queues: Collection[str], id: MessageId) -> bool:
-        """Return whether one of the queues has that message, in any state."""
         await trio.lowlevel.checkpoint()
         return any(id in self._places.get((state, queue), {}) for queue in queues for state in State)
 
     async def check_reachable(self) -> None:
-        """Return at once."""
         await trio.lowlevel.checkpoint()
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
-        """Entries in a state."""
         await trio.lowlevel.checkpoint()
         there = list(itertools.islice(self._there(state, queue), limit))
         entries: list[Entry] = []
@@ -368,7 +356,6 @@ class MemoryStorage:
 
 
 def _bytes_beside(kept: _KeptMessage) -> int:
-    """What a message takes in memory besides its body."""
     return len(kept.attributes) + MESSAGE_BYTES
 
 

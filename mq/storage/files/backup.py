@@ -186,7 +186,6 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
 
 
 def _has_records(calls: Calls, layout: Layout) -> bool:
-    """Whether a log that is not in use has records."""
     try:
         return bool(read_log(calls, layout.log_folder))
     except LogDamaged:

@@ -51,7 +51,6 @@ class FakeCalls:
         return fd
 
     def close(self, fd: int) -> None:
-        """The system call of that name; gives its lock back."""
         self._locks.pop(fd, None)
         self._opened.pop(fd, None)
         self._os.close(fd)

@@ -234,7 +234,6 @@ class Folders:
             self.health.damaged.pop(entry.id, None)
 
     def _drop_cached(self, entry: Entry) -> None:
-        """Let the next read of a message come from the disk."""
         with contextlib.suppress(OSError):  # then the read says why
             fd = self.calls.open(self.layout.path(entry), OPEN_READ)
             try:

@@ -89,16 +89,13 @@ class Inotify:
             ) from error
 
     def watch(self, path: str) -> int:
-        """As in Notifier."""
         return int(self._inner.add_watch(path, _MASK))
 
     def forget(self, watch: int) -> None:
-        """As in Notifier."""
         with contextlib.suppress(OSError):  # it went with its folder
             self._inner.rm_watch(watch)
 
     def changes(self) -> list[NameEvent]:
-        """As in Notifier."""
         found: list[NameEvent] = []
         for watch, mask, move, name in self._inner.read(timeout=0):
             if mask & _FLAGS.Q_OVERFLOW:
@@ -108,7 +105,6 @@ class Inotify:
         return found
 
     def close(self) -> None:
-        """As in Notifier."""
         self._inner.close()
 
 

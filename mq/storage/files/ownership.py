@@ -265,7 +265,6 @@ def check_root(calls: Calls, root: str, options: StorageOptions, mount: Mount) -
 
 
 def _up_from(path: str) -> list[str]:
-    """A folder and all above it."""
     found = [path]
     while (parent := os.path.dirname(found[-1])) != found[-1]:
         found.append(parent)

@@ -173,13 +173,11 @@ class FolderStorage:
 
     @property
     def tells(self) -> bool:
-        """Whether a batch is durable before all of it is done."""
         can_hear = self._committing is not None or self._hop_in_parts is not None
         return can_hear and self._open is not None and self._open.engine.tells_early
 
     @property
     def health(self) -> Health | None:
-        """What is known of damage; None before it is open."""
         return None if self._open is None else self._open.folders.health
 
     async def open(self) -> None:
@@ -249,7 +247,6 @@ class FolderStorage:
             self._queues = KeptLook(self._calls, [layout.queues, f"{layout.records}/{QUEUE}"])
 
     async def aclose(self) -> None:
-        """Let go of the root."""
         opened, self._open, self._described = self._open, None, None
         for thread in (self._committing, self._reading):
             if thread is not None:
@@ -269,7 +266,6 @@ class FolderStorage:
         return found
 
     async def stage(self, chunks: AsyncIterable[bytes]) -> StagedBody:
-        """Write a large body to state/stage/."""
         path = f"{self._root_open.engine.stage}/{self._ids.new()}"
         file = await self._change(StagedFile, self._root_open.folders, path)
         staged = StagedBody(file, self._hop, self._gate)
@@ -351,7 +347,6 @@ class FolderStorage:
     async def read_columns(
         self, queue: str, messages: Sequence[int | Entry], base: int, most_bytes: int
     ) -> MessageColumns | None:
-        """Read messages in one hop, with mq-native."""
         folders = self._root_open.folders
         found: MessageColumns | None = await self._read_only(
             folders.read_columns, queue, messages, base, most_bytes, thread=self._reading
@@ -359,17 +354,14 @@ class FolderStorage:
         return found
 
     async def find(self, queue: str, id: MessageId) -> Entry | None:
-        """Look in NEW, READY and DELAYED."""
         found: Entry | None = await self._read_only(self._root_open.folders.find, queue, id)
         return found
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
-        """List a folder."""
         found: list[Entry] = await self._read_only(self._root_open.folders.scan, state, queue, limit)
         return found
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
-        """By inotify, on a real file system of this machine."""
         return None if self._open is None else self._open.engine.changes()
 
     @property
@@ -379,7 +371,6 @@ class FolderStorage:
         return self._open
 
     def _is_inline(self, count: int) -> bool:
-        """Whether so many operations or reads take no longer than a hop to a thread: in memory."""
         return not self._mount.persistent and count <= _MOST_INLINE
 
     def _fits_inline(self, operations: Sequence[AnyOperation]) -> bool:

@@ -341,7 +341,6 @@ class Records:
         return self._versions(kind, key)[1]
 
     def _versions(self, kind: str, key: str) -> tuple[str, list[int]]:
-        """The first part of a record's file names, and the versions that are there."""
         file = file_of(key)
         return file, self._versions_of(kind, file)
 

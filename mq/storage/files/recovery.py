@@ -186,11 +186,7 @@ def _moved_on(delayed: list[Entry]) -> list[Entry]:
     """Messages that one batch may have written and leased: leased once, and among the newest."""
     # a message that a later batch leased was written before all that was under way at the crash
     leased_once = (entry for entry in delayed if entry.meta.receipt is not None and entry.meta.receives == 1)
-    return heapq.nlargest(MOST_MOVED_ON, leased_once, key=_written)
-
-
-def _written(entry: Entry) -> int:
-    return entry.id.key
+    return heapq.nlargest(MOST_MOVED_ON, leased_once, key=lambda entry: entry.id.key)
 
 
 def _drop_torn(folders: Folders, entries: list[Entry], *, but_empty: bool) -> int:

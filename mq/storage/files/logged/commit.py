@@ -326,7 +326,6 @@ class LoggedPortion(Payload):
         self.writes = self.flushes = True
 
     def _is_large(self, operation: AnyOperation) -> bool:
-        """Whether it has a body that does not go into the log."""
         if not isinstance(operation, Write):
             return False
         return not isinstance(operation.body, bytes) or len(operation.body) > self._longest

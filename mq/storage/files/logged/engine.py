@@ -42,12 +42,10 @@ class LoggedEngine:
 
     @property
     def traits(self) -> Traits:
-        """What it can do."""
         most, most_bytes = most_together(self.root.log)
         return Traits(places=True, removes=True, groups=most, group_bytes=most_bytes)
 
     def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:
-        """Return messages that were read when they were moved."""
         return self._read_ahead.take(entries)
 
     def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:

@@ -52,6 +52,7 @@ from mq.storage.files.logged.segments import (
     Segment,
     make_both,
     open_both,
+    pages,
     read_segments,
 )
 from mq.storage.files.sync import close_all
@@ -189,7 +190,7 @@ class Log:
             OSError: the medium has failed.
         """
         self._check()
-        need = _pages_of(len(payload))
+        need = pages(RECORD.size + len(payload))
         if self._offset + need > self._current.size:
             self._change(is_full=True)
         if PAGE + need > self._current.size:  # takes() was not asked: a start would not find such a record
@@ -225,7 +226,7 @@ class Log:
         """
         with self.lock:
             self._check()
-            size = PAGE + _pages_of(size)
+            size = PAGE + pages(RECORD.size + size)
             if size <= min(segment.size for segment in self._segments):
                 return True
             try:
@@ -390,8 +391,3 @@ class Log:
     def _check(self) -> None:
         if self._failure is not None:
             raise OSError(errno.EIO, f"the write-ahead log has failed: {self._failure.strerror}") from self._failure
-
-
-def _pages_of(size: int) -> int:
-    """Bytes that a record with such a payload takes, up to the end of its last page."""
-    return -(-(RECORD.size + size) // PAGE) * PAGE

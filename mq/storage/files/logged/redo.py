@@ -299,7 +299,6 @@ def has_side(folders: Folders, wrote: Wrote) -> bool:
 
 
 def _side(wrote: Wrote) -> bytes:
-    """The content of a message's side file."""
     attributes = json.loads(wrote.attributes) if wrote.attributes else {}
     return encode_side(Properties(wrote.size, wrote.crc, attributes))
 

@@ -263,7 +263,9 @@ def salvage(calls: Calls, folder: str) -> tuple[list[Record], list[str]]:
             with contextlib.suppress(LogDamaged):  # what is left of one that was cut
                 segments.append(Segment(calls, path, _header_of(calls, path)))
     try:
-        records = sorted((record for segment in segments for _, record in segment.records()), key=_sequence)
+        records = sorted(
+            (record for segment in segments for _, record in segment.records()), key=lambda record: record.sequence
+        )
     finally:
         close_all(calls, (segment.fd for segment in segments))
     gaps = [
@@ -272,10 +274,6 @@ def salvage(calls: Calls, folder: str) -> tuple[list[Record], list[str]]:
         if after.sequence > before.sequence + before.pages
     ]
     return records, flaws + gaps
-
-
-def _sequence(record: Record) -> int:
-    return record.sequence
 
 
 def read_header(calls: Calls, fd: int, path: str) -> Header:

@@ -182,11 +182,9 @@ class Batch:
             raise self._no_room
 
     def _name(self, _: int, path: str, target: str) -> None:
-        """Give a file that was written its name."""
         self._rename(path, target)
 
     def _keep(self, fd: int) -> None:
-        """Keep a file that was written and named for its sync."""
         self._barrier.add_file(fd)
 
     def _write_sides(self) -> None:
@@ -234,7 +232,6 @@ class Batch:
         self._reserve.give_way(self._rename, source, target)
 
     def _note_moved(self, operation: Move, source: str, target: str) -> None:
-        """Add a move to the barrier."""
         is_durable = self._is_durable(operation)
         if is_durable and not self._mount.folder_syncs:
             self._barrier.add_moved(target)
@@ -243,7 +240,6 @@ class Batch:
         self._root.dirty_folders.add(left)
 
     def _rename(self, source: str, target: str) -> None:
-        """Move a name, also where the client repeats a rename of which the answer was lost."""
         try:
             self._calls.rename(source, target)
         except FileNotFoundError:

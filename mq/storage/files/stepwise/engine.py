@@ -109,7 +109,6 @@ class StepwiseEngine:
 
     @property
     def traits(self) -> Traits:
-        """What it can do."""
         return Traits(places=self._places, removes=self._kit.removes)
 
     def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:

@@ -78,7 +78,6 @@ class SourceFolder:
         self._root = stepped_root(self._kit, self._folders, stage=layout.stage, shared=True)
 
     def _open(self, folder: str, options: StorageOptions, mount: Mount) -> int:
-        """Open the folder, if no stranger can change it or those above it."""
         guard = Guard(self._calls, folder, options, mount, failing="cannot use")
         guard.check_above()
         return guard.open(folder, None, folder)
