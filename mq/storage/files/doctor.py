@@ -12,7 +12,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -22,7 +22,7 @@ from mq.lifecycle import State
 from mq.message import MessageId, shorten
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_READ, Calls, FileKind, LinuxCalls
 from mq.storage.files.engine import EngineChoice, choose_engine
-from mq.storage.files.explain import explain
+from mq.storage.files.explain import or_unusable
 from mq.storage.files.folders import EMPTY, Folders
 from mq.storage.files.format import FormatDamaged, RootUse, open_moves_lock, read_use, use_of_root
 from mq.storage.files.inventory import read_inventory
@@ -187,7 +187,9 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
     calls = calls or LinuxCalls()
     layout = Layout.under(os.path.abspath(root))
     handles: list[int] = []
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(or_unusable(f"cannot read {shorten(root)}"))
+        stack.callback(close_all, calls, handles)
         there = sum(calls.kind(folder) is FileKind.FOLDER for folder in (layout.new, layout.queues, layout.state))
         if there < _ENOUGH:
             raise StorageUnusable(
@@ -198,10 +200,6 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
         folders = Folders(calls, layout, Volume(calls, layout, Mount("unknown"), root_fd))
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
-    except OSError as error:
-        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
-    finally:
-        close_all(calls, handles)
 
 
 def check_ownership(root: str, options: StorageOptions, calls: Calls | None = None) -> None:
@@ -215,10 +213,8 @@ def check_ownership(root: str, options: StorageOptions, calls: Calls | None = No
     """
     # else what is about to be moved or taken away there may be that user's by then
     root = os.path.abspath(root)
-    try:
+    with or_unusable(f"cannot read {shorten(root)}"):
         check_root(calls or LinuxCalls(), root, options, mount_of(root))
-    except OSError as error:
-        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
 
 
 def repair(
@@ -242,10 +238,8 @@ def repair(
     """
     calls = calls or LinuxCalls()
     root = os.path.abspath(root)
-    try:
+    with or_unusable(f"cannot repair {shorten(root)}"):
         mount = mount_of(root)
-    except OSError as error:
-        raise StorageUnusable(f"cannot repair {shorten(root)}: {explain(error)}") from error
     syncfs = mount.can_syncfs()
     # No log of its own: the repairing user may be another one than the daemon's.
     opened = open_root(calls, root, mount, replace(options, log=False), syncfs=syncfs, accept_loss=accept_loss)
@@ -264,10 +258,8 @@ def engine_of(root: str, mount: Callable[[str], Mount] = mount_of) -> EngineChoi
         StorageUnusable: none can be used; or the root cannot be looked at.
     """
     root = os.path.abspath(root)
-    try:
+    with or_unusable(f"cannot read {shorten(root)}"):
         traits = mount(root)
-    except OSError as error:
-        raise StorageUnusable(f"cannot read {shorten(root)}: {explain(error)}") from error
     return choose_engine(traits, StorageOptions(untested=True), root, syncfs=traits.can_syncfs())
 
 
@@ -285,13 +277,11 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
     for one in found:
         if one.kind in QUARANTINED:
             target = os.path.join(folder, os.path.relpath(one.path, root))
-            try:
+            with or_unusable(f"cannot move {shorten(one.path, 200)}"):
                 _make_private(os.path.dirname(os.path.abspath(target)))
                 if os.path.lexists(target):
                     raise FileExistsError(errno.EEXIST, "the target already exists", target)
                 shutil.move(one.path, target)
-            except OSError as error:
-                raise StorageUnusable(f"cannot move {shorten(one.path, 200)}: {explain(error)}") from error
             yield one.path, target
 
 

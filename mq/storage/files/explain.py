@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
+from mq.errors import StorageUnusable
 from mq.message import shorten
 
 _IN_PLACE: Final = frozenset({errno.EISDIR, errno.ELOOP, errno.ENOTDIR, errno.ENXIO})
@@ -23,3 +26,19 @@ def explain(error: OSError) -> str:
     if error.filename and not where:
         where = f" ({shorten(str(error.filename), 200)})"
     return f"{error.strerror or error}{advice.get(error.errno or 0, '')}{where}"
+
+
+@contextmanager
+def or_unusable(refusal: str) -> Iterator[None]:
+    """Refuse a root if the block meets an error from the system.
+
+    Args:
+        refusal: what mq cannot do, for the operator.
+
+    Raises:
+        StorageUnusable: it cannot, with the reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnusable(f"{refusal}: {explain(error)}") from error

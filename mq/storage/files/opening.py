@@ -11,7 +11,7 @@ from mq.errors import StorageFull, StorageUnusable
 from mq.message import MessageIds, shorten
 from mq.storage.files.calls import NO_ROOM, Calls, Native, is_transient
 from mq.storage.files.engine import LOGGED, Engine, EngineChoice, choose_engine
-from mq.storage.files.explain import explain
+from mq.storage.files.explain import explain, or_unusable
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import RootUse, note_use, use_before
 from mq.storage.files.inventory import keep_inventory
@@ -110,10 +110,8 @@ def open_root(
     except StorageUnusable as error:
         if not isinstance(error.__cause__, OSError) or error.__cause__.errno not in NO_ROOM or not mount.size:
             raise
-        try:
+        with or_unusable(f"cannot serve root {shorten(root)}"):
             Reserve(calls, Layout.under(root), mount.size, shared=True).release()
-        except OSError as failed:
-            raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(failed)}") from failed
         opening = _Opening(calls, root, mount, options, syncfs=syncfs, in_thread=peers)
         return opening.open(draw, ids or MessageIds(), own, accept_loss=accept_loss)
 

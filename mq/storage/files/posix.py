@@ -21,7 +21,7 @@ from mq.lifecycle import State
 from mq.message import BytesBody, DamagedBody, MessageId, MessageIds, shorten
 from mq.storage.files.calls import Calls, LinuxCalls, Native, RetryingCalls, is_transient
 from mq.storage.files.engine import EngineChoice, Traits
-from mq.storage.files.explain import explain
+from mq.storage.files.explain import or_unusable
 from mq.storage.files.folders import Opened
 from mq.storage.files.hop import EarlyResults, Hop, HopInParts, OwnThread, inline_hop
 from mq.storage.files.mount import Mount, mount_of_root
@@ -186,10 +186,8 @@ class FolderStorage:
         Raises:
             StorageUnusable: in one line, why not and what to do.
         """
-        try:
+        with or_unusable(f"cannot serve root {shorten(self._root)}"):
             self._mount = await self._hop(self._mount_of, self._root)
-        except OSError as error:
-            raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {explain(error)}") from error
         if not self._mount.flushes and not self._mount.flaw:
             logger.warning(
                 "NOT DURABLE: %s is on %s, which is mounted without write barriers, so confirmed messages "

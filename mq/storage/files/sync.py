@@ -26,11 +26,13 @@ class Syncs:
 
     Attributes:
         most_files, most_folders: more files or folders than these are synced by :meth:`everything`.
+        needs_handles: whether :meth:`everything` may not be used in place of the sync of a file that cannot be opened.
         spare: a handle for when no other is free.
     """
 
     most_files: float = math.inf
     most_folders: float = math.inf
+    needs_handles = True
 
     def __init__(
         self, calls: Calls, root_fd: int, held: Mapping[str, int] = MappingProxyType({}), *, folders: bool = True
@@ -59,10 +61,6 @@ class Syncs:
             sync(self.calls, self.held[path])
         else:
             sync_folder(self.calls, path)
-
-    def can_do_without_handles(self) -> bool:
-        """Whether :meth:`everything` may be used when no file can be opened."""
-        return False
 
     def whole(self, one_by_one: Callable[[], object]) -> None:
         """Make a whole root durable.
@@ -97,10 +95,7 @@ class WholeSyncs(Syncs):
 
     most_files: float = 1
     most_folders: float = 4
-
-    def can_do_without_handles(self) -> bool:
-        """It needs no handle of its own."""
-        return True
+    needs_handles = False
 
     def whole(self, one_by_one: Callable[[], object]) -> None:
         """By one call."""
@@ -125,14 +120,7 @@ def make_syncs(
     syncfs: bool,
     folders: bool = True,
 ) -> Syncs:
-    """Return the syncs of a root.
-
-    Args:
-        root_fd: any folder of the file system, opened before what is written.
-        held: folders that are kept open, by their paths.
-        syncfs: whether syncfs(2) may be used.
-        folders: whether the sync of a folder does anything.
-    """
+    """Return the syncs of a root, by syncfs(2) if that may be used. All else is for :class:`Syncs`."""
     return (WholeSyncs if syncfs else Syncs)(calls, root_fd, held, folders=folders)
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from mq.errors import StorageUnusable
 from mq.message import shorten
 from mq.storage.files.calls import OPEN_READ, Calls, LinuxCalls, opened
-from mq.storage.files.explain import explain
+from mq.storage.files.explain import or_unusable
 from mq.storage.files.layout import Layout
 from mq.storage.files.mount import Mount, mount_of_root
 from mq.storage.files.ownership import Guard, open_root_folders
@@ -82,7 +82,7 @@ def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mo
     calls = calls or LinuxCalls(None)
     root = os.path.abspath(root)
     layout = Layout.under(root)
-    try:
+    with or_unusable(f"cannot serve root {shorten(root)}"):
         mount = mount or mount_of_root(root)
         if mount.remote:
             raise StorageUnusable(
@@ -97,5 +97,3 @@ def open_turn(root: str, options: StorageOptions, calls: Calls | None = None, mo
         except OSError:
             close_all(calls, [state])
             raise
-    except OSError as error:
-        raise StorageUnusable(f"cannot serve root {shorten(root)}: {explain(error)}") from error

@@ -95,7 +95,7 @@ class Barrier:
         except OSError as error:
             if error.errno not in NO_HANDLES or isinstance(error, SyncFailed):
                 raise
-            if self._syncs.can_do_without_handles():
+            if not self._syncs.needs_handles:
                 self._syncs.everything()
                 return None
             if self._syncs.spare is None:

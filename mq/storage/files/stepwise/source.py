@@ -18,7 +18,7 @@ from mq.errors import StorageUnusable
 from mq.lifecycle import State
 from mq.message import shorten
 from mq.storage.files.calls import LinuxCalls
-from mq.storage.files.explain import explain
+from mq.storage.files.explain import or_unusable
 from mq.storage.files.folders import Folders
 from mq.storage.files.format import is_in_use
 from mq.storage.files.layout import Layout
@@ -124,9 +124,7 @@ class SourceFolder:
 
 
 def _check(path: str) -> None:
-    try:
+    with or_unusable(f"cannot use {shorten(path)}"):
         os.listdir(path)
-    except OSError as error:
-        raise StorageUnusable(f"cannot use {shorten(path)}: {explain(error)}") from error
     if not os.access(path, os.W_OK):
         raise StorageUnusable(f"cannot use {shorten(path)}: this user cannot write to the folder")
