@@ -40,9 +40,6 @@ class ConfirmedFile:
     """A :class:`LastConfirmed` in a file for each store.
 
     It is not synced: it outlives the process. After a loss of power it may say less, which refuses nothing.
-
-    Args:
-        folder: of the files, made with the first.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -76,8 +76,6 @@ class Entry(NamedTuple):
     """One message in one place.
 
     Attributes:
-        id: the message's id.
-        state: where it is.
         meta: what moves have changed so far.
     """
 
@@ -267,7 +265,6 @@ class Outcome(NamedTuple):
     """What became of one operation.
 
     Attributes:
-        result: how it ended.
         entry: where the message is now, for a Write or Move that is DONE.
         reason: one line for FULL and FAILED, and for EXISTS of a Put.
         existed: the queue was there already, for a Put of a QUEUE that is DONE: its record was replaced.

@@ -58,7 +58,6 @@ class _Held(NamedTuple):
     """A message's file that was opened.
 
     Attributes:
-        fd: the file.
         side: the content of its side file.
         is_new: whether it may be half written: it was in new/, or its batch may still be under way.
     """

@@ -75,7 +75,6 @@ class BackupHeader(NamedTuple):
     Attributes:
         format: of the folder.
         number: of the backup; a later one has a higher.
-        root: the path of its root.
         instant: the moment of which it is a copy, UTC, by the clock of this machine.
         queues: how many.
         messages: how many.
@@ -97,7 +96,6 @@ class Backup(NamedTuple):
     Attributes:
         header: its first line.
         records: path below state/records/ -> content.
-        queues: their names.
         removed_queues: the names of their folders in remove/.
         messages: path below the root -> what was saved of it.
     """
@@ -118,7 +116,6 @@ class FileSyncs:
 
     Args:
         syncs: how that is done. Where it syncs everything at once, later, files are closed, and no more.
-        threads: how many are synced at a time.
     """
 
     def __init__(self, syncs: Syncs, *, threads: int) -> None:

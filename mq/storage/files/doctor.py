@@ -205,9 +205,6 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
 def check_ownership(root: str, options: StorageOptions, calls: Calls | None = None) -> None:
     """Check that only users that `options` trust can change the root.
 
-    Args:
-        options: which users to trust with it.
-
     Raises:
         StorageUnusable: in one line, which other user can; or the root cannot be looked at.
     """
@@ -227,7 +224,6 @@ def repair(
     """Do what a daemon does at its start: bring every state that a crash can leave back to one that mq knows.
 
     Args:
-        options: which users to trust with it.
         accept_loss: also repair a root that has lost files which may have held confirmed messages.
 
     Returns:
@@ -251,7 +247,6 @@ def engine_of(root: str, mount: Callable[[str], Mount] = mount_of) -> EngineChoi
     """Return the engine that a daemon without --peers, --no-mover and --no-reaper uses for a root, and why.
 
     Args:
-        root: an existing root.
         mount: reads the traits of its file system.
 
     Raises:
@@ -320,7 +315,6 @@ def inspect(
 
     Args:
         bodies: hold every message to its checksum: all of them are read.
-        told: called after each message.
         schema: judges the values of records.
 
     Raises:

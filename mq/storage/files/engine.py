@@ -28,7 +28,6 @@ class EngineChoice(NamedTuple):
 
     Attributes:
         engine: its name: :data:`LOGGED` or :data:`STEPWISE`.
-        why: the reason.
         faster: what would make it faster; empty if nothing would, or it is fast.
     """
 
@@ -62,7 +61,6 @@ class Engine(Protocol):
     """Changes one root, durably. Synchronous, but for what it says.
 
     Attributes:
-        stage: the folder in which bodies arrive.
         tells_early: whether the first outcomes of a batch come before its last file calls.
         keeps_movers_away: whether mq-mover and mq-reaper have to be locked out.
         waits_to_end: whether its end takes so long that it belongs in a thread.
@@ -96,9 +94,6 @@ def choose_engine(
     """Choose the engine that serves a root.
 
     Args:
-        mount: the traits of the file system.
-        options: how the root is used.
-        syncfs: whether syncfs(2) may be used.
         xattrs: whether files have extended attributes.
 
     Raises:

@@ -75,7 +75,6 @@ class Folders:
 
     Attributes:
         read_spare: a handle for reading a message, when there is no other.
-        health: what is known of damage.
         emptied: folders of removed queues that are kept for now, although nothing is left in them.
     """
 

@@ -56,7 +56,6 @@ class EarlyResults:
         is_over: nothing is told.
 
     Attributes:
-        fd, every: as given.
         expected: the results. What has been told of them does not change.
         is_over: nothing more is told, for what comes next is not as expected.
     """

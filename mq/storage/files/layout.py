@@ -196,12 +196,9 @@ class Planned(NamedTuple):
     """An operation, and what its file calls need to know of it.
 
     Attributes:
-        operation: what is asked for.
         entry: where its message is after it; of an Unlink, before it.
-        path: of that entry.
         source: of a Move, the path before it.
         attributes, sum: of a Write, the two extended attributes of its file; an empty one is not set.
-        has_side: whether a Write has a side file.
     """
 
     operation: MessageOperation

@@ -125,7 +125,6 @@ def mount_of(path: str, mounts: str = "/proc/self/mountinfo", journals: str = "/
 
     Args:
         path: an existing file or folder.
-        mounts: the kernel's table of mounts.
         journals: where the kernel lists the journals of ext3 and ext4.
     """
     device = os.lstat(path).st_dev

@@ -42,8 +42,6 @@ class OpenRoot(NamedTuple):
     """A root that is ready to serve.
 
     Attributes:
-        engine: changes both.
-        choice: why that engine does.
         handles: open files to keep for as long as it is served.
         heartbeat: tells the peers that this process lives.
         is_ours: whether no other daemon serves it, nor can begin to.
@@ -93,11 +91,9 @@ def open_root(
 
     Args:
         mount: what its file system keeps over a power cut.
-        syncfs: whether that call may be used.
         peers: whether processes that share the root tell each other that they live, and threads may be used.
         draw: random bytes, as many as asked for.
         accept_loss: whether a root is opened although files are gone that may have held confirmed messages.
-        ids: name what has no id of its own.
         own: notes this process's changes; None if the kernel does not report those of others.
 
     Raises:
@@ -121,7 +117,6 @@ class _Opening:
 
     Args:
         calls, root, mount, options, syncfs: as :func:`open_root` takes them.
-        in_thread: whether threads may be used.
     """
 
     def __init__(

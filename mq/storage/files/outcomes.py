@@ -31,10 +31,5 @@ def refusal(error: OSError) -> Outcome:
 
 
 def failed(failure: str, count: int) -> list[Outcome]:
-    """Return the outcomes of so many operations on a disk that has failed.
-
-    Args:
-        failure: why it has failed.
-        count: of the operations.
-    """
+    """Return the outcomes of so many operations on a disk that has failed."""
     return [Outcome(Result.FAILED, reason=failure)] * count

@@ -39,7 +39,6 @@ class Guard:
     """Refuses folders that others may change.
 
     Args:
-        root: the root, as an absolute path.
         options: which users its operator trusts.
         mount: the file system below it.
         failing: the beginning of a refusal: what mq does not do.
@@ -90,7 +89,6 @@ class Guard:
         """Open a folder and check it.
 
         Args:
-            name: of the folder.
             dir_fd: the open folder above it; None where `name` is a path.
             path: the same for the operator.
 
@@ -185,9 +183,6 @@ def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make:
     """Open the root and all its folders, and check them and those inside. Handles by path: the caller closes them.
 
     Args:
-        layout: the folders.
-        root: the root, which is there.
-        guard: checks them.
         make: make those that are missing; else they are left out.
 
     Raises:

@@ -94,14 +94,12 @@ class FolderStorage:
     """The four folders below one root.
 
     Args:
-        name: the store's address.
         root: its folder; made when missing.
         mount: tells the traits of the file system below.
         hop: how a call that may block is made; where not given, in threads.
         hop_in_parts: with `hop`, how a call is made that tells of its first results before it ends; where not given,
             none tells.
         syncfs: whether syncfs(2) may be used; where not given, when the file system and the kernel are fit for it.
-        ids: names what has no id of its own.
         draw: random bytes, as many as asked for.
 
     Attributes:

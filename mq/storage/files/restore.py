@@ -90,7 +90,6 @@ def restore(
     """Make a root of a backup.
 
     Args:
-        folder: a folder of backups.
         root: a folder that is empty, or not there.
         options: which users to trust with the root.
         number: of the backup; where not given, the newest.
@@ -153,8 +152,6 @@ def bring_back(
     """Make a root of a backup that was read. Durable on return.
 
     Args:
-        backups: the folder.
-        backup: the backup.
         syncfs: whether one call brings the whole file system of the root to the medium.
         threads: where it does not: how many files are synced at a time.
         told: as in :func:`restore`.
@@ -260,7 +257,6 @@ class _Writer:
     """Writes the files of a root.
 
     Attributes:
-        folders: those that were made.
         damaged: messages that the backup does not have as they were.
     """
 

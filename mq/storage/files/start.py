@@ -38,7 +38,6 @@ class Start:
     Args:
         choice: the engine that will serve the root.
         use: how the root was left; None if it is new.
-        in_thread: whether threads may be used.
         accept_loss: whether the root is served although its log is damaged.
     """
 

@@ -74,11 +74,7 @@ class Syncs:
         one_by_one()
 
     def one_of(self, one: Callable[[], object]) -> None:
-        """Sync something that the next :meth:`whole` may leave out.
-
-        Args:
-            one: syncs it.
-        """
+        """Sync something that the next :meth:`whole` may leave out."""
         one()
 
     def make_folder(self, path: str) -> None:

@@ -30,7 +30,6 @@ def unlink(
 
     Args:
         entry: the message, or the queue's folder in remove/.
-        rmdir: removes an empty folder.
         unlinked: called with the path of a folder in which files were unlinked.
 
     Returns:

@@ -19,15 +19,12 @@ class Volume:
     """The file system below one root.
 
     Args:
-        mount: the file system's traits.
         root_fd: a folder on it, opened before anything is written, and kept.
         held: folders of the root that are kept open, by their paths.
         syncfs: whether syncfs(2) exists, reports errors, and brings everything here.
         shared: whether other processes use the root, too.
 
     Attributes:
-        mount: as given.
-        syncs: syncs below the root.
         reserve: room that is given up for removals when the disk is full.
         failure: why nothing more is changed; empty while the disk is well.
         is_cut_off: whether a change was cut off half-way by something other than an error of the system.

@@ -22,7 +22,6 @@ def write_message(
     """Write the file of a message. Returns the open file, or why there is none.
 
     Args:
-        planned: the Write.
         path: the file for a body in memory. A staged body is in a file already.
         name: gives an open file its name: called with the file, its path and the path of the message, if they differ.
 

@@ -19,7 +19,6 @@ def life_of(root_fd: int, boot_id: str = _BOOT_ID) -> str:
     (before 6.8), so that all of a log is done again.
 
     Args:
-        root_fd: an open folder of the file system.
         boot_id: where the kernel tells its own.
     """
     mount, boot = _unique_mount_id(root_fd), _boot(boot_id)

@@ -39,7 +39,6 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     Args:
         segment: the segment's file, open.
         size: its length in bytes.
-        live: the records, in order.
 
     Raises:
         OSError: the medium has failed.
@@ -65,7 +64,6 @@ class _Files(NamedTuple):
     """Files to write out.
 
     Attributes:
-        paths: of all of them.
         may_be_removed: paths that need not exist any more.
     """
 

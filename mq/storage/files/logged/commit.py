@@ -45,7 +45,6 @@ def commit(
     """Do a batch, by as few records as hold it. One outcome for each operation, in order.
 
     Args:
-        queues: makes and deletes queues.
         read_ahead: reads messages before they are moved.
         early: is told of the first outcomes on the way: their record is on the disk, and their file calls are made.
     """

@@ -59,12 +59,10 @@ class Units:
     """Do the operations and groups that a record names.
 
     Args:
-        recorded: the operations.
         units: the same, as single operations and groups.
         early: is told of no outcome.
 
     Attributes:
-        outcomes: one of each operation or group.
         refused: the numbers of operations, counted through all groups, that were not done.
         undoing: what the log has to say before :meth:`end`.
     """

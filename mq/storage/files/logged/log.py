@@ -91,7 +91,6 @@ class Log:
     Attributes:
         lock: held from before a record until its file calls are made.
         waited: how often a commit has waited for a checkpoint.
-        checkpoints: how many have been made.
         largest_payload: bytes that operations share as one record. For one that is longer ask :meth:`takes`.
     """
 

@@ -42,7 +42,6 @@ class Wrote(NamedTuple):
         size, crc: of its body.
         attributes: as JSON; empty where there are none.
         body: its bytes; None where they are at `staged`.
-        staged: where a large one was staged.
     """
 
     path: str

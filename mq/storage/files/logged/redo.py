@@ -59,7 +59,6 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
 
     Args:
         folders: of a root that no other process serves.
-        live: the log's records, in order.
         survived: whether the kernel has kept all that was done: then only the last record's file calls can be missing.
 
     Raises:
@@ -102,7 +101,6 @@ def _write_again(folders: Folders, records: Records, sayings: Sequence[Saying], 
     removed by hand stays away.
 
     Args:
-        sayings: all that the log says.
         unsure: messages of records that may not have been flushed: of these the large bodies, too, may be in memory
             alone.
     """
@@ -199,9 +197,7 @@ def _make_whole(folders: Folders, id: str, fate: MessageFate, place: str, there:
     """Make a message whole in its place. Returns what was done for that, in a word.
 
     Args:
-        fate: what the log says of it.
         place: where it is in the end.
-        there: the names that it has.
         is_unsure: whether a large body may be torn: it was never confirmed.
     """
     calls, above = folders.calls, folders.layout.above

@@ -52,7 +52,6 @@ class LoggedRoot(NamedTuple):
     Attributes:
         records: its records, by calls that do not sync.
         log: makes batches durable before their file calls.
-        removed_queues: folders that the log still needs.
         prefix: what the path of everything in the root begins with.
     """
 

@@ -72,9 +72,6 @@ class Record(NamedTuple):
 class Segment:
     """One of the two files.
 
-    Args:
-        header: its header.
-
     Raises:
         OSError: the medium failed.
     """

@@ -32,7 +32,6 @@ class Messages(NamedTuple):
     """Operations on messages: a whole portion, or a part of one.
 
     Attributes:
-        planned: the operations, in order.
         steps: the file call of each as mq-native makes it; None if it takes more than one.
         expected: the outcome of each if nothing is in its way.
         writes: whether one of them makes a file.
@@ -47,10 +46,6 @@ class Messages(NamedTuple):
 def do_steps(root: LoggedRoot, messages: Messages, early: EarlyResults) -> list[Outcome]:
     """Do operations on messages. One outcome for each, in order: the expected ones themselves if nothing was in the
     way.
-
-    Args:
-        messages: the operations.
-        early: is told of outcomes as they come.
 
     Raises:
         OSError: the disk has failed.

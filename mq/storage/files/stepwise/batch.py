@@ -48,8 +48,6 @@ def commit(
     """Do a batch: each record by itself. One outcome for each operation, in order.
 
     Args:
-        batch: does operations on messages.
-        records: does those on records.
         operations: in order, and no Group.
     """
     outcomes: list[Outcome] = []

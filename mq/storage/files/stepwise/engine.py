@@ -31,9 +31,7 @@ class Kit(NamedTuple):
     """The parts of the engine for a kind of file system.
 
     Attributes:
-        batch: does a batch on messages.
         shared: the same, where other processes change the root.
-        records: does the Puts and Drops.
         removes: whether a message may be unlinked from any place.
         completes: whether no power cut leaves a partial file under a message's name: it is synced before it is named,
             or nothing is left.
@@ -65,7 +63,6 @@ def stepped_root(kit: Kit, folders: Folders, *, stage: str, shared: bool) -> Ste
     """Return the root below `folders`.
 
     Args:
-        kit: for its file system.
         stage: the folder in which this process's bodies arrive.
         shared: whether other processes change it, too.
     """
@@ -80,7 +77,6 @@ class StepwiseEngine:
     """Changes a root without a log.
 
     Args:
-        kit: for the root's file system.
         ids: name the folders of deleted queues.
         own: changes of this process, which are not reported; None if the kernel reports no changes here.
 

@@ -210,11 +210,7 @@ class PeerLease:
 
 
 class Heartbeat:
-    """A thread that renews a broker's lease, and clears what dead peers left.
-
-    Args:
-        peer_lease: the broker's.
-    """
+    """A thread that renews a broker's lease, and clears what dead peers left."""
 
     def __init__(self, peer_lease: PeerLease) -> None:
         self._peer_lease = peer_lease
@@ -241,11 +237,7 @@ class PeerFailed(OSError):
 
 
 class Alarm:
-    """The file that tells all processes on a root that its medium has failed.
-
-    Args:
-        path: where it is.
-    """
+    """The file that tells all processes on a root that its medium has failed."""
 
     def __init__(self, calls: Calls, path: str) -> None:
         self._calls = calls

@@ -22,7 +22,6 @@ class Others:
         alarm: tells all of them that the disk has failed; None if a failed sync of one fails those of all.
 
     Attributes:
-        alarm: as given.
         written: messages in NEW that this process wrote.
     """
 
@@ -68,7 +67,6 @@ class SteppedRoot:
         stage: the folder in which this process's bodies arrive.
 
     Attributes:
-        folders, others, stage: as given.
         dirty_folders: folders that lost names since their last sync.
     """
 

@@ -44,9 +44,7 @@ class SourceFolder:
 
     Args:
         state: what its messages are in.
-        source: the folder.
         destination: the folder that holds a folder a queue; only for moves.
-        options: which users to trust with them.
 
     Raises:
         StorageUnusable: one of them is no folder, cannot be read or written, or a stranger may write there.

@@ -348,11 +348,7 @@ class OwnChanges:
 
 
 class NotedCalls(ForwardedCalls):
-    """Calls that note which names they change.
-
-    Args:
-        own: has the notes.
-    """
+    """Calls that note which names they change."""
 
     def __init__(self, inner: Calls, own: OwnChanges) -> None:
         super().__init__(inner)
