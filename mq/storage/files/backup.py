@@ -82,11 +82,7 @@ class BackupReport(NamedTuple):
 
 
 def back_up(
-    root: str,
-    folder: str,
-    *,
-    keep: int,
-    told: Callable[[int, int], object] = lambda done, total: None,
+    root: str, folder: str, *, keep: int, told: Callable[[int, int], object] = lambda done, total: None
 ) -> BackupReport:
     """Back up a root, served or not, into a folder of backups.
 

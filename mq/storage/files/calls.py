@@ -418,10 +418,7 @@ class RetryingCalls(ForwardedCalls):
     """
 
     def __init__(
-        self,
-        inner: Calls,
-        clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], object] = time.sleep,
+        self, inner: Calls, clock: Callable[[], float] = time.monotonic, pause: Callable[[float], object] = time.sleep
     ) -> None:
         super().__init__(inner)
         self._inner = inner

@@ -164,16 +164,7 @@ class Layout(NamedTuple):
 
     def all(self) -> tuple[str, ...]:
         """Every folder, parents first."""
-        return (
-            self.new,
-            self.queues,
-            self.delay,
-            self.remove,
-            self.state,
-            self.records,
-            self.stage,
-            self.properties,
-        )
+        return (self.new, self.queues, self.delay, self.remove, self.state, self.records, self.stage, self.properties)
 
     def folder(self, state: State, queue: str) -> str:
         """The folder that holds a queue's entries in a state."""

@@ -45,12 +45,7 @@ class Guard:
     """
 
     def __init__(
-        self,
-        calls: Calls,
-        root: str,
-        options: StorageOptions,
-        mount: Mount,
-        failing: str = "cannot serve root",
+        self, calls: Calls, root: str, options: StorageOptions, mount: Mount, failing: str = "cannot serve root"
     ) -> None:
         self._calls = calls
         self._failing = failing

@@ -109,12 +109,7 @@ class WholeSyncs(Syncs):
 
 
 def make_syncs(
-    calls: Calls,
-    root_fd: int,
-    held: Mapping[str, int] = MappingProxyType({}),
-    *,
-    syncfs: bool,
-    folders: bool = True,
+    calls: Calls, root_fd: int, held: Mapping[str, int] = MappingProxyType({}), *, syncfs: bool, folders: bool = True
 ) -> Syncs:
     """Return the syncs of a root, by syncfs(2) if that may be used. All else is for :class:`Syncs`."""
     return (WholeSyncs if syncfs else Syncs)(calls, root_fd, held, folders=folders)
