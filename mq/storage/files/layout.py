@@ -24,8 +24,6 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 
 A side file ``state/properties/<id>``, which has its checksum, too, takes the place of both where the file system has no
 extended attributes, and of the second where it would not fit. It is durable before the message's name appears.
-
-*Operations.* What the file calls of one need to know of it (:func:`plan`).
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, checksum, encode_attributes, encode_json, with_checksum, without_checksum
-from mq.storage.interface import FRESH, GIVEN_MS, Entry, MessageOperation, Meta, Move, Write
+from mq.message import MessageId, Properties, encode_json, with_checksum, without_checksum
+from mq.storage.interface import FRESH, GIVEN_MS, Entry, Meta
 
 SUM: Final = "user.mq.sum"
 ATTRIBUTES: Final = "user.mq.attributes"
@@ -183,46 +181,6 @@ class Layout(NamedTuple):
         return f"{self.folder(state, queue)}/{queue}:{name}"
 
 
-class Planned(NamedTuple):
-    """An operation, and what its file calls need to know of it.
-
-    Attributes:
-        entry: where its message is after it; of an Unlink, before it.
-        source: of a Move, the path before it.
-        attributes, sum: of a Write, the two extended attributes of its file; an empty one is not set.
-    """
-
-    operation: MessageOperation
-    entry: Entry
-    path: str
-    source: str = ""
-    attributes: bytes = b""
-    sum: bytes = b""
-    has_side: bool = False
-
-
-def plan(layout: Layout, operation: MessageOperation, largest: int) -> Planned:
-    """Return an operation, worked out. `largest` is :attr:`mq.storage.files.folders.Folders.largest_attributes`."""
-    if isinstance(operation, Write):
-        queue, id, body, attributes, meta, _, _, state, _ = operation
-        entry = Entry(queue, id, state, meta)
-        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        encoded = encode_attributes(attributes) if attributes else b""
-        noted = noted_of(encoded, size, crc, largest)
-        return Planned(operation, entry, layout.path(entry), "", *noted, len(encoded) > largest)
-    if isinstance(operation, Move):
-        entry = operation.target
-        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
-    return Planned(operation, operation.entry, layout.path(operation.entry))
-
-
-def place_of(entry: Entry) -> str:
-    """The path of the entry's file below the root."""
-    queue, id, state, meta = entry
-    name = id if meta is FRESH else leaf_name(id, meta)
-    return f"queues/{queue}/{name}" if state is State.READY else f"{_FOLDERS[state]}/{queue}:{name}"
-
-
 def leaf_name(id: MessageId, meta: Meta = FRESH) -> str:
     """The name inside a queue's folder, and what follows the colon everywhere else."""
     if meta is FRESH:
@@ -364,25 +322,6 @@ def largest_attributes(*, xattrs: bool, journaled: bool) -> int:
     # Without a journal only what fits into the inode, which the sum takes: a repair can ruin the block in which other
     # attributes are, when it was a deleted file's before.
     return LARGEST_ATTRIBUTES if journaled else 0
-
-
-def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes]:
-    """What the two extended attributes of a file hold: its attributes with their checksum, empty where there are none
-    or more than `largest` bytes of them, and its sum, which says where they are.
-
-    Args:
-        attributes: as :func:`encode_attributes` gives them.
-        size: of the body, in bytes.
-        crc: its CRC-32.
-        largest: bytes of attributes that a file may have, or :data:`NO_ATTRIBUTES`.
-    """
-    if largest == NO_ATTRIBUTES:
-        return b"", b""
-    if not attributes:
-        return b"", b"%d:%08x" % (size, crc)
-    if len(attributes) > largest:
-        return b"", b"%d:%08x:f" % (size, crc)
-    return with_checksum(attributes), b"%d:%08x:a" % (size, crc)
 
 
 def decode_attributes(value: bytes | None) -> Mapping[str, Any]:

@@ -1,19 +1,72 @@
-"""The file of a new message: its properties, its body and its name; and its side file, if it has one."""
+"""The file of a message: what its calls need to know of an operation, worked out once (:class:`Planned`), and how it
+is written: its properties, its body and its name; and its side file, if it has one."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 from collections.abc import Callable
+from typing import NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, checksum
+from mq.message import MessageId, Properties, checksum, encode_attributes, with_checksum
 from mq.storage.files.calls import OPEN_NEW, Calls, write_all
 from mq.storage.files.folders import Folders
-from mq.storage.files.layout import ATTRIBUTES, SUM, Planned, encode_side
+from mq.storage.files.layout import ATTRIBUTES, NO_ATTRIBUTES, SUM, Layout, encode_side
 from mq.storage.files.outcomes import GONE, NO_QUEUE
 from mq.storage.files.staging import StagedBody
-from mq.storage.interface import Outcome, Write
+from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Write
+
+
+class Planned(NamedTuple):
+    """An operation, and what its file calls need to know of it.
+
+    Attributes:
+        entry: where its message is after it; of an Unlink, before it.
+        source: of a Move, the path before it.
+        attributes, sum: of a Write, the two extended attributes of its file; an empty one is not set.
+    """
+
+    operation: MessageOperation
+    entry: Entry
+    path: str
+    source: str = ""
+    attributes: bytes = b""
+    sum: bytes = b""
+    has_side: bool = False
+
+
+def plan(layout: Layout, operation: MessageOperation, largest: int) -> Planned:
+    """Return an operation, worked out. `largest` is :attr:`mq.storage.files.folders.Folders.largest_attributes`."""
+    if isinstance(operation, Write):
+        queue, id, body, attributes, meta, _, _, state, _ = operation
+        entry = Entry(queue, id, state, meta)
+        size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
+        encoded = encode_attributes(attributes) if attributes else b""
+        return Planned(operation, entry, layout.path(entry), "", *noted_of(encoded, size, crc, largest))
+    if isinstance(operation, Move):
+        entry = operation.target
+        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
+    return Planned(operation, operation.entry, layout.path(operation.entry))
+
+
+def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes, bool]:
+    """Return what the two extended attributes of a file hold: its attributes with their checksum, empty if there are
+    none or more than `largest` bytes of them, and its sum, which says where they are. Then whether it has a side file.
+
+    Args:
+        attributes: as :func:`encode_attributes` gives them.
+        size: of the body, in bytes.
+        crc: its CRC-32.
+        largest: bytes of attributes that a file may have, or :data:`NO_ATTRIBUTES`.
+    """
+    if largest == NO_ATTRIBUTES:
+        return b"", b"", True
+    if not attributes:
+        return b"", b"%d:%08x" % (size, crc), False
+    if len(attributes) > largest:
+        return b"", b"%d:%08x:f" % (size, crc), True
+    return with_checksum(attributes), b"%d:%08x:a" % (size, crc), False
 
 
 def write_message(
@@ -62,7 +115,7 @@ def set_properties(calls: Calls, fd: int, attributes: bytes, noted: bytes) -> No
     complete one.
 
     Args:
-        attributes, noted: as :func:`mq.storage.files.layout.noted_of` gives them. An empty one is not set.
+        attributes, noted: as :func:`noted_of` gives them. An empty one is not set.
 
     Raises:
         OSError: from the system.

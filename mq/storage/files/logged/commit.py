@@ -17,17 +17,28 @@ from typing import Final
 from mq.message import SharedAttributes, checksum, encode_attributes
 from mq.storage.files.calls import Step
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import LARGEST_ATTRIBUTES, Planned, noted_of, place_of
+from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.logged.bodies import LargeBodies
 from mq.storage.files.logged.groups import NOT_DONE, Unit, Units, is_gone, refused_before
 from mq.storage.files.logged.log import Log
 from mq.storage.files.logged.read_ahead import ReadAhead
-from mq.storage.files.logged.record import LARGEST_INLINE, LINE_BYTES, Forgotten, Kept, Payload, Refused, Wrote, encode
+from mq.storage.files.logged.record import (
+    LARGEST_INLINE,
+    LINE_BYTES,
+    Forgotten,
+    Kept,
+    Payload,
+    Refused,
+    Wrote,
+    encode,
+    place_of,
+)
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, failed
 from mq.storage.files.record_changes import RecordChanges
 from mq.storage.files.staging import StagedBody
+from mq.storage.files.writes import Planned, noted_of
 from mq.storage.interface import QUEUE, AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
 
 _DROP_BYTES: Final = 8
@@ -229,8 +240,7 @@ class LoggedPortion(Payload):
         place = place_of(entry)
         path = self._prefix + place
         self.wrote(place, size, crc, attributes, body)
-        has_side = len(attributes) > LARGEST_ATTRIBUTES
-        attributes, noted = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
+        attributes, noted, has_side = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
         self.planned.append(Planned(operation, entry, path, "", attributes, noted, has_side))
         self.steps.append(None if has_side else (path, body, noted, attributes))
         self.expected.append(Outcome(Result.DONE, entry))
@@ -319,7 +329,7 @@ class LoggedPortion(Payload):
         self.say(Wrote(place, body.size, body.checksum, attributes, None, staged))
         path = self._prefix + place
         noted = noted_of(attributes, body.size, body.checksum, LARGEST_ATTRIBUTES)
-        self.planned.append(Planned(operation, entry, path, "", *noted, len(attributes) > LARGEST_ATTRIBUTES))
+        self.planned.append(Planned(operation, entry, path, "", *noted))
         self.steps.append(None)
         self.expected.append(Outcome(Result.DONE, entry))
         self.writes = self.flushes = True

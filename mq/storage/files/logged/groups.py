@@ -18,11 +18,11 @@ from mq.lifecycle import State
 from mq.storage.files.calls import FileKind, Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import Planned
 from mq.storage.files.logged.record import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, refusal
+from mq.storage.files.writes import Planned
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
 NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})

@@ -189,7 +189,7 @@ class Log:
             OSError: the medium has failed.
         """
         self._check()
-        need = pages(RECORD.size + len(payload))
+        need = -(-(RECORD.size + len(payload)) // PAGE) * PAGE  # as pages() has it, a call less for each batch
         if self._offset + need > self._current.size:
             self._change(is_full=True)
         if PAGE + need > self._current.size:  # takes() was not asked: a start would not find such a record

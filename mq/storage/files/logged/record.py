@@ -24,7 +24,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
+from mq.lifecycle import State
 from mq.message import encode_attributes
+from mq.storage.files.layout import leaf_name
+from mq.storage.interface import FRESH, Entry
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
@@ -32,6 +35,14 @@ LINE_BYTES: Final = 600
 """More than any line of an operation takes, but for a record's key."""
 _TEXT_LENGTH: Final = struct.Struct("<I")
 """What a payload begins with."""
+_FOLDERS: Final = {state: state.value for state in State}
+
+
+def place_of(entry: Entry) -> str:
+    """The path of the entry's file below the root."""
+    queue, id, state, meta = entry
+    name = id if meta is FRESH else leaf_name(id, meta)
+    return f"queues/{queue}/{name}" if state is State.READY else f"{_FOLDERS[state]}/{queue}:{name}"
 
 
 class Wrote(NamedTuple):

@@ -20,13 +20,13 @@ from mq.lifecycle import State
 from mq.message import Properties, checksum, shorten
 from mq.storage.files.calls import NO_ROOM, OPEN_NEW, OPEN_READ, OPEN_WRITE, FileKind, opened, write_all, write_all_at
 from mq.storage.files.folders import Folders
-from mq.storage.files.layout import encode_side, is_queue_name, noted_of, parse_flat, parse_leaf, parse_path
+from mq.storage.files.layout import encode_side, is_queue_name, parse_flat, parse_leaf, parse_path
 from mq.storage.files.logged.fates import MessageFate, carried_out, fates_of, id_of, last_records, refused_by
 from mq.storage.files.logged.record import Kept, QueueRemoved, Saying, Wrote, decode
 from mq.storage.files.logged.segments import LogDamaged, Record
 from mq.storage.files.records import Records
 from mq.storage.files.sync import close_all
-from mq.storage.files.writes import set_properties
+from mq.storage.files.writes import noted_of, set_properties
 from mq.storage.interface import QUEUE, Damage
 
 logger = logging.getLogger("mq.storage")
@@ -279,8 +279,8 @@ def _overwrite_with_itself(folders: Folders, path: str) -> None:
 def _note(folders: Folders, id: str, place: str, wrote: Wrote) -> None:
     """Set the properties of a message's file as they were when it was written."""
     with opened(folders.calls, folders.layout.above(place), OPEN_READ) as fd:
-        noted = noted_of(wrote.attributes, wrote.size, wrote.crc, folders.largest_attributes)
-        set_properties(folders.calls, fd, *noted)
+        attributes, noted, _ = noted_of(wrote.attributes, wrote.size, wrote.crc, folders.largest_attributes)
+        set_properties(folders.calls, fd, attributes, noted)
     if has_side(folders, wrote):
         folders.has_side_files = True
         path = f"{folders.layout.properties}/{id}"

@@ -17,11 +17,10 @@ from typing import Final, NamedTuple
 
 from mq.storage.files.calls import Step, is_transient
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import Planned
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import GONE, NO_QUEUE, refusal
 from mq.storage.files.unlinks import unlink, unlink_side
-from mq.storage.files.writes import undo_side, write_message, write_side
+from mq.storage.files.writes import Planned, undo_side, write_message, write_side
 from mq.storage.interface import Move, Outcome, Result, Unlink, Write
 
 _PASSING: Final = frozenset({errno.EEXIST, errno.ENOENT, errno.EISDIR, errno.EINVAL, errno.ENOSYS})

@@ -24,14 +24,13 @@ from typing import Final, NamedTuple
 from mq.message import MessageId
 from mq.storage.files.calls import OPEN_READ, FileKind, is_unsure
 from mq.storage.files.hop import EarlyResults
-from mq.storage.files.layout import Planned, plan
 from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
 from mq.storage.files.record_changes import RecordChanges
 from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
 from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.files.sync import sync, sync_folder
 from mq.storage.files.unlinks import is_removal, unlink
-from mq.storage.files.writes import undo_side, write_message, write_side
+from mq.storage.files.writes import Planned, plan, undo_side, write_message, write_side
 from mq.storage.interface import AnyOperation, Drop, Entry, MessageOperation, Move, Outcome, Put, Result, Unlink, Write
 
 _REPEATS_RENAMES: Final = frozenset({"nfs", "nfs4"})
