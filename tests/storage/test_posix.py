@@ -434,7 +434,7 @@ async def test_what_is_foreign_is_skipped_counted_and_told_once(
             found = [entry for entry in await disk.storage.scan(state, "q") if entry.id == own.id]
             assert found == [own]
             await disk.storage.find("q", own.id)
-        assert disk.folders.skipped == skipped
+        assert disk.folders.health.skipped == skipped
         told = [record for record in caplog.records if "ignored, " in record.getMessage()]
         assert len(told) == skipped
         assert all(record.levelno == logging.WARNING and "\n" not in record.getMessage() for record in told)
@@ -472,7 +472,7 @@ async def test_what_is_foreign_among_the_queues_is_skipped(
         before = littered.everything()
         for _ in range(3):
             assert set(await disk.storage.records(QUEUE)) == {"q"}
-        assert disk.folders.skipped == 6
+        assert disk.folders.health.skipped == 6
         assert len([record for record in caplog.records if "ignored, " in record.getMessage()]) == 6
         await disk.open()
         assert littered.everything() == before
@@ -518,7 +518,7 @@ async def test_thousands_of_foreign_names_are_not_remembered(disk: Disk, caplog:
         disk.put(f"new/{number}")
     for _ in range(2):
         await disk.storage.scan(State.NEW)
-    assert disk.folders.skipped == 1000
+    assert disk.folders.health.skipped == 1000
     assert len(caplog.records) == 1001
     assert caplog.records[-1].getMessage() == "ignored 1000 files; further ignored files are not logged"
 

@@ -99,11 +99,6 @@ class Folders:
         self.emptied: set[str] = set()
         self._skipped: set[str] = set()
 
-    @property
-    def skipped(self) -> int:
-        """How many foreign names have been met, and left alone."""
-        return len(self._skipped)
-
     def note_damage(self, damage: Damage) -> None:
         """Log what is lost or cannot be read, and count it."""
         self.health.damages.append(damage)
