@@ -53,8 +53,8 @@ def test_the_table_ends_with_the_sum() -> None:
 
 def test_the_folders_of_a_root_have_few_attributes() -> None:
     source = (ENGINE / "folders.py").read_text(encoding="utf-8")
-    init = source[source.index("class Folders:") :]
-    init = init[: init.index("    @property")]
+    init = source[source.index("    def __init__(", source.index("class Folders:")) :]
+    init = init[: init.index("\n    def ")]
     attributes = set(re.findall(r"^        self\.(\w+)", init, re.MULTILINE))
     assert "layout" in attributes
     assert len(attributes) <= 10, attributes
