@@ -41,6 +41,7 @@ from mq.storage.files.live_names import QUEUES, RECORDS, Inotify, LiveNames, Not
 from mq.storage.files.logged.boots import is_of_this_boot, life_of, lives_of
 from mq.storage.files.logged.segments import LogDamaged, read_log
 from mq.storage.files.mount import mount_of
+from mq.storage.files.movers import try_lock
 from mq.storage.files.records import decode_record
 from mq.storage.files.recovery import rank
 from mq.storage.files.sync import close_all
@@ -141,7 +142,7 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
         _check_log(calls, layout, shown)
     locks: list[int] = []
     try:
-        if is_remote and not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True):
+        if is_remote and not try_lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True):
             raise StorageUnusable(
                 f"{shown} is in use on a network file system that does not report changes by other machines: "
                 "stop all daemons during the backup"
@@ -167,8 +168,8 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         return  # all that was done since the log was begun is in the kernel; no lock is tried, which a start could meet
     locks: list[int] = []
     try:
-        is_served = not _lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True)
-        is_repaired = not _lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
+        is_served = not try_lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True)
+        is_repaired = not try_lock(calls, partial(open_moves_lock, calls, layout, make=False), locks, exclusive=False)
     finally:
         close_all(calls, locks)
     if not is_served and _has_records(calls, layout):
@@ -441,13 +442,10 @@ class _Saver:
 
     def _read_side(self, id: MessageId) -> bytes | None:
         try:
-            fd = self._calls.open(f"{self._layout.properties}/{id}", OPEN_READ)
+            with opened(self._calls, f"{self._layout.properties}/{id}", OPEN_READ) as fd:
+                return self._read(fd)
         except FileNotFoundError:
             return None
-        try:
-            return self._read(fd)
-        finally:
-            self._calls.close(fd)
 
     def _read(self, fd: int) -> bytes:
         content = b""
@@ -494,16 +492,3 @@ def _is_record(content: bytes) -> bool:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("latin-1")
-
-
-def _lock(calls: Calls, opens: Callable[[], int], locks: list[int], *, exclusive: bool) -> bool:
-    """Take a lock without waiting. False when another process has it."""
-    try:
-        locks.append(fd := opens())
-    except FileNotFoundError:
-        return True  # no daemon has ever been here
-    try:
-        calls.lock(fd, exclusive=exclusive)
-    except BlockingIOError:
-        return False
-    return True

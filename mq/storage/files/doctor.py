@@ -30,6 +30,7 @@ from mq.storage.files.layout import Layout, is_queue_name, parse_flat, parse_lea
 from mq.storage.files.logged.segments import LogDamaged, read_log
 from mq.storage.files.lost import LOST_STATE
 from mq.storage.files.mount import Mount, mount_of
+from mq.storage.files.movers import try_lock
 from mq.storage.files.opening import open_root
 from mq.storage.files.ownership import check_root
 from mq.storage.files.records import Records, decode_record, file_of
@@ -196,7 +197,7 @@ def open_to_inspect(root: str, calls: Calls | None = None) -> Iterator[Inspectab
                 f"{shorten(root)} is not an mq root, because the folders new/, queues/ and state/ are missing"
             )
         locks = (partial(calls.open, layout.lock, _LOCK_FILE), partial(open_moves_lock, calls, layout, make=False))
-        alone = all(_try_lock(calls, opens, handles) for opens in locks)
+        alone = all(try_lock(calls, opens, handles, exclusive=True) for opens in locks)
         handles.append(root_fd := calls.open(os.path.dirname(layout.queues), OPEN_FOLDER))
         folders = Folders(calls, layout, Volume(calls, layout, Mount("unknown"), root_fd))
         yield InspectableRoot(folders, Records(calls, layout.records), alone)
@@ -285,19 +286,6 @@ def _make_private(folder: str) -> None:
     if not os.path.isdir(folder):
         _make_private(os.path.dirname(folder))
         os.mkdir(folder, 0o700)
-
-
-def _try_lock(calls: Calls, opens: Callable[[], int], handles: list[int]) -> bool:
-    """Take a lock without waiting. False when another process has it."""
-    try:
-        handles.append(fd := opens())
-    except FileNotFoundError:
-        return True  # no daemon has ever been here
-    try:
-        calls.lock(fd, exclusive=True)
-    except BlockingIOError:
-        return False
-    return True
 
 
 # The inspection itself

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from mq.errors import StorageFull
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum, shorten
-from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns
+from mq.storage.files.calls import NO_HANDLES, OPEN_READ, UNREACHABLE, Calls, FileKind, Native, NativeColumns, opened
 from mq.storage.files.layout import (
     ATTRIBUTES,
     NO_ATTRIBUTES,
@@ -228,12 +228,9 @@ class Folders:
             self.health.damaged.pop(entry.id, None)
 
     def _drop_cached(self, entry: Entry) -> None:
-        with contextlib.suppress(OSError):  # then the read says why
-            fd = self.calls.open(self.layout.path(entry), OPEN_READ)
-            try:
-                self.calls.drop_cached(fd)
-            finally:
-                self.calls.close(fd)
+        path = self.layout.path(entry)
+        with contextlib.suppress(OSError), opened(self.calls, path, OPEN_READ) as fd:  # if it fails, the read says why
+            self.calls.drop_cached(fd)
 
     def flaw(self, entry: Entry) -> str | None:
         """Why a message's file is not whole: "" when it is, None when that is unknown (no checksum, or unreadable)."""
@@ -342,13 +339,10 @@ class Folders:
 
     def _side(self, entry: Entry) -> Properties | None:
         try:
-            fd = self.calls.open(f"{self.layout.properties}/{entry.id}", OPEN_READ)
+            with opened(self.calls, f"{self.layout.properties}/{entry.id}", OPEN_READ) as fd:
+                return decode_side(self._read_all(fd, self.calls.file_size(fd) or 0))
         except FileNotFoundError:
             return None
-        try:
-            return decode_side(self._read_all(fd, self.calls.file_size(fd) or 0))
-        finally:
-            self.calls.close(fd)
 
     def _read_all(self, fd: int, size: int) -> bytes:
         data = self.calls.read(fd, size)

@@ -61,15 +61,12 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     if kind is not FileKind.FILE:
         raise FormatDamaged(f"{shorten(path, 200)} is not a regular file")
     try:
-        fd = calls.open(path, OPEN_READ)
+        with opened(calls, path, OPEN_READ) as fd:
+            line = calls.read(fd, _LONGEST)
+            while len(line) < _LONGEST and (more := calls.read(fd, _LONGEST)):
+                line += more
     except FileNotFoundError:  # it has gone just now
         return None
-    try:
-        line = calls.read(fd, _LONGEST)
-        while len(line) < _LONGEST and (more := calls.read(fd, _LONGEST)):
-            line += more
-    finally:
-        calls.close(fd)
     try:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():

@@ -1,9 +1,10 @@
-"""The lock between a broker and the programs mq-mover and mq-reaper, which hold no other lock."""
+"""The lock between a broker and the programs mq-mover and mq-reaper, which hold no other lock; and locks that are only
+tried."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mq.message import shorten
 from mq.storage.files.calls import NO_HANDLES, Calls
@@ -45,6 +46,24 @@ def lock_moves(calls: Calls, layout: Layout, root: str) -> int:
             f"root {shorten(root)} cannot be repaired while mq-mover or mq-reaper is running: stop these programs first"
         ) from error
     return fd
+
+
+def try_lock(calls: Calls, opens: Callable[[], int], handles: list[int], *, exclusive: bool) -> bool:
+    """Take a lock without waiting. Returns False if another process has it.
+
+    Args:
+        opens: opens its file.
+        handles: gets the open file.
+    """
+    try:
+        handles.append(fd := opens())
+    except FileNotFoundError:
+        return True  # no daemon has ever been here
+    try:
+        calls.lock(fd, exclusive=exclusive)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -230,16 +230,13 @@ def _is_whole(folders: Folders, name: str, wrote: Wrote | None) -> bool:
     """Whether a file has its bytes. Files older than the log are on the medium for long."""
     if wrote is None:
         return True
+    size = crc = 0
     try:
-        fd = folders.calls.open(folders.layout.above(name), OPEN_READ)
+        with opened(folders.calls, folders.layout.above(name), OPEN_READ) as fd:
+            while chunk := folders.read_chunk(fd):
+                size, crc = size + len(chunk), checksum(chunk, crc)
     except FileNotFoundError:
         return False
-    try:
-        size = crc = 0
-        while chunk := folders.read_chunk(fd):
-            size, crc = size + len(chunk), checksum(chunk, crc)
-    finally:
-        folders.calls.close(fd)
     return (size, crc) == (wrote.size, wrote.crc)
 
 
