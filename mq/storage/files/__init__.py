@@ -2,7 +2,8 @@
 
 In reading order:
 
-* ``posix``: the store on a disk, as async methods over the synchronous code below.
+* ``posix``: the store on a disk, as async methods over the synchronous code below. That raises :class:`OSError`
+  as the system gives it, and says so only if the error means more than a failed disk; ``posix`` translates it.
 * ``tmpfs``: the same store on a file system in memory.
 * ``fake``: the same store on a file system of this process's, for tests.
 * ``engine``: what an engine does, and which one serves a root, and why.

@@ -211,7 +211,6 @@ def save(
 
     Raises:
         StorageUnusable: the folder has another root's backups, or the root changes too fast.
-        OSError: from the system.
     """
     before = backups.newest()
     if before is not None and before.header.root != root:

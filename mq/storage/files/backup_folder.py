@@ -191,7 +191,6 @@ class BackupFolder:
 
         Raises:
             BackupDamaged: it is not whole.
-            OSError: from the system.
         """
         lines = self._lines(self._backup(number))
         try:
@@ -414,7 +413,6 @@ def open_backups(
 
     Raises:
         StorageUnusable: it is something else, or another process is at work there.
-        OSError: from the system.
     """
     shown = shorten(path, 200)
     if make:

@@ -135,7 +135,7 @@ class Native(Protocol):
 
 
 class Calls(Protocol):
-    """What a folder store needs of an operating system.
+    """What a folder store needs of an operating system. A method without a text is the system call of its name.
 
     A `path` is below the open folder `dir_fd`, where that is given: replacing a folder above it then has no effect.
 
@@ -145,17 +145,14 @@ class Calls(Protocol):
 
     native: Native | None
 
-    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int:
-        """The system call of that name."""
+    def open(self, path: str, flags: int, *, mode: int = 0o600, dir_fd: int | None = None) -> int: ...
 
-    def close(self, fd: int) -> None:
-        """The system call of that name."""
+    def close(self, fd: int) -> None: ...
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
         """The system call of that name: may write less than asked."""
 
-    def read(self, fd: int, size: int) -> bytes:
-        """The system call of that name."""
+    def read(self, fd: int, size: int) -> bytes: ...
 
     def write_at(self, fd: int, data: bytes | memoryview, offset: int) -> int:
         """The system call pwrite(2): may write less than asked."""
@@ -199,17 +196,13 @@ class Calls(Protocol):
     def rename(self, source: str, target: str) -> None:
         """Move a name; EEXIST, and nothing done, where the target is taken."""
 
-    def link(self, source: str, target: str) -> None:
-        """The system call of that name."""
+    def link(self, source: str, target: str) -> None: ...
 
-    def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
+    def unlink(self, path: str, *, dir_fd: int | None = None) -> None: ...
 
-    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None:
-        """The system call of that name."""
+    def mkdir(self, path: str, mode: int = 0o700, *, dir_fd: int | None = None) -> None: ...
 
-    def rmdir(self, path: str) -> None:
-        """The system call of that name."""
+    def rmdir(self, path: str) -> None: ...
 
     def names(self, path: str | int) -> list[tuple[str, FileKind]]:
         """What is in a folder, open or not, in no order."""
@@ -223,8 +216,7 @@ class Calls(Protocol):
     def lock(self, fd: int, *, exclusive: bool) -> None:
         """The system call of that name without waiting: BlockingIOError when another process holds it."""
 
-    def set_attribute(self, fd: int, name: str, value: bytes) -> None:
-        """The system call of that name."""
+    def set_attribute(self, fd: int, name: str, value: bytes) -> None: ...
 
     def get_attribute(self, fd: int, name: str) -> bytes | None:
         """The system call of that name; None when there is none."""

@@ -306,7 +306,6 @@ def inspect(
         schema: judges the values of records.
 
     Raises:
-        OSError: a folder cannot be read.
         StorageFull: no file handle is free.
     """
     return _Inspector(folders, records, bodies, told, schema).run()

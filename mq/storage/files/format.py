@@ -52,7 +52,6 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     Raises:
         FormatDamaged: the file is not as mq wrote it.
         StorageUnusable: another version of mq wrote it.
-        OSError: from the system.
     """
     path = layout.format
     kind = calls.kind(path)
@@ -119,7 +118,6 @@ def open_moves_lock(calls: Calls, layout: Layout, *, make: bool) -> int:
 
     Raises:
         FileNotFoundError: it is missing, and `make` is false.
-        OSError: from the system.
     """
     return calls.open(layout.moves_lock, _LOCK if make else _LOCK & ~os.O_CREAT)
 

@@ -21,9 +21,6 @@ def keep_inventory(records: Records) -> None:
     """Write the inventory if records have come or gone since it was written. Durable on return.
 
     Without room or a free file handle the old one stays, unless it lists records that are gone: then there is none.
-
-    Raises:
-        OSError: a sync failed.
     """
     have_gone = records.have_gone
     names = records.new_names()
@@ -41,10 +38,6 @@ def keep_inventory(records: Records) -> None:
 
 
 def read_inventory(records: Records) -> dict[str, list[str]] | None:
-    """Of each kind of record, the first parts of its files' names; None if there is no inventory that can be read.
-
-    Raises:
-        OSError: from the system.
-    """
+    """Of each kind of record, the first parts of its files' names; None if there is no inventory that can be read."""
     value = records.get(INVENTORY, _KEY)
     return None if value is None else value["kinds"]

@@ -133,7 +133,6 @@ class LiveNames:
 
         Raises:
             StorageUnusable: there are more folders than the kernel watches.
-            OSError: one cannot be read.
         """
         for folder in list(self._watches):
             self._drop(folder)

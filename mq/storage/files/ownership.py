@@ -182,7 +182,6 @@ def open_folders(calls: Calls, layout: Layout, root: str, guard: Guard, *, make:
 
     Raises:
         StorageUnusable: a stranger may write in one of them, or it is none.
-        OSError: from the system.
     """
     opened: dict[str, int] = {}
     try:
@@ -212,7 +211,6 @@ def open_root_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> 
 
     Raises:
         StorageUnusable: a stranger may write in one of them, or it is none.
-        OSError: from the system.
     """
     if (kind := calls.kind(root)) is FileKind.OTHER:
         raise StorageUnusable(
@@ -247,7 +245,6 @@ def check_root(calls: Calls, root: str, options: StorageOptions, mount: Mount) -
 
     Raises:
         StorageUnusable: one can.
-        OSError: from the system.
     """
     guard = Guard(calls, root, options, mount)
     guard.check_above()

@@ -73,11 +73,7 @@ class Records:
         self._kept: _KeptNames | None = None
 
     def keep_names(self) -> None:
-        """Keep the names of all files in memory from now on: no other process changes records.
-
-        Raises:
-            OSError: a folder cannot be read.
-        """
+        """Keep the names of all files in memory from now on: no other process changes records."""
         self._kept = _KeptNames({kind: self._listed(kind) for kind in self.kinds()})
 
     def kinds(self) -> list[str]:
@@ -147,9 +143,6 @@ class Records:
 
         Returns:
             The damaged ones by kind and first part of the file's name.
-
-        Raises:
-            OSError: the medium failed.
         """
         found: dict[tuple[str, str], Damage] = {}
         for kind in self.kinds():
@@ -259,11 +252,7 @@ class Records:
         return any(found)
 
     def sync(self) -> None:
-        """Make durable what is there: a process that was killed may have left versions in memory only.
-
-        Raises:
-            OSError: the medium failed.
-        """
+        """Make durable what is there: a process that was killed may have left versions in memory only."""
         for kind in self.kinds():
             for file, versions in self._listed(kind).items():
                 for version in versions:

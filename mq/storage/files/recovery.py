@@ -54,9 +54,6 @@ def recover(folders: Folders, records: Records, opened: Mapping[str, int], *, is
     Args:
         is_settled: whether its last daemon stopped cleanly, or its log was done again: then no crash can have left a
             torn file, or a queue's record without its folder. What looks so was damaged later, and stays.
-
-    Raises:
-        OSError: the medium failed.
     """
     # A killed process may have left names in memory only: no repair, and nothing later, relies on those.
     syncs = folders.volume.syncs

@@ -158,7 +158,6 @@ def bring_back(
 
     Raises:
         StorageUnusable: something is in its place.
-        OSError: from the system.
     """
     layout = Layout.under(root)
     with contextlib.ExitStack() as stack:

@@ -1,7 +1,7 @@
 """Syncs of a root: what makes a file, the names in a folder, or the whole file system durable.
 
-Every result is checked; an error is never tried again (the second fsync after an error says OK and the bytes are not
-there).
+Every result is checked: what is not known to be durable raises :class:`~mq.storage.files.calls.SyncFailed`. A sync is
+never tried again (the second fsync after an error says OK and the bytes are not there).
 """
 
 from __future__ import annotations
@@ -44,19 +44,11 @@ class Syncs:
         self.spare: Spare | None = None
 
     def everything(self) -> None:
-        """Make the whole file system durable.
-
-        Raises:
-            SyncFailed: it is not known to be.
-        """
+        """Make the whole file system durable."""
         sync_all(self.calls, self.root_fd)
 
     def folder(self, path: str) -> None:
-        """Make the names in a folder durable.
-
-        Raises:
-            SyncFailed: they are not known to be.
-        """
+        """Make the names in a folder durable."""
         if path in self.held:
             sync(self.calls, self.held[path])
         else:
@@ -163,11 +155,7 @@ def close_all(calls: Calls, fds: Iterable[int]) -> None:
 
 
 def sync(calls: Calls, fd: int) -> None:
-    """Make an open file or folder durable.
-
-    Raises:
-        SyncFailed: it is not known to be.
-    """
+    """Make an open file or folder durable."""
     _sync_by(calls.fsync, fd)
 
 
@@ -178,9 +166,6 @@ def bring_in_order(calls: Calls, files: Sequence[int], *others: int) -> None:
     Args:
         files: at least one; the last of them is changed and synced.
         others: files whose times stay as they are.
-
-    Raises:
-        OSError: the medium has failed.
     """
     if others or len(files) > 1:
         for fd in (*files, *others):
@@ -200,11 +185,7 @@ def write_out(calls: Calls, fd: int, *, waits: bool) -> None:
 
 
 def sync_all(calls: Calls, root_fd: int) -> None:
-    """Make the whole file system durable.
-
-    Raises:
-        SyncFailed: it is not known to be.
-    """
+    """Make the whole file system durable."""
     _sync_by(calls.syncfs, root_fd)
 
 

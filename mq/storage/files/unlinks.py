@@ -84,11 +84,7 @@ def _unlink_folder(
 
 
 def unlink_side(folders: Folders, id: str) -> None:
-    """Unlink the side file of a message, if there is one.
-
-    Raises:
-        OSError: from the system.
-    """
+    """Unlink the side file of a message, if there is one."""
     if folders.has_side_files:
         with contextlib.suppress(FileNotFoundError):
             folders.calls.unlink(f"{folders.layout.properties}/{id}")

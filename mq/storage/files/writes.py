@@ -116,9 +116,6 @@ def set_properties(calls: Calls, fd: int, attributes: bytes, noted: bytes) -> No
 
     Args:
         attributes, noted: as :func:`noted_of` gives them. An empty one is not set.
-
-    Raises:
-        OSError: from the system.
     """
     if attributes:
         calls.set_attribute(fd, ATTRIBUTES, attributes)  # first: where a cut leaves the sum, all is there

@@ -33,11 +33,7 @@ class LargeBodies:
         self._files: list[StagedFile] = []
 
     def stage(self, unit: Unit, is_large: Callable[[AnyOperation], bool]) -> Unit | Outcome:
-        """Stage the bodies of an operation or a group. Returns it as it can be recorded, or why it is refused.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+        """Stage the bodies of an operation or a group. Returns it as it can be recorded, or why it is refused."""
         self._is_in_group |= len(unit) > 1
         staged: list[AnyOperation] = []
         made = len(self._made)
@@ -67,11 +63,7 @@ class LargeBodies:
         return body
 
     def bring(self) -> Callable[[int], object] | None:
-        """Bring them and their names to the medium; or return what does that together with the log's file.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+        """Bring them and their names to the medium; or return what does that together with the log's file."""
         if not self._shares_flush:
             self._folders.volume.syncs.everything()
         elif not self._is_in_group:

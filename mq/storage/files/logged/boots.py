@@ -56,7 +56,6 @@ def lives_of(calls: Calls, folder: str) -> set[str]:
 
     Raises:
         LogDamaged: a header cannot be read.
-        OSError: it cannot be read.
     """
     return {_life_in(calls, f"{folder}/{number}") for number in range(2)}
 

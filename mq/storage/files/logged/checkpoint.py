@@ -39,9 +39,6 @@ def bring(folders: Folders, records: Records, segment: int, size: int, live: Ite
     Args:
         segment: the segment's file, open.
         size: its length in bytes.
-
-    Raises:
-        OSError: the medium has failed.
     """
     keep_inventory(records)
     most = min(MOST_FILES, size // _BYTES_A_FILE) if folders.volume.mount.ordered else 0
@@ -121,12 +118,7 @@ def _newest(records: Records, kept: Sequence[Kept]) -> list[str] | None:
 
 
 def _write_bytes_out(folders: Folders, files: _Files) -> None:
-    """Have the bytes of these files written to the disk, which may keep them in its cache.
-
-    Raises:
-        SyncFailed: the medium has failed.
-        OSError: one cannot be opened.
-    """
+    """Have the bytes of these files written to the disk, which may keep them in its cache."""
     calls = folders.calls
     for first in range(0, len(files.paths), _TOGETHER):
         fds: list[int] = []

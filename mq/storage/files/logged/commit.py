@@ -84,11 +84,7 @@ def commit(
 
 
 def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
-    """Do what one record holds.
-
-    Raises:
-        OSError: the disk has failed.
-    """
+    """Do what one record holds."""
     early.is_over |= bool(portion.answered)
     if not portion.planned:
         return portion.outcomes(())
@@ -118,11 +114,7 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
 
 
 def _do_messages(root: LoggedRoot, recorded: Messages, early: EarlyResults) -> tuple[Sequence[Outcome], Sequence[int]]:
-    """Do operations on messages, each by itself. Returns their outcomes, and the numbers of those that were not done.
-
-    Raises:
-        OSError: the disk has failed.
-    """
+    """Do operations on messages, each by itself. Returns their outcomes, and the numbers of those not done."""
     outcomes = do_steps(root, recorded, early)
     if outcomes is recorded.expected:
         return outcomes, ()
@@ -180,11 +172,7 @@ class LoggedPortion(Payload):
         return len(self.planned if self.units is None else self.units) + len(self.answered)
 
     def add(self, operation: AnyOperation) -> bool:
-        """Add an operation or a group. False if the record has no room for it: it is for the next portion.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+        """Add an operation or a group. False if the record has no room for it: it is for the next portion."""
         body = attributes = b""
         if isinstance(operation, Write):
             if not isinstance(operation.body, bytes):

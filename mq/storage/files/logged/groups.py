@@ -92,11 +92,7 @@ class Units:
         return [step.saying() for step in self._undo]
 
     def end(self) -> None:
-        """Take back what was done of groups that were refused. Then tell that all groups are whole.
-
-        Raises:
-            OSError: that is not possible.
-        """
+        """Take back what was done of groups that were refused. Then tell that all groups are whole."""
         for step in self._undo:
             step.do()
         if self._is_marked:
@@ -187,11 +183,7 @@ class Units:
 
 
 def mark_whole(folders: Folders) -> None:
-    """Tell that no group is half done.
-
-    Raises:
-        OSError: that is not possible.
-    """
+    """Tell that no group is half done."""
     calls, layout = folders.calls, folders.layout
     with suppress(FileNotFoundError):  # it is told, or the file was taken away by hand
         try:
@@ -203,11 +195,7 @@ def mark_whole(folders: Folders) -> None:
 
 
 def _mark_half(folders: Folders) -> Outcome | None:
-    """Tell that a group may be half done. Returns why no group can be done, if a full disk does not let it tell.
-
-    Raises:
-        OSError: the medium has failed.
-    """
+    """Tell that a group may be half done. Returns why no group can be done, if a full disk does not let it tell."""
     calls, layout = folders.calls, folders.layout
     try:  # not at the cost of the reserve: what a group keeps or writes is new, and has to leave it alone
         try:
@@ -222,11 +210,7 @@ def _mark_half(folders: Folders) -> Outcome | None:
 
 
 def refused_before(folders: Folders, unit: Unit) -> Outcome | None:
-    """Why a group cannot be done, as far as that shows before; None where it can.
-
-    Raises:
-        OSError: the medium has failed.
-    """
+    """Why a group cannot be done, as far as that shows before; None where it can."""
     kind, path = folders.calls.kind, folders.layout.path
     wanted: set[str] = set()  # queues
     for operation in unit:

@@ -184,9 +184,6 @@ class Log:
         Args:
             payload: says what the file calls do (:func:`mq.storage.files.logged.record.encode`).
             flushes: the record is on the medium before this returns: by `flush`, as :meth:`flush` takes it.
-
-        Raises:
-            OSError: the medium has failed.
         """
         self._check()
         need = -(-(RECORD.size + len(payload)) // PAGE) * PAGE  # as pages() has it, a call less for each batch
@@ -218,11 +215,7 @@ class Log:
 
     def takes(self, size: int) -> bool:
         """Return whether a record of so many bytes finds room. If both segments are too short, they are emptied and
-        made longer first. Not between a record and its file calls.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+        made longer first. Not between a record and its file calls."""
         with self.lock:
             self._check()
             size = PAGE + pages(RECORD.size + size)
@@ -275,11 +268,7 @@ class Log:
         self._note_failure(OSError(errno.EIO, "the write of a batch was interrupted"))
 
     def empty(self) -> None:
-        """Bring to the medium all that it says, and wait for that. Not between a record and its file calls.
-
-        Raises:
-            OSError: the medium has failed.
-        """
+        """Bring to the medium all that it says, and wait for that. Not between a record and its file calls."""
         with self.lock:
             if self._offset > PAGE:
                 self._change(is_full=False)

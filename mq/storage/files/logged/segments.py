@@ -70,11 +70,7 @@ class Record(NamedTuple):
 
 
 class Segment:
-    """One of the two files.
-
-    Raises:
-        OSError: the medium failed.
-    """
+    """One of the two files."""
 
     def __init__(self, calls: Calls, path: str, header: Header) -> None:
         self._calls = calls
@@ -133,7 +129,6 @@ def open_segment(calls: Calls, path: str) -> Segment:
 
     Raises:
         LogDamaged: it is not there, shorter than its header states, or its header cannot be read.
-        OSError: the medium failed.
     """
     header = _header_of(calls, path)
     segment = Segment(calls, path, header)
@@ -187,7 +182,6 @@ def open_both(calls: Calls, folder: str) -> list[Segment]:
 
     Raises:
         LogDamaged: one is missing, damaged, or an old copy.
-        OSError: the medium failed.
     """
     _check_folder(calls, folder)
     segments: list[Segment] = []
@@ -231,7 +225,6 @@ def read_log(calls: Calls, folder: str) -> list[Record]:
 
     Raises:
         LogDamaged: one that was on the medium is not among them.
-        OSError: it cannot be read.
     """
     segments = open_both(calls, folder)
     try:
@@ -241,11 +234,7 @@ def read_log(calls: Calls, folder: str) -> list[Record]:
 
 
 def salvage(calls: Calls, folder: str) -> tuple[list[Record], list[str]]:
-    """The records that can still be read in a damaged log, in order, and what of it is missing, in words.
-
-    Raises:
-        OSError: the medium failed.
-    """
+    """The records that can still be read in a damaged log, in order, and what of it is missing, in words."""
     try:
         _check_folder(calls, folder)
     except LogDamaged as error:

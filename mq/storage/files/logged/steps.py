@@ -44,11 +44,7 @@ class Messages(NamedTuple):
 
 def do_steps(root: LoggedRoot, messages: Messages, early: EarlyResults) -> list[Outcome]:
     """Do operations on messages. One outcome for each, in order: the expected ones themselves if nothing was in the
-    way.
-
-    Raises:
-        OSError: the disk has failed.
-    """
+    way."""
     return _Steps(root, messages, early).run()
 
 
@@ -102,11 +98,7 @@ class _Steps:
         return False
 
     def _note_done(self, places: Sequence[int], results: Sequence[int]) -> None:
-        """Note what mq-native has done. What it could not do is done again, one by one.
-
-        Raises:
-            OSError: the disk has failed.
-        """
+        """Note what mq-native has done. What it could not do is done again, one by one."""
         failure: OSError | None = None
         for place, result in zip(places, results, strict=True):
             operation, entry, path = self._messages.planned[place][:3]
