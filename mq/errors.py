@@ -153,11 +153,11 @@ class StorageSlow(StorageError):
 
 
 class NotServed(StorageError):
-    """No node serves the highly available queues just now. Nothing was changed; try again."""
+    """No node serves the cluster queues just now. Nothing was changed; try again."""
 
 
 class ServiceLost(NotServed, StorageUnsure):
-    """The node that served the highly available queues lost them, or went out of reach, before it answered."""
+    """The node that served the cluster queues lost them, or went out of reach, before it answered."""
 
 
 class OverBudget(MQError):

@@ -64,8 +64,8 @@ class QueueName(str):
             return text
         if _QUEUE_NAME.fullmatch(text) is None:
             raise InvalidName(
-                f"invalid queue name: {shorten(text)}. Use 1 to 100 letters, digits and . _ @ -, "
-                "beginning with a letter, a digit or _"
+                f"invalid queue name: {shorten(text)}. Use 1 to 100 characters: letters, digits and any of . _ @ - "
+                "(the first must be a letter, a digit or _)"
             )
         return super().__new__(cls, text)
 

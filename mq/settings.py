@@ -334,20 +334,23 @@ class Settings:
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "maximum disk space, for all clients together, for large message bodies that are being uploaded over "
-        "HTTP and for write jobs that are not yet committed",
+        "maximum disk space, for all clients together, for large message bodies that are being uploaded over HTTP "
+        "and for write jobs (staged writes) that are not yet committed",
         "1GiB",
     )
     storage: str = _line(
         "", _ADDRESS, "storage backend and its address, such as posix:/var/lib/mq; used instead of --root", "posix:ROOT"
     )
     no_mover: bool = _line(
-        False, _SWITCHED, "do not move messages into their queues; the separate program mq-mover moves them instead", ""
+        False,
+        _SWITCHED,
+        "do not move published messages into their queues; start the separate program mq-mover to move them",
+        "",
     )
     no_reaper: bool = _line(
         False,
         _SWITCHED,
-        "do not delete the files of removed messages; the separate program mq-reaper deletes them instead",
+        "do not delete the files of removed messages; start the separate program mq-reaper to delete them",
         "",
     )
     verify_every: float = _line(
@@ -365,8 +368,8 @@ class Settings:
     strict: bool = _line(
         False,
         _SWITCHED,
-        "follow the MQ specification of 2013 exactly: serve only its six HTTP operations, disable AMQP "
-        "unless --amqp-port is set, and change a message's state only by moving its file between the "
+        "follow the original MQ specification (SoftLayer, 2013) exactly: serve only its six HTTP operations, "
+        "disable AMQP unless --amqp-port is set, and change a message's state only by moving its file between the "
         "folders that the specification defines",
         "",
     )
@@ -405,12 +408,15 @@ class Settings:
         "100,10/s",
     )
     journal: str = _line(
-        "", _FOLDER, "folder for the journal, which records every state transition of every message", "none"
+        "",
+        _FOLDER,
+        "folder for the journal, which records every change of a message's state for later analysis",
+        "none",
     )
     journal_keep: JournalKeep = _line(  # noqa: RUF009 - immutable
         JournalKeep(),
         _KEEP,
-        "maximum size and age of the journal; segments beyond these limits are deleted, oldest first",
+        "maximum size and age of the journal; if it exceeds a limit, its oldest files are deleted",
         "1GiB,7d",
     )
     cluster: str = _line(

@@ -84,9 +84,9 @@ class PasswordHash(NamedTuple):
         cost = Cost(int(matched[1]), int(matched[2]), int(matched[3]))
         is_power_of_two = cost.n > 1 and cost.n & (cost.n - 1) == 0
         if not is_power_of_two or not cost.r or not cost.p:
-            raise ValueError("invalid scrypt cost")
+            raise ValueError("the password hash has an invalid scrypt cost")
         if cost.memory_bytes > MOST_MEMORY_BYTES or cost.n * cost.r * cost.p > MOST_WORK:
-            raise ValueError("the scrypt cost is too high")
+            raise ValueError("the scrypt cost of the password hash is too high")
         return cls(cost, bytes.fromhex(matched[4]), bytes.fromhex(matched[5]))
 
     def __str__(self) -> str:

@@ -104,8 +104,8 @@ class UserDirectory:
         shared_account(name, table)
         if name in self._own.names:
             raise Conflict(
-                f"user {name} is in this node's users file, which takes precedence. Remove the user from the "
-                "file and send SIGHUP to mq"
+                f"user {name} is in this node's users file, which takes precedence over the users of the cluster. "
+                "Remove the user from the file and send SIGHUP to mq"
             )
 
     def _make(self) -> _Book:

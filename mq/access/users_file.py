@@ -142,8 +142,8 @@ def check_user_name(name: str) -> None:
     """
     if not is_user_name(name):
         raise InvalidSetting(
-            f"invalid user name: {shorten(name)}. Use 1 to 100 letters, digits and . _ @ -, beginning "
-            "with a letter, a digit or _"
+            f"invalid user name: {shorten(name)}. Use 1 to 100 characters: letters, digits and any of . _ @ - (the "
+            "first must be a letter, a digit or _)"
         )
 
 
@@ -218,7 +218,7 @@ def _password(path: str, where: str, table: Mapping[str, Any]) -> PasswordHash |
     try:
         return PasswordHash.parse(str(table["password"]))
     except ValueError as error:
-        raise _wrong(path, f"{where}.password", f"{error}. Create a valid one with mq user") from None
+        raise _wrong(path, f"{where}.password", f"{error}. Create a new password or token with mq user") from None
 
 
 def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken, ...]:
@@ -228,7 +228,7 @@ def _tokens(path: str, where: str, table: Mapping[str, Any]) -> tuple[KeptToken,
     try:
         return tuple(map(KeptToken.parse, tokens))
     except ValueError as error:
-        raise _wrong(path, f"{where}.tokens", f"{error}. Create a valid one with mq user") from None
+        raise _wrong(path, f"{where}.tokens", f"{error}. Create a new password or token with mq user") from None
 
 
 def _check_tokens_differ(accounts: tuple[Account, ...], path: str) -> None:

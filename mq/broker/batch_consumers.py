@@ -408,7 +408,7 @@ class BatchConsumers:
                     self._claimed.let_go(index, consumer, consumer.ids)  # what was refused before, at once
                 if not await self._claimed.returned(index, consumer):
                     raise StorageFull(
-                        f"some messages claimed by consumer {name} could not be released. Try again later"
+                        f"some messages claimed by consumer {name} could not be requeued. Try again later"
                     )
                 await self._consumers.drop(index, consumer)
                 consumer.state = ConsumerRecord()  # a call that waits for the lock finds that its epoch is over
@@ -433,7 +433,10 @@ class BatchConsumers:
 
     def _check_alone(self) -> None:
         if self._others_move:
-            raise Conflict("claims are not supported if several daemons share a root. Start mq with --peers=0")
+            raise Conflict(
+                "batch consumers, such as Spark streams, are not supported if several daemons share a root. Start "
+                "mq with --peers=0"
+            )
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
         self._check_alone()
@@ -446,8 +449,8 @@ class BatchConsumers:
     def _check_epoch(self, consumer: BatchConsumer, epoch: int) -> None:
         if epoch != consumer.state.epoch:
             raise Conflict(
-                f"consumer {consumer.name} was restarted in epoch {consumer.state.epoch}, but this request is "
-                f"from epoch {epoch}. Another program is now using this consumer name"
+                f"another program has started consumer {consumer.name}, so this program can no longer use it "
+                f"(current epoch: {consumer.state.epoch}, epoch of this request: {epoch})"
             )
 
     def _check_turn(self, consumer: BatchConsumer, batch: int) -> None:
@@ -819,10 +822,11 @@ class ClaimedMessages:
         entry = index.find(id)
         if entry is None or not consumer.has(index, entry):
             raise ReceiptMismatch(
-                f"message {id} was removed from the claim. Claim the batch again"
+                f"message {id} was removed from the claimed batch. Claim the batch again"
                 if consumer.is_held
                 else (
-                    f"message {id} is no longer part of the claim, because the lease has expired. Claim the batch again"
+                    f"message {id} is no longer part of the claimed batch, because its lease has expired. Claim the "
+                    "batch again"
                 )
             )
         return entry
@@ -893,8 +897,7 @@ class LeaseEnds:
                 return
             except (StorageFull, StorageUnsure) as error:
                 logger.warning(
-                    "temporarily unable to release the messages of consumer %s in queue %s, whose lease has "
-                    "expired: %s",
+                    "temporarily unable to requeue messages whose lease for consumer %s of queue %s has expired: %s",
                     consumer.name,
                     index.name,
                     error,
@@ -1218,7 +1221,7 @@ class _Keeping:
         if self._done is not None:
             self._done(is_kept)
         if not is_kept:
-            self.future.fail(error_of(outcome, "cannot record the state of the consumer"))
+            self.future.fail(error_of(outcome, "cannot store the state of the consumer"))
         elif self._seconds is not None and barrier.ended - barrier.began > MARGIN_SECONDS:
             self.future.fail(StorageUnsure("the disk was too slow, so the lease may have expired. Try again"))
         else:
@@ -1302,9 +1305,9 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
         raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim the batch first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were "
-            "expected. Claim the batch again to find out what happened to the missing messages, then read "
-            "the batch from position 0"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were expected. "
+            "Claim the batch again to find out what happened to the missing messages, then read the batch again "
+            "from position 0"
         )
     return claim
 

@@ -192,7 +192,7 @@ class Queues:
             OverLimit: the user for whom it is made has as many queues as the limit allows.
         """
         if name == WRITE_JOBS:
-            raise InvalidName(f"the queue name {name} is reserved for the rows of write jobs. Choose another name")
+            raise InvalidName(f"the queue name {name} is reserved for internal use by mq. Choose another name")
         settings = DEFAULTS.changed(patch)
         if settings.groups:
             check_groups(self._config)
@@ -201,7 +201,9 @@ class Queues:
             if (found := await self.look_up(name, surely=True)) is not None:
                 if refuses_other and found.is_transient != is_transient:
                     where = "in memory" if found.is_transient else ("in the store of this daemon")
-                    raise Conflict(f"queue {name} already exists {where}. Delete it first, or omit the store parameter")
+                    raise Conflict(
+                        f"queue {name} already exists {where}. Delete that queue first, or omit the store parameter"
+                    )
                 await self._make_sure(name)
                 return False
             owner = OWNER.get()
@@ -787,7 +789,7 @@ class Declarations:
         with self._committer.noting_failure():
             for outcome in await groups.commit(self._storage, [Drop(kind, key) for kind, key in records]):
                 if outcome.result not in (Result.DONE, Result.GONE):
-                    raise error_of(outcome, "cannot delete a record")
+                    raise error_of(outcome, "cannot delete a stored record")
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""

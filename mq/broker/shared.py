@@ -130,7 +130,7 @@ class StoreWatcher:
         try:
             await self.refresh(index)
         except StorageError as error:
-            logger.debug("temporarily unable to read the store: %s", error)
+            logger.debug("temporarily unable to read from storage: %s", error)
 
     async def _look_again(self) -> None:
         """Compare the whole index with the store."""
@@ -146,7 +146,7 @@ class StoreWatcher:
             if self._sweep:
                 await self._take_over()
         except StorageError as error:
-            logger.warning("temporarily unable to read the store: %s", error)
+            logger.warning("temporarily unable to read from storage: %s", error)
 
     async def _compare(self, index: QueueIndex, state: State, there: list[Entry]) -> None:
         ids = {entry.id for entry in there}

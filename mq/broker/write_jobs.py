@@ -36,9 +36,9 @@ import trio
 from mq import turns
 from mq.broker.commit import Future, InFlight
 from mq.broker.config import RETRY_SECONDS
-from mq.broker.consuming import removing
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
+from mq.broker.jobs import removing
 from mq.broker.keys import Keys
 from mq.broker.publishing import Draft, Publisher, check_resumed, check_room
 from mq.broker.settings import REJECT
@@ -220,7 +220,10 @@ class WriteJobs:
             Conflict: there can be none.
         """
         if self._keys is None or self._core.storage.description.shared:
-            raise Conflict("write jobs are not supported if several daemons share a root. Start mq with --peers=0")
+            raise Conflict(
+                "write jobs (messages that are staged and then committed together) are not supported if several "
+                "daemons share a root. Start mq with --peers=0"
+            )
         async with self._loading:
             if not self._is_loaded:
                 await self._load(self._keys)
@@ -234,7 +237,7 @@ class WriteJobs:
                 if job.state is JobState.COMMITTED:
                     await self._finish(job)
         except (StorageError, CorruptMessage) as error:
-            logger.error("temporarily unable to move some rows of committed write jobs to their queues: %s", error)
+            logger.error("temporarily unable to move some messages of committed write jobs to their queues: %s", error)
 
     async def _run(self) -> None:
         """End what is left of jobs, for ever: those that were abandoned, and those whose commit was cut off."""
@@ -245,7 +248,7 @@ class WriteJobs:
             try:
                 await self._clear()
             except StorageError as error:
-                logger.debug("temporarily unable to remove rows that have no write job: %s", error)
+                logger.debug("temporarily unable to remove staged messages whose write job no longer exists: %s", error)
             for job in list(self._jobs.values()):
                 try:
                     await self._care_for(job)
@@ -269,12 +272,17 @@ class WriteJobs:
         try:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
-            logger.error("found damaged rows of a write job; the rows were left in the folder new/: %s", entry.id)
+            logger.error(
+                "found a damaged file with staged messages of a write job; the file was left in the folder new/: %s",
+                entry.id,
+            )
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
             logger.error(
-                "found rows of a write job whose record is missing; the rows were left in the folder new/: %s", entry.id
+                "found a file with staged messages of a write job whose record is missing; the file was left in "
+                "the folder new/: %s",
+                entry.id,
             )
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
             self._garbage.append(chunk)
@@ -356,13 +364,15 @@ class WriteJobs:
                 if rows == 0:
                     return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
                 raise Conflict(
-                    f"write job {shorten(name)} does not exist: it was deleted or timed out. Write the rows again"
+                    f"write job {shorten(name)} does not exist: it was deleted or timed out. Write the messages again"
                 )
             job.check_owner(user)
             async with job.ending:
                 _check_has(job, queue)
                 if job.state is JobState.ABORTED:
-                    raise Conflict(f"write job {name} was aborted or timed out, and none of its rows were published")
+                    raise Conflict(
+                        f"write job {name} was aborted or timed out, and none of its messages were published"
+                    )
                 if job.state is JobState.OPEN:
                     await self._decide(job, parts, rows)
                 if job.state is JobState.COMMITTED:
@@ -475,7 +485,7 @@ class WriteJobs:
             refusal = next((outcome for outcome in outcomes if outcome.result is not Result.DONE), None)
             try:
                 if refusal is not None:
-                    raise error_of(refusal, "cannot store the rows of a write job")
+                    raise error_of(refusal, "cannot store the messages of a write job")
                 _check_open(job)
                 if (part, number) in job.parts:  # of a client that has gone, and sent them again
                     job.check_same(part, number, index, drafts)
@@ -510,13 +520,15 @@ class WriteJobs:
     async def _decide(self, job: _Job, parts: Sequence[str], rows: int) -> None:
         """Commit a job, if all of it is there and its queues take it."""
         if len(parts) > MOST_PARTS:
-            raise BatchTooLarge(f"a commit can include at most {MOST_PARTS} parts. Use fewer tasks for the write")
+            raise BatchTooLarge(
+                f"a write job can be committed with at most {MOST_PARTS} parts. Use fewer parts (in Spark: fewer tasks)"
+            )
         wanted = list(job.chunks(parts))
         stored = sum(chunk.rows for chunk in wanted)
         if stored != rows:
             raise Conflict(
-                f"the parts of write job {job.name} to commit contain {stored} instead of {rows} rows. "
-                "Write the rows again"
+                f"write job {job.name} cannot be committed, because its parts contain {stored} messages instead of "
+                f"{rows}. Write the messages again"
             )
         await self._clear()
         for index, chunks in self._by_queue(wanted):
@@ -534,7 +546,9 @@ class WriteJobs:
             indexes = {self._index(chunk) for chunk in found}
             index = next(iter(indexes))
             if index is None or len(indexes) > 1:
-                raise Conflict(f"queue {queue} was deleted while rows were being written to it. Write the rows again")
+                raise Conflict(
+                    f"queue {queue} was deleted while messages were being written to it. Write the messages again"
+                )
             yield index, found
 
     async def _finish(self, job: _Job) -> None:
@@ -585,7 +599,7 @@ class WriteJobs:
     async def _abort(self, job: _Job) -> None:
         async with job.ending:
             if job.state is JobState.COMMITTED:
-                raise Conflict(f"write job {job.name} is already committed, and its rows are being published")
+                raise Conflict(f"write job {job.name} is already committed, and its messages are being published")
             if job.state is JobState.OPEN:
                 await self._note(job, JobState.ABORTED)
                 self._garbage += job.take_all()
@@ -601,7 +615,10 @@ class WriteJobs:
         drafts: list[Draft] = []
         for chunk, stored in zip(chunks, await self._core.storage.read([chunk.entry for chunk in chunks]), strict=True):
             if stored is None:
-                raise CorruptMessage(f"rows {chunk.part}/{chunk.number} of write job {job.name} no longer exist")
+                raise CorruptMessage(
+                    f"the messages of part {chunk.part}, request {chunk.number}, of write job {job.name} no longer "
+                    "exist"
+                )
             try:
                 body = await stored.body.read()
             finally:
@@ -615,7 +632,7 @@ class WriteJobs:
                 job.again = None  # the next try finds those that are there now
                 raise outcome
             if isinstance(outcome, MQError):
-                logger.error("a row of write job %s was not stored in queue %s: %s", job.name, index.name, outcome)
+                logger.error("a message of write job %s was not stored in queue %s: %s", job.name, index.name, outcome)
             elif job.again is not None:
                 job.again += not outcome.is_new
 
@@ -629,7 +646,7 @@ class WriteJobs:
         if job.ending.locked() or self._due(job) > trio.current_time():
             return
         if job.state is JobState.OPEN:
-            logger.warning("write job %s timed out, so its rows are being removed", job.name)
+            logger.warning("write job %s timed out, so its staged messages are being removed", job.name)
             await self._abort(job)
             return
         async with job.ending:
@@ -674,7 +691,9 @@ class WriteJobs:
         operations = removing([chunk.entry for chunk in chunks], in_one_step=in_one_step, durable=durable)
         for outcome in await self._core.committer.commit(operations):
             if outcome.result not in (Result.DONE, Result.GONE):
-                raise error_of(outcome, f"cannot remove rows of a write job from queue {chunks[0].entry.queue}")
+                raise error_of(
+                    outcome, f"cannot remove staged messages of a write job from queue {chunks[0].entry.queue}"
+                )
 
 
 class _Chunk(NamedTuple):
@@ -814,8 +833,8 @@ class _Job:
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} already has rows with number {number} from {origin}. Use a "
-            "different number for each request in a part"
+            f"part {part} of write job {self.name} already contains request number {number}, with messages from "
+            f"{origin}. Use a different number for each request in a part"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -888,8 +907,8 @@ def _check_names(*names: str) -> None:
     for name in names:
         if _NAME.fullmatch(name) is None:
             raise InvalidSetting(
-                f"invalid name of a write job or part: {shorten(name)}. Use 1 to 100 letters, "
-                "digits and . _ @ -, beginning with a letter, a digit or _"
+                f"invalid write job name or part name: {shorten(name)}. Use 1 to 100 characters: letters, digits "
+                "and any of . _ @ - (the first must be a letter, a digit or _)"
             )
 
 
@@ -897,12 +916,12 @@ def _check_has(job: _Job, queue: str) -> None:
     """Refuse what names another queue: the right on it was asked for."""
     queues = job.queues_held() if job.state is JobState.OPEN else job.queues
     if queues and queue not in queues:
-        raise Conflict(f"write job {job.name} has no rows for queue {queue}")
+        raise Conflict(f"write job {job.name} has no messages for queue {queue}")
 
 
 def _check_open(job: _Job) -> None:
     if job.state is not JobState.OPEN:
-        raise Conflict(f"write job {job.name} is {job.state.value}, so it does not accept more rows")
+        raise Conflict(f"write job {job.name} is {job.state.value}, so it does not accept more messages")
 
 
 def _check_room(index: QueueIndex, rows: int, size: int) -> None:
@@ -917,8 +936,8 @@ def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
     settings, size = index.settings, _size_of(drafts)
     if settings.overflow == REJECT and settings.max_bytes is not None and size > settings.max_bytes:
         raise TooLargeForQueue(
-            f"these rows have {size} bytes, but queue {index.name} can store at most {settings.max_bytes} bytes in "
-            "total (max_bytes)"
+            f"these messages have {size} bytes, but queue {index.name} can store at most {settings.max_bytes} bytes "
+            "in total (max_bytes)"
         )
 
 

@@ -68,13 +68,13 @@ VERBS: Final = {
     "export": CliVerb("mq.cli.archive:export_command", "Copy all messages of a queue to a file."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages in an export file."),
     "top": CliVerb("mq.cli.top:top_command", "Show the queues with the most messages, updated live."),
-    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster; check, drain and replace its nodes."),
+    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show the state of a cluster, and manage its nodes."),
     "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
     "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
     "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
     "clock": CliVerb(
         "mq.cli.daemon:clock_command",
-        "Show the state of the clock, or confirm that it is correct.",
+        "Show the clock status, or make mq trust its wall clock.",
     ),
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."

@@ -267,7 +267,8 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.option(
     "--no-groups",
     is_flag=True,
-    help="Import the messages without their message groups. Required if the queue does not have groups enabled.",
+    help="Import the messages without their message groups. Required if the queue does not have message groups "
+    "enabled.",
 )
 @json_option
 @remote

@@ -34,14 +34,14 @@ _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWE
 
 @click.group("cluster", cls=Commands)
 def cluster_command() -> None:
-    """Show a cluster; check, drain and replace its nodes."""
+    """Show the state of a cluster, and manage its nodes."""
 
 
 @cluster_command.command("status")
 @json_option
 @remote
 def status_command(remote: Remote, as_json: bool) -> None:
-    """Show the nodes, the master and the links of a cluster, as seen by the node at --url."""
+    """Show a cluster's nodes, its master and the connections between its nodes, as seen by the node at --url."""
     with remote.client() as client:
         seen = client.cluster()
     if not seen["node"]:
@@ -65,9 +65,9 @@ def status_command(remote: Remote, as_json: bool) -> None:
 def check_command(remote: Remote, urls: Sequence[str]) -> None:
     """Check whether a node can be stopped now, for example for an upgrade.
 
-    Specify the URLs of all three nodes, because each node knows only its own links. If a node can be stopped without
-    making the queues unavailable, prints the order in which to stop the nodes and exits with status 0. Otherwise,
-    prints the reasons and exits with status 1.
+    Specify the URLs of all three nodes, because each node knows only its own connections. If a node can be stopped
+    without making the queues unavailable, prints the order in which to stop the nodes and exits with status 0.
+    Otherwise, prints the reasons and exits with status 1.
     """
     seen = []
     for url in urls or (remote.access.url,):
@@ -111,9 +111,9 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
 def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
     """Drain the node at --url, so that it can be stopped.
 
-    The node hands over the master role, refuses new clients and closes the remaining connections, so that the clients
-    reconnect to other nodes. Exits with status 0 once another node serves the queues and no clients are connected, or
-    with status 1 if that does not happen in time.
+    If the node is the master, it hands over this role to another node. It then refuses new clients and closes the
+    remaining connections, so that the clients reconnect to other nodes. Exits with status 0 once another node serves
+    the queues and no clients are connected, or with status 1 if that does not happen in time.
     """
     with remote.client() as client:
         if resume:

@@ -46,14 +46,18 @@ def connections_command(remote: Remote, close: str | None, as_json: bool) -> Non
 
 @click.command("consumers")
 @click.argument("queues", metavar="[QUEUE]...", nargs=-1)
-@click.option("--forget", metavar="NAME", help="Delete this Spark consumer and requeue the messages it has claimed.")
+@click.option(
+    "--forget",
+    metavar="NAME",
+    help="Delete this Spark consumer and requeue the messages that it has received but not acknowledged.",
+)
 @json_option
 @remote
 def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | None, as_json: bool) -> None:
     """List consumers, or delete a Spark consumer.
 
     There are three types of consumers: amqp (consumers on a channel), http (requests that are waiting for a message)
-    and spark (queries that read batches of messages). Spark consumers persist after their program exits; delete those
+    and spark (queries that read batches of messages). Spark consumers persist after their programs exit; delete those
     that will not run again.
     """
     with remote.client() as client:
@@ -159,9 +163,10 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show the state of the clock, or confirm that it is correct.
+    """Show the clock status, or make mq trust its wall clock.
 
-    After startup, no messages expire and no schedules publish until the daemon trusts its wall clock.
+    If the wall clock appears to be wrong when the daemon starts, no messages expire and no schedules run until the
+    daemon trusts the clock again.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()

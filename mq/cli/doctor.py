@@ -37,7 +37,7 @@ from mq.storage.options import StorageOptions
 @click.option(
     "--no-bodies", is_flag=True, help="Check only the names of the files; do not read messages or verify checksums."
 )
-@click.option("--repair", "repairs", is_flag=True, help="Make the same repairs as the daemon makes at startup.")
+@click.option("--repair", "repairs", is_flag=True, help="Make the same repairs that the daemon makes at startup.")
 @click.option(
     "--quarantine",
     "folder",
@@ -123,9 +123,9 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
         say(
-            f"{len(losses)} losses found and accepted; mq can now serve the root"
+            f"losses accepted: {len(losses)}. mq can serve this root again"
             if losses
-            else "no losses found; mq can now serve the root"
+            else "no data was lost, so mq can serve this root"
         )
 
 

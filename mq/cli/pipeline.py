@@ -31,7 +31,7 @@ _master = click.option(
 @click.group("mq-pipeline", cls=PlainGroup)
 @click.version_option(__version__, prog_name="mq-pipeline")
 def main() -> None:
-    """Run Spark pipelines on queues and journals.
+    """Archive, replay and analyze messages with Spark.
 
     Requires pip install 'mq[spark]'.
     """
@@ -48,7 +48,8 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 @_master
 def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json: bool, master: str | None) -> None:
-    """Analyze the journal in FOLDER: traffic, latency, poison messages and lost or duplicate messages.
+    """Analyze the journal in FOLDER (written by mq serve --journal): traffic, latency, poison messages and lost or
+    duplicate messages.
 
     Writes Parquet tables and report.html. Exits with status 5 if a message is lost, duplicated or damaged.
     """
@@ -90,7 +91,7 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
     metavar="NAME",
     default="archive",
     show_default=True,
-    help="Name of the consumer that claims the messages.",
+    help="Consumer name under which the messages are fetched.",
 )
 @_source
 def archive(

@@ -46,7 +46,9 @@ def run_program(name: str, main: Callable[[trio.Event], Awaitable[None]], refusa
         refusal = _first(group)
     except* Exception:
         logger.critical(
-            "%s is exiting after an unexpected error. All acknowledged messages are stored. Restart the program", name
+            "%s is exiting after an unexpected error. All messages that mq has confirmed are stored. Restart the "
+            "program",
+            name,
         )
         raise
     if refusal is not None:

@@ -139,9 +139,9 @@ def receive_command(
 ) -> None:
     """Fetch messages, print their bodies and acknowledge them.
 
-    A message is acknowledged after its body has been printed, or after CMD or the webhook has succeeded. Otherwise the
-    message is delivered again, so consumers must tolerate duplicates. If mq receive is stopped or the lease is lost,
-    CMD and all its child processes are terminated before the message is requeued.
+    A message is acknowledged after its body has been printed, or after CMD (--exec) or the webhook (--to) has
+    succeeded. Otherwise the message is delivered again, so consumers must tolerate duplicates. If mq receive is
+    stopped or the lease is lost, CMD and all its child processes are terminated before the message is requeued.
     """
     if command is not None and target is not None:
         raise click.UsageError("--exec cannot be combined with --to")

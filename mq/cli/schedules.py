@@ -54,7 +54,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
     help="Publish a message at this fixed interval, instead of at the times given with --cron.",
 )
 @click.option(
-    "--unless-waiting", is_flag=True, help="Skip a run if the message of the previous run is still in the queue."
+    "--unless-waiting", is_flag=True, help="Skip a run if the message from the previous run is still in the queue."
 )
 @click.option(
     "-m", "--message", help="Publish this text as the message body instead of reading standard input or FILE."
@@ -102,8 +102,8 @@ def put_command(
 ) -> None:
     """Create or replace a schedule.
 
-    The message body is read from standard input or FILE. A schedule publishes at most one message at a time. If runs
-    were missed while the daemon was down, a single message is published for all of them.
+    The message body is read from standard input or FILE. Each run publishes one message. If several runs were missed
+    while the daemon was down, only one message is published for all of them, after the daemon has started again.
     """
     if (cron is None) == (every is None):
         raise click.UsageError('use either --cron (such as "0 3 * * *") or --every DURATION')

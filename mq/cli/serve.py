@@ -150,7 +150,7 @@ async def _serve(settings: Settings, stop: trio.Event) -> None:
         def stands_by(urls: list[str]) -> None:
             _say(
                 settings,
-                f"mq {__version__} is on standby on {' '.join(urls)}: another daemon is serving "
+                f"mq {__version__} is on standby at {' '.join(urls)}: another daemon is serving "
                 f"{shown_store(settings.store)}",
             )
             tell_manager(READY)
@@ -293,7 +293,7 @@ async def _take_until(
 def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
     """Why no schedules can be kept; empty where they can."""
     if is_node:
-        return "a cluster node only supports schedules for highly available queues"
+        return "a cluster node only supports schedules for cluster queues"
     if config.others_move:  # others may have fired, and this broker knows none of their keys
         return "schedules require a daemon that is the only one on its root. Start mq without --peers and --no-mover"
     return ""

@@ -47,8 +47,8 @@ def check_turns(settings: Settings, *, is_node: bool) -> None:
     """
     if settings.standby and (settings.peers or is_node):
         raise InvalidSetting(
-            "--standby cannot be combined with --peers or --cluster, because it lets only one daemon at a time serve "
-            "the root"
+            "--standby cannot be combined with --peers or --cluster, because --standby lets only one daemon at a "
+            "time serve the root"
         )
     if settings.standby and not settings.folder:
         raise InvalidSetting(

@@ -35,7 +35,10 @@ def time(at: datetime) -> str:
         ValueError: it does not say its zone.
     """
     if not isinstance(at, datetime):
-        raise TypeError(f"at must be a datetime with a time zone, not {at!r}. Use datetime.fromisoformat() for text")
+        raise TypeError(
+            f'the argument "at" must be a datetime with a time zone, not {at!r}. To convert a string, use '
+            "datetime.fromisoformat()"
+        )
     if at.utcoffset() is None:
         raise ValueError(f"{at!r} has no time zone. Use tzinfo=UTC, or .astimezone() for local time")
     return at.astimezone(UTC).isoformat()

@@ -172,7 +172,7 @@ def reschedule(queue: str, id: str, delay: Duration | None, at: datetime | None)
         ValueError: not exactly one of both is given, or `at` says no zone.
     """
     if (delay is None) == (at is None):
-        raise ValueError("use either delay or at, not both")
+        raise ValueError('use either the argument "delay" or the argument "at", not both')
     wanted = {"at": codec.time(at)} if at is not None else {"delay": duration("delay", delay or 0.0)}
     call = _change(queue, id, "", wanted)
     return replace(call, headers=(*call.headers, ("if-none-match", "*")))

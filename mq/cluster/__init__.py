@@ -1,7 +1,7 @@
-"""Highly available queues over three nodes (seed CHMQ, part four).
+"""Cluster queues over three nodes (seed CHMQ, part four).
 
 One node is *master*: the oldest one. Over a store that all nodes share (etcd) it runs a second broker, which serves the
-highly available queues; the other two are *mirrors* and hand on what their clients ask of these queues. The
+cluster queues; the other two are *mirrors* and hand on what their clients ask of these queues. The
 files, in reading order:
 
 * ``cluster_broker``: what a node's servers see: one broker, which asks the local one or the leader.

@@ -146,7 +146,9 @@ def load_cluster(
     name = source.text(values, "name")
     if _NAME.fullmatch(name) is None:
         raise source.wrong(
-            "name", "name must be 1 to 50 letters, digits and . _ -, beginning with a letter, a digit or _"
+            "name",
+            "name must have 1 to 50 characters: letters, digits and any of . _ - (the first must be a letter, "
+            "a digit or _)",
         )
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
     if first == second:
@@ -251,7 +253,7 @@ def _password(source: _ConfigSource, values: Mapping[str, Any], *, is_needed: bo
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise source.wrong(
             "password_file",
-            f"users other than its owner can modify the password file. Run chmod go-w {shorten(path)}",
+            f"users other than the owner can modify the cluster password file. Run chmod go-w {shorten(path)}",
         )
     if mode & stat.S_IROTH:
         logger.warning("every user of this machine can read the file %s. Restrict access with chmod o-r", path)

@@ -127,7 +127,7 @@ class Candidacy(Protocol):
         """End it at once, as far as that can be done."""
 
     def storage(self, messages: str) -> ClusterStorage:
-        """The store of the highly available queues, not open yet. It changes nothing once this candidacy has ended, and
+        """The store of the cluster queues, not open yet. It changes nothing once this candidacy has ended, and
         raises Conflict for a new queue with a name that a node has reserved.
 
         Args:
@@ -207,6 +207,6 @@ def find_coordinator(address: str, lease_seconds: float) -> AbstractAsyncContext
     found = [each for each in known if each.name == name]
     if len(found) != 1:
         names = ", ".join(sorted(known.names)) or "none: install mq-etcd"
-        raise InvalidSetting(f"{shorten(address)} is not a supported cluster store. Supported stores: {names}")
+        raise InvalidSetting(f"unknown type of cluster coordinator: {shorten(address)}. Known types: {names}")
     factory: Factory = found[0].load()
     return factory(rest, lease_seconds)

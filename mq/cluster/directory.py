@@ -1,4 +1,4 @@
-"""The directory: which node serves the highly available queues now."""
+"""The directory: which node serves the cluster queues now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOMENT_SECONDS: Final = 0.1
 
 
 class Leader(Protocol):
-    """A way to the node that serves the highly available queues."""
+    """A way to the node that serves the cluster queues."""
 
     @property
     def term(self) -> int:
@@ -85,9 +85,8 @@ class Directory:
                 await self._changed.wait()
             if patience.cancelled_caught:
                 raise NotServed(
-                    "no node is serving the highly available queues. Check that the nodes are running and "
-                    "can reach each other (GET /-/cluster), and that a majority of the etcd members is "
-                    "available"
+                    "no node is serving the cluster queues. Check that the nodes are running and can reach each "
+                    "other (GET /-/cluster), and that a majority of the etcd members is available"
                 )
         return self.leader
 

@@ -1,4 +1,4 @@
-"""One mastership: the broker of the highly available queues, and the messages that clients hold of it.
+"""One mastership: the broker of the cluster queues, and the messages that clients hold of it.
 
 Servers of this node and links of the others call it in the same way, by the name of a method. A leadership that is over
 answers nothing more, not even what it has done: its successor may have answered already.
@@ -149,7 +149,12 @@ class Leadership:
                 raise ServiceLost(LOST) from error
         if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
-        logger.debug("the master of term %d answered %s at %d ns", self.number, method, time.monotonic_ns())
+        logger.debug(
+            "the master of term %d answered request %s at %d ns of the monotonic clock",
+            self.number,
+            method,
+            time.monotonic_ns(),
+        )
         return value
 
     async def release(self, holder: Holder) -> None:

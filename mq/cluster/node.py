@@ -307,7 +307,7 @@ class ClusterNode:
             return
         if self.names.was_member:
             logger.warning(
-                "accepting clients while disconnected from the cluster: the membership service is not responding"
+                "accepting clients while disconnected from the cluster: the cluster's coordinator is not responding"
             )
             return
         logger.warning(
@@ -334,7 +334,7 @@ class ClusterNode:
         with trio.move_on_after(self._config.lease_seconds) as patience:
             candidacy = await self._coordinator.join(self._config.node)
         if patience.cancelled_caught:
-            raise CoordinatorError("the membership service is not responding")
+            raise CoordinatorError("the cluster's coordinator is not responding")
         tenure = self._tenure = Tenure(candidacy, self._end_of(asked), self._clock)
         self._was_warned = ""
         logger.info("node %s joined the cluster as member %d", self._config.node, candidacy.number)
@@ -490,12 +490,16 @@ class ClusterNode:
             )
 
     async def _be_master(self, tenure: Tenure, stop: Callable[[Exception], None]) -> None:
-        """Serve the highly available queues until this task is cancelled."""
+        """Serve the cluster queues until this task is cancelled."""
         node, number = self._config.node, tenure.candidacy.number
         logger.info("node %s is the oldest member and becomes the master for term %d", node, number)
 
         def broken(reason: str) -> None:
-            stop(CandidacyEnded(f"the cluster's store lacks a feature that the master needs: {reason}"))
+            stop(
+                CandidacyEnded(
+                    f"stopped serving the cluster queues, because the database that stores them is unusable: {reason}"
+                )
+            )
 
         store = GraceStorage(tenure.candidacy.storage(self._config.store), broken)
         try:
@@ -541,12 +545,10 @@ class ClusterNode:
         while True:
             try:
                 if await self._coordinator.lead_elsewhere():
-                    logger.info(
-                        "node %s moved the leadership of the membership service to another machine", self._config.node
-                    )
+                    logger.info("node %s moved the leadership of the coordinator to another machine", self._config.node)
                     pause *= 2  # masters of other clusters may want the same, each away from itself
             except CoordinatorError as error:
-                logger.debug("cannot move the leadership of the membership service: %s", error)
+                logger.debug("cannot move the leadership of the coordinator: %s", error)
             await trio.sleep(pause)
 
 
@@ -572,7 +574,7 @@ class Silence:
         """Whether the node has to leave. Asked every now and then; True once for each span of silence.
 
         Args:
-            leads: this node serves the highly available queues.
+            leads: this node serves the cluster queues.
             has_others: other nodes are members, by what the coordinator says: they are alive.
         """
         now = self._clock()

@@ -1,4 +1,4 @@
-"""The highly available queues as a broker, whichever node leads.
+"""The cluster queues as a broker, whichever node leads.
 
 Each method finds the leader and asks it. Where the answer got lost and a repeated question does no harm, it asks the
 next leader.
@@ -14,13 +14,10 @@ from typing import Any, Final, cast
 import trio
 
 from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage, Upload
-from mq.broker.batch_consumers import BatchConsumers
+from mq.broker.api import BrowsingAPI, ClaimsAPI, ColumnsAPI, WritesAPI
 from mq.broker.bodies import close
-from mq.broker.columns import ColumnReader
-from mq.broker.peek import SequenceBrowser
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
-from mq.broker.write_jobs import WriteJobs
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
@@ -34,7 +31,7 @@ _NO_BODY: Final = BytesBody(b"")
 
 
 class RemoteUnacked(UnackedMessage):
-    """A message of a highly available queue that a consumer holds through this node.
+    """A message of a cluster queue that a consumer holds through this node.
 
     Attributes:
         leader: the one that handed it out. Under another leader it is held no more.
@@ -59,7 +56,7 @@ class RemoteUnacked(UnackedMessage):
 
 
 class RemoteExclusion(Exclusion):
-    """One consumer alone has the messages of a highly available queue."""
+    """One consumer alone has the messages of a cluster queue."""
 
     def __init__(self, leader: Leader, number: int) -> None:
         self.leader = leader
@@ -120,7 +117,7 @@ class LeaderClient:
 
 
 class RemoteBroker(Forwarding):
-    """As :class:`~mq.broker.broker.Broker`, for the highly available queues."""
+    """As :class:`~mq.broker.broker.Broker`, for the cluster queues."""
 
     def __init__(self, directory: Directory) -> None:
         super().__init__("", self._ask)
@@ -128,10 +125,10 @@ class RemoteBroker(Forwarding):
         self._directory = directory
         self._ids = MessageIds()
         self._last_body = 0
-        self.claims = cast(BatchConsumers, Forwarding("claims", self._ask))
-        self.writes = cast(WriteJobs, Forwarding("writes", self._ask))
-        self.browsing = cast(SequenceBrowser, Forwarding("browsing", self._ask))
-        self.columns: ColumnReader | None = None  # over a link messages go one by one
+        self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
+        self.writes = cast(WritesAPI, Forwarding("writes", self._ask))
+        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
+        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
 
     async def wait(self) -> None:
         """Wait for a leader.

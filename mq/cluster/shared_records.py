@@ -94,8 +94,8 @@ class SharedRecords:
                 await trio.sleep(LOOK_SECONDS)
             return
         raise NotServed(
-            "this node is not a member of its cluster at the moment and may not know all bindings of the "
-            "exchange. Try again when the membership service responds"
+            "this node is not a member of its cluster at the moment and may not know all bindings of the exchange. "
+            "Try again when the cluster's coordinator responds"
         )
 
     async def begin(self, lasts: Callable[[], bool]) -> None:

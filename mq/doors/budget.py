@@ -152,7 +152,7 @@ class Budget:
     def __init__(self, most: int = DEFAULT_BYTES, disk: int = DEFAULT_DISK_BYTES, *, has_users: bool = False) -> None:
         memory = Resource("memory", most, "--memory", NoMemory)
         self.most = most
-        self.disk = Resource("disk", disk, "--staging", NoDisk)
+        self.disk = Resource("disk space", disk, "--staging", NoDisk)
         self.declarations = Resource("memory", most // DECLARED_PART, "--memory", NoMemory)
         self.has_users = has_users
         self.refused: Counter[Use] = Counter()
@@ -174,15 +174,15 @@ class Budget:
         self._much_is_freed = trio.Event()
         self._refusals = {
             use: Refusals(
-                f"refused %d reservations of %s (use: {use}), most recently %d bytes for %s. In use by %s: %d "
-                "of %d bytes (%s)"
+                f"refused %d requests for %s (purpose: {use}), most recently for %d bytes by %s. In use by %s: %d "
+                "of at most %d bytes (%s)"
             )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"disconnected %d slow clients that were using %s (use: {use}), most recently %s with %d "
-                "bytes. In use by %s: %d of %d bytes (%s)"
+                f"disconnected %d slow clients to free %s (purpose: {use}), most recently %s, which used %d bytes. "
+                "In use by %s: %d of at most %d bytes (%s)"
             )
             for use in Use
         }

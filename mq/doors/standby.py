@@ -337,7 +337,7 @@ class Owner:
                 await link.send(_STRANGE)
                 return
             await link.send(_WELCOME)
-            logger.info("process %d is on standby", _pid_of(link))
+            logger.info("process %d is on standby for this daemon", _pid_of(link))
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_beat, link)
                 await self._take(link)

@@ -95,7 +95,8 @@ class Journal:
             self._writer.sync()
         except OSError as error:
             logger.warning(
-                "cannot sync the start of the journal, which may be lost in a power failure: %s", error.strerror
+                "cannot sync the first journal entry to disk, so the entry may be lost in a power failure: %s",
+                error.strerror,
             )
         self._thread = threads.start(self._run, name="mq-journal")
 
@@ -207,7 +208,9 @@ class Journal:
             self._writer.write(batch)
         except OSError as error:
             if self._lost is None:
-                logger.warning("cannot write the journal; state transitions are being dropped: %s", error.strerror)
+                logger.warning(
+                    "cannot write the journal, so changes of message states are not being recorded: %s", error.strerror
+                )
             self._lost = _longer(self._lost, batch.num_rows, since_ns)
 
     def _write_gap(self) -> None:
@@ -216,20 +219,20 @@ class Journal:
             gap = note_batch(GAP, self._clock_ns(), count=lost.missing, since_ns=lost.since_ns)
             self._writer.write(gap, missing=lost.missing - 1)
             self._lost = None
-            logger.warning("%d state transitions could not be written to the journal", lost.missing)
+            logger.warning("%d changes of message states could not be written to the journal", lost.missing)
 
     def _rotate(self) -> None:
         try:
             self._writer.rotate()
         except OSError as error:
-            logger.warning("cannot complete a journal segment: %s", error.strerror)
+            logger.warning("cannot finish writing a journal file: %s", error.strerror)
 
     def _finish(self) -> None:
         try:
             self._write_gap()
             self._writer.close()
         except OSError as error:
-            logger.warning("cannot complete the journal: %s", error.strerror)
+            logger.warning("cannot finish writing the journal: %s", error.strerror)
 
 
 def open_journal(

@@ -260,7 +260,8 @@ def _target(*segments: str, **parameters: str | int | float | None) -> str:
 def _page(answer: Answer) -> ColumnsPage:
     if answer.headers.get("content-type") != COLUMNS:
         raise UnexpectedResponse(
-            f"the daemon does not support {COLUMNS}. Upgrade the daemon to the version of the data source"
+            f"the daemon does not support {COLUMNS}. Use the same version of mq for the daemon and the Spark data "
+            "source"
         )
     link = answer.headers.get("link", "")
     return ColumnsPage(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

@@ -182,10 +182,10 @@ def _parse_time(text: str) -> int:
 
 
 _SWITCH: Final = (_parse_switch, "true or false")
-_NAME: Final = (_parse_name, "1 to 100 letters, digits and . _ @ -")
+_NAME: Final = (_parse_name, "1 to 100 characters: letters, digits and any of . _ @ -")
 _NAMES: Final = (
     _parse_names,
-    "one or more comma-separated names of 1 to 100 letters, digits and . _ @ -, without duplicates",
+    "one or more comma-separated queue names (1 to 100 letters, digits and any of . _ @ - each), without duplicates",
 )
 _PATTERN: Final = (_parse_pattern, "a regular expression")
 _TIME: Final = (_parse_time, "a time such as 2026-11-24T08:00:00Z (UTC if the time zone is omitted)")

@@ -51,9 +51,9 @@ class MqDataSource(DataSource):
         """
         if not READS_STREAMS:
             raise SparkSourceError(
-                f"readStream requires Spark 4.2 or later, because Spark {pyspark.__version__} does not report "
-                "the position of a stream to Python sources, so messages could be lost. Tables and writes "
-                "require Spark 4.0 or later"
+                f"readStream requires Spark 4.2 or later, because Spark {pyspark.__version__} does not report the "
+                "position of a stream to Python sources, so messages could be lost. Batch reads (spark.read) and "
+                "all writes work with Spark 4.0 or later"
             )
         return MqStreamReader(read_options(self.options, READ_STREAM), schema)
 

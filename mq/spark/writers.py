@@ -128,8 +128,8 @@ class MqStreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId") if context is not None else None
         if query is None or batch is None:
             raise SparkSourceError(
-                "this version of Spark does not tell mq the IDs of the query and the micro-batch. "
-                "Use a supported Spark version"
+                "this version of Spark does not provide mq with the IDs of the query and the micro-batch. Use a "
+                "supported Spark version"
             )
         run = context.getLocalProperty("spark.jobGroup.id") if context is not None else None
         job = f"{query}.{batch}.{run or ''}"  # a query that is started again is another run

@@ -131,7 +131,7 @@ def _refuse(name: str, text: str) -> None:
         if text:
             raise SqsError(
                 "UnsupportedOperation",
-                f"{name} is not supported. Set the rights of users in mq's users file (docs/access.md)"
+                f"{name} is not supported. Set user rights in mq's users file (docs/access.md)"
                 if name == "Policy"
                 else f"{name} is not supported. Encrypt the disk of mq's root instead",
             )

@@ -1,7 +1,7 @@
 """Notes of queues, for which mq has no settings: tags, and attributes that concern this protocol alone.
 
 They are a part of the queue's own record (:data:`~mq.broker.settings.SQS`). So a queue is made together with them, they
-go with it, and those of a highly available queue are the cluster's.
+go with it, and those of a cluster queue are the cluster's.
 """
 
 from __future__ import annotations

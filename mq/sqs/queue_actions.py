@@ -264,8 +264,7 @@ async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
     call.queue(Right.CONFIGURE)
     raise SqsError(
         "UnsupportedOperation",
-        "Permissions cannot be changed through the SQS API. Set the rights of users in mq's users file "
-        "(docs/access.md)",
+        "Permissions cannot be changed through the SQS API. Set user rights in mq's users file (docs/access.md)",
     )
 
 

@@ -66,7 +66,9 @@ def make_storage(address: str, options: StorageOptions) -> Storage:
     """
     name, colon, rest = address.partition(":")
     if not colon:
-        raise StorageUnusable(f"invalid store address: {shorten(address)}. Use NAME:ADDRESS, such as posix:/var/lib/mq")
+        raise StorageUnusable(
+            f"invalid storage address: {shorten(address)}. Use NAME:ADDRESS, such as posix:/var/lib/mq"
+        )
     return _make(_find(name), rest, options)
 
 

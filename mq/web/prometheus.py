@@ -53,11 +53,11 @@ COUNTED: Final = {
 TIMED: Final = {
     Span.PUBLISH.value: (
         "mq_publish_seconds",
-        "seconds the broker takes to store a published message or batch",
+        "seconds that mq takes to store a published message or batch",
     ),
     Span.COMMIT.value: (
         "mq_commit_seconds",
-        ("seconds the store takes to sync a batch to disk; an increase indicates a slow disk"),
+        ("seconds that mq takes to sync a batch of changes to disk; an increase indicates a slow disk"),
     ),
     STEP: (
         "mq_event_loop_step_seconds",
@@ -126,7 +126,7 @@ class _Collector:
 def families(snapshot: Scrape) -> Iterator[Metric]:
     """Return what is shown of a scrape, one metric after the other."""
     yield InfoMetricFamily("mq_build", "mq version", {"version": snapshot.version})
-    yield GaugeMetricFamily("mq_store_ready", "1 if the store accepts writes, otherwise 0", float(snapshot.is_ready))
+    yield GaugeMetricFamily("mq_store_ready", "1 if mq's storage accepts writes, otherwise 0", float(snapshot.is_ready))
     yield GaugeMetricFamily(
         "mq_clock_untrusted",
         "1 if mq does not trust the wall clock, otherwise 0; while the value is 1, no messages expire and no "
@@ -169,12 +169,12 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
         "mq_staging_reserved_bytes",
-        "bytes of disk space reserved for incoming message bodies and uncommitted write jobs",
+        "bytes of disk space reserved for incoming message bodies and uncommitted write jobs (staged writes)",
         reserved,
     )
     yield GaugeMetricFamily(
         "mq_staging_limit_bytes",
-        "maximum number of bytes of disk space for incoming message bodies and uncommitted write jobs",
+        "maximum number of bytes of disk space for incoming message bodies and uncommitted write jobs (staged writes)",
         limit,
     )
     yield CounterMetricFamily(
@@ -282,22 +282,22 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_cluster_failovers",
-        "master changes since this node started; an increase indicates slow disks or links",
+        "master changes since this node started; an increase indicates slow disks or slow connections between nodes",
         value=seen.failovers,
     )
     yield GaugeMetricFamily(
         "mq_cluster_lease_remaining_seconds", "seconds until this node's membership expires unless it is renewed", left
     )
     up = GaugeMetricFamily(
-        "mq_cluster_link_up", "1 if this node is connected to the neighbor, otherwise 0", labels=["neighbor"]
+        "mq_cluster_link_up", "1 if this node is connected to the neighboring node, otherwise 0", labels=["neighbor"]
     )
     heard = GaugeMetricFamily(
         "mq_cluster_link_inbound_up",
-        "1 if the neighbor is connected to this node, otherwise 0",
+        "1 if the neighboring node is connected to this node, otherwise 0",
         labels=["neighbor"],
     )
     lag = GaugeMetricFamily(
-        "mq_cluster_link_latency_seconds", "response time of the neighbor in seconds", labels=["neighbor"]
+        "mq_cluster_link_latency_seconds", "response time of the neighboring node in seconds", labels=["neighbor"]
     )
     for link in seen.links:
         up.add_metric([link.address], float(link.is_up))

@@ -81,8 +81,8 @@ def _named(context: RequestContext) -> tuple[QueueName, Reply | None]:
         name = QueueName(context.id)
     except InvalidName:
         raise InvalidName(
-            f"invalid schedule name: {shorten(context.id)}. Use 1 to 100 letters, digits and . _ @ -, "
-            "beginning with a letter, a digit or _"
+            f"invalid schedule name: {shorten(context.id)}. Use 1 to 100 characters: letters, digits and any of . _ "
+            "@ - (the first must be a letter, a digit or _)"
         ) from None
     return name, None if context.may(Right.CONFIGURE, name) else _forbidden(Right.CONFIGURE, f"schedule {name}")
 

@@ -366,7 +366,7 @@ async def test_a_consumer_is_not_forgotten_before_its_messages_are_back(wall_clo
         await fill(broker, 2)
         await claim(broker)
         heal = refuse(storage, lambda each: isinstance(each, Move))
-        with pytest.raises(StorageFull, match="could not be released"):
+        with pytest.raises(StorageFull, match="could not be requeued"):
             await broker.claims.forget("q", "c")
         heal()
         await broker.claims.forget("q", "c")

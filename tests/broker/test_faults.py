@@ -27,7 +27,7 @@ async def test_a_store_that_cannot_be_read_is_refused_in_one_line(wall_clock: Wa
     """Not as a group of errors, which no program expects."""
     async with open_disk(MOUNTS["rename"]) as disk:
         disk.calls.fail("names", number, path="delay")
-        with pytest.raises(StorageUnusable, match="cannot load the store"):
+        with pytest.raises(StorageUnusable, match="cannot load the queues and messages from storage"):
             async with open_broker(disk.storage):
                 pytest.fail("it opened")
 

@@ -156,7 +156,7 @@ async def test_a_look_that_the_medium_refuses_is_told_and_taken_again(
         store.is_full = True
         with caplog.at_level(logging.WARNING, "mq.broker"):
             await trio.sleep(2)
-        assert "temporarily unable to read the store: no handles" in caplog.text
+        assert "temporarily unable to read from storage: no handles" in caplog.text
         assert await take(broker) is None
         store.is_full = False
         await trio.sleep(2)

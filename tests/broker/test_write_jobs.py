@@ -114,7 +114,7 @@ async def test_an_aborted_job_leaves_nothing_and_takes_nothing(disk_address: str
         await hold(broker)
         await broker.writes.abort("r", "job")
         assert await broker.storage.scan(State.NEW) == []
-        with pytest.raises(Conflict, match="does not accept more rows"):
+        with pytest.raises(Conflict, match="does not accept more messages"):
             await hold(broker)
     async with opened(disk_address) as broker:
         with pytest.raises(Conflict, match="was aborted"):
@@ -146,9 +146,9 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
 
 async def test_a_commit_counts(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="contain 1 instead of 2 rows"):
+    with pytest.raises(Conflict, match="contain 1 messages instead of 2"):
         await broker.writes.commit("q", "job", ["0"], 2)
-    with pytest.raises(Conflict, match="contain 0 instead of 1 rows"):
+    with pytest.raises(Conflict, match="contain 0 messages instead of 1"):
         await broker.writes.commit("q", "job", ["1"], 1)
     assert await browsed(broker, "q") == []
     assert (await broker.writes.commit("q", "none", [], 0)).rows == 0
@@ -186,9 +186,9 @@ async def test_a_queue_that_was_made_anew_gets_no_rows_of_before(broker: Broker)
 async def test_another_queue_neither_commits_nor_aborts_it(broker: Broker) -> None:
     await broker.create_queue("other")
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="no rows for queue other"):
+    with pytest.raises(Conflict, match="no messages for queue other"):
         await broker.writes.commit("other", "job", ["0"], 1)
-    with pytest.raises(Conflict, match="no rows for queue other"):
+    with pytest.raises(Conflict, match="no messages for queue other"):
         await broker.writes.abort("other", "job")
 
 
@@ -342,10 +342,10 @@ async def test_others_and_write_jobs_do_not_go_together(disk_address: str, opene
 
 
 async def test_no_queue_has_the_name_under_which_rows_wait(broker: Broker) -> None:
-    with pytest.raises(InvalidName, match="write jobs"):
+    with pytest.raises(InvalidName, match="reserved for internal use"):
         await broker.create_queue(QueueName(WRITE_JOBS))
     for name in ("", "a/b", "x" * 101):
-        with pytest.raises(InvalidSetting, match="invalid name of a write job"):
+        with pytest.raises(InvalidSetting, match="invalid write job name or part name"):
             await broker.writes.add("q", name, "0", 0, [Draft(b"x")])
 
 
@@ -646,7 +646,8 @@ async def test_job_that_holds_its_share_of_disk_takes_no_more_rows(broker: Broke
     await fill(broker, "job")
     used = budget.staged
     with pytest.raises(
-        BodyTooLarge, match=r"write job job needs \d+ bytes of disk, but the limit for this write job is 163840 bytes"
+        BodyTooLarge,
+        match=r"write job job needs \d+ bytes of disk space, but the limit for this write job is 163840 bytes",
     ):
         await broker.writes.add("q", "job", "more", 0, [Draft(b"x")])
     assert budget.staged == used
@@ -713,7 +714,7 @@ async def test_ended_job_shows_its_queues_after_a_restart(disk_address: str, ope
     async with opened(disk_address) as broker:
         assert list((await broker.writes.commit("r", "job", PARTS, 6)).queues) == ["q", "r"]
         await broker.create_queue("other")
-        with pytest.raises(Conflict, match="has no rows for queue other"):
+        with pytest.raises(Conflict, match="has no messages for queue other"):
             await broker.writes.commit("other", "job", PARTS, 6)
 
 

@@ -203,7 +203,7 @@ def test_a_value_of_another_type_is_refused_by_name(client: Client) -> None:
         ({"delay": [1]}, r"delay must be a number of seconds or text such as .*, not \[1\]"),
         ({"ttl": True}, "ttl must be .*, not True"),
         ({"delay": timedelta(minutes=5)}, "delay must be .*, not datetime.timedelta"),
-        ({"at": "2030-05-01"}, "at must be a datetime with a time zone, not '2030-05-01'"),
+        ({"at": "2030-05-01"}, "the argument \"at\" must be a datetime with a time zone, not '2030-05-01'"),
         ({"attributes": {"tries": 1}}, r"attribute 'tries' must be text, not int. Use str\(value\)"),
     ]
     for given, text in wrong:

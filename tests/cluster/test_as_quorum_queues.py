@@ -1,4 +1,4 @@
-"""Highly available queues as RabbitMQ's quorum queues have them: ``x-delivery-count``, and the types of headers."""
+"""Cluster queues as RabbitMQ's quorum queues have them: ``x-delivery-count``, and the types of headers."""
 
 from __future__ import annotations
 

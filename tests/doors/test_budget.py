@@ -287,13 +287,13 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
                 memory.reserve(Use.ANSWER, 7)
         [line] = caplog.messages
         assert line.startswith(
-            "refused 1 reservations of memory (use: answer), most recently 7 bytes for user alice, connection a con"
+            "refused 1 requests for memory (purpose: answer), most recently for 7 bytes by user alice, connection a con"
         )
-        assert line.endswith("In use by user alice: 200 of 200 bytes (--memory)")
+        assert line.endswith("In use by user alice: 200 of at most 200 bytes (--memory)")
         await trio.sleep(61)
         with pytest.raises(NoMemory):
             memory.reserve(Use.ANSWER, 7)
-    assert caplog.messages[1].startswith("refused 3 reservations of memory (use: answer)")
+    assert caplog.messages[1].startswith("refused 3 requests for memory (purpose: answer)")
     assert budget.refused == {Use.ANSWER: 4}
 
 
@@ -308,7 +308,7 @@ async def test_disk_has_shares_of_its_own() -> None:
     budget.client("a stranger").reserve(Use.STAGED, 10)
     with pytest.raises(NoDisk, match="the limit for clients that have not logged in is 10"):
         budget.client("another").reserve(Use.STAGED, 1)
-    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk, but the limit is 80 bytes \(--staging\)"):
+    with pytest.raises(BodyTooLarge, match=r"81 bytes of disk space, but the limit is 80 bytes \(--staging\)"):
         logged_in(budget, "bob").reserve(Use.STAGED, 81)
     alice.close()
     assert (budget.used, budget.staged) == (0, 10)
@@ -322,9 +322,10 @@ async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, cap
         memory.reserve(Use.STAGED, 7)
     [line] = caplog.messages
     assert line.startswith(
-        "refused 1 reservations of disk (use: staged), most recently 7 bytes for user -, connection a connection"
+        "refused 1 requests for disk space (purpose: staged), most recently for 7 bytes by user -, connection a "
+        "connection"
     )
-    assert line.endswith("In use by this connection: 20 of 20 bytes (--staging)")
+    assert line.endswith("In use by this connection: 20 of at most 20 bytes (--staging)")
     assert budget.refused == {Use.STAGED: 1}
 
 

@@ -254,7 +254,10 @@ def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, option
     with task(0, **{"sql.streaming.queryId": "another", "streaming.sql.batchId": "2"}):
         MqStreamWriter(options, VALUE).write(iter([batch]))
     assert client.queue(options.queue).ready == 4
-    with task(0), pytest.raises(SparkSourceError, match="does not tell mq the IDs of the query and the micro-batch"):
+    with (
+        task(0),
+        pytest.raises(SparkSourceError, match="does not provide mq with the IDs of the query and the micro-batch"),
+    ):
         MqStreamWriter(options, VALUE).write(iter([batch]))
 
 

@@ -158,7 +158,9 @@ def test_a_restarted_query_reads_the_planned_batch_again(client: Client, options
     after = stream(options)
     start = after.initialOffset()  # Spark does not keep the first one, and asks again
     assert rows(after, after.partitions(start, end)) == bodies
-    with pytest.raises(SparkSourceError, match="was restarted in epoch"):  # the older one fails, and says why
+    with pytest.raises(
+        SparkSourceError, match="another program has started consumer"
+    ):  # the older one fails, and says why
         rows(before, before.partitions(start, end))
     assert after.latestOffset(end, LIMIT) == {**end, "batch": 2}
 
@@ -988,7 +990,7 @@ def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
         row = [{"value": b"x"}]
         with pytest.raises(InvalidRow, match="idempotency keys are not supported if several daemons share a root"):
             write(MqWriter(options, VALUE), row)
-        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs are not supported .*--peers=0'):
+        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs .* are not supported .*--peers=0'):
             write(MqWriter(with_options(options, is_staged=True), VALUE), row)
         streamed = stream(options)
         with pytest.raises(SparkSourceError, match=r'option "consumer": claims are not supported .*--peers=0'):

@@ -1,4 +1,4 @@
-"""A highly available queue over SQS: sent at one node, received and deleted at others."""
+"""A cluster queue over SQS: sent at one node, received and deleted at others."""
 
 from __future__ import annotations
 

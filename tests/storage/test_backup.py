@@ -513,7 +513,9 @@ async def test_a_root_whose_log_may_have_more_is_refused(disk: Disk, monkeypatch
         pass  # the log has nothing to say, and mq doctor --repair nothing to do
     monkeypatch.setattr(backup, "read_log", lambda calls, folder: [Record(1, b"", 0)])
     with (
-        pytest.raises(StorageUnusable, match="its log may contain changes that are missing from the files"),
+        pytest.raises(
+            StorageUnusable, match="its write-ahead log may contain changes that are missing from the message files"
+        ),
         servable(disk.calls, disk.root, is_remote=False),
     ):
         pass
@@ -621,9 +623,12 @@ async def test_backups_of_two_roots_are_not_mixed(disk: Disk) -> None:
 async def test_two_at_a_time_are_refused(disk: Disk) -> None:
     target = make_calls()
     with open_backups(target, BACKUPS, make=True):
-        with pytest.raises(StorageUnusable, match="wait until it has ended"):
+        with pytest.raises(StorageUnusable, match="wait until that operation has ended"):
             backed_up(disk, target)
-        with pytest.raises(StorageUnusable, match="wait until it has ended"), open_backups(target, BACKUPS, make=False):
+        with (
+            pytest.raises(StorageUnusable, match="wait until that operation has ended"),
+            open_backups(target, BACKUPS, make=False),
+        ):
             pass
     backed_up(disk, target)
 

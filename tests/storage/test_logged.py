@@ -959,7 +959,7 @@ def root(tmp_path: Path) -> Path:
 
 
 async def test_a_mover_leaves_a_root_with_a_log_alone(root: Path) -> None:
-    with pytest.raises(StorageUnusable, match="the daemon on this root uses a log"):
+    with pytest.raises(StorageUnusable, match="the daemon on this root uses a write-ahead log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
 
 
@@ -978,7 +978,7 @@ async def test_a_mover_that_works_when_a_log_is_begun_stops(tmp_path: Path) -> N
 
 def test_mover_works_again_once_the_loss_of_a_log_is_accepted(root: Path) -> None:
     shutil.rmtree(root / "state" / "log")
-    with pytest.raises(StorageUnusable, match="the daemon on this root uses a log"):
+    with pytest.raises(StorageUnusable, match="the daemon on this root uses a write-ahead log"):
         SourceFolder(State.NEW, str(root / "new"), str(root / "queues"))
     with pytest.raises(StorageUnusable, match=r"state/log is missing.*mq doctor --accept-loss"):
         repair(str(root))
@@ -1016,7 +1016,7 @@ def test_the_doctor_tells_of_a_damaged_log(root: Path) -> None:
         [found] = look.inspect(bodies=True, pause=lambda: None).found
     assert found.kind is FindingKind.LOG
     assert "the header of" in found.detail
-    with pytest.raises(StorageUnusable, match=r"its log is damaged .*Restore the root from a backup"):
+    with pytest.raises(StorageUnusable, match=r"its write-ahead log is damaged .*Restore the root from a backup"):
         repair(str(root))
 
 

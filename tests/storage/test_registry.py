@@ -131,7 +131,7 @@ async def test_looks_at_no_description_before_open(register: Register) -> None:
 
 
 async def test_wants_a_colon() -> None:
-    assert await refusal("posix") == ('invalid store address: "posix". Use NAME:ADDRESS, such as posix:/var/lib/mq')
+    assert await refusal("posix") == ('invalid storage address: "posix". Use NAME:ADDRESS, such as posix:/var/lib/mq')
 
 
 @pytest.mark.parametrize("address", ["", ":", ":/var/lib/mq", "POSIX:/x", "nosuch:x", "a\nb:x", "x" * 500 + ":"])

@@ -382,7 +382,6 @@ class SlowBroker:
     """
 
     ready = True
-    is_shared = False
     node_control = NoNode()
     declarations = FilledQueues()
 

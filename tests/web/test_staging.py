@@ -236,7 +236,7 @@ async def test_slowest_body_ends_first_and_the_next_one_waits_for_its_disk(
     assert (await post(endpoints, "/q/messages", pieces(MIB), MIB, budget.client("honest"))).status == 201
     assert list(replies) == ["slowest"]
     assert (replies["slowest"].status, replies["slowest"].is_last) == (408, True)
-    assert "other clients needed the disk" in detail(replies["slowest"])
+    assert "other clients needed the disk space" in detail(replies["slowest"])
     assert dict(replies["slowest"].headers)["retry-after"]
     assert budget.ended == {"staged": 1}
     nursery.cancel_scope.cancel()

@@ -95,7 +95,10 @@ async def _find_queue(client: ClientConnection, command: commands.FindQueue) -> 
 
 
 async def _inspect_queue(client: ClientConnection, command: commands.InspectQueue) -> Result:
-    return await in_order(client, lambda: _status(client, command.queue))
+    async def do() -> Result:
+        return await _status(client, command.queue)
+
+    return await in_order(client, do)
 
 
 async def _delete_queue(client: ClientConnection, command: commands.DeleteQueue) -> Result:

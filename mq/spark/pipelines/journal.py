@@ -97,18 +97,18 @@ def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
     paths = [str(path) for folder in folders for path in _paths(folder)]
     if not paths:
         raise InvalidSetting(
-            f"{', '.join(folders)} contains no journal segments. Specify the folder that mq serve --journal writes to"
+            f"{', '.join(folders)} contains no journal files. Specify the folder that mq serve --journal writes to"
         )
     slices = min(len(paths), 4 * spark.sparkContext.defaultParallelism)
     looked = spark.sparkContext.parallelize(paths, slices).map(look).collect()
     found = [each for each in looked if each is not None]
     stores = sorted({(each.host, each.store) for each in found})
     if not found:
-        raise InvalidSetting(f"no journal segment in {', '.join(folders)} contains a complete batch")
+        raise InvalidSetting(f"the journal files in {', '.join(folders)} contain no complete entries")
     if len(stores) > 1:
         named = ", ".join(f"{store} on {host}" for host, store in stores)
         raise InvalidSetting(
-            f"these journals were written for different stores: {named}. Specify the journals of a single store"
+            f"these journals belong to different mq stores: {named}. Specify the journals of a single store"
         )
     segments = place(found)
     placed = [(each.found.path, each.ordinal, each.era) for each in segments]

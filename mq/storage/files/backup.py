@@ -174,8 +174,8 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
         close_all(calls, locks)
     if not is_served and _has_records(calls, layout):
         raise StorageUnusable(
-            f"the daemon of {shown} did not stop cleanly, and its log may contain changes that are missing "
-            "from the files. Start the daemon or run mq doctor --repair, then create the backup"
+            f"the daemon that served {shown} did not stop cleanly, and its write-ahead log may contain changes that "
+            "are missing from the message files. Start the daemon or run mq doctor --repair, then create the backup"
         )
     if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
         raise StorageUnusable(f"a starting daemon is repairing {shown}: try again later")

@@ -385,7 +385,7 @@ class BackupFolder:
                     if not (isinstance(line, list) and line[0] == "end"):
                         crc = zlib.crc32(text + b"\n", crc)
         if rest or line != ["end", crc]:
-            raise BackupDamaged("the last line is missing or invalid")
+            raise BackupDamaged("the file's last line is missing or invalid")
 
     def _names(self, folder: str) -> list[tuple[str, FileKind]]:
         try:
@@ -427,7 +427,9 @@ def open_backups(
         try:
             calls.lock(lock, exclusive=make)
         except BlockingIOError as error:
-            raise StorageUnusable(f"{shown} is in use by another backup or restore: wait until it has ended") from error
+            raise StorageUnusable(
+                f"{shown} is in use by another backup or restore: wait until that operation has ended"
+            ) from error
         folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)
         yield folder

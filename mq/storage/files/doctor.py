@@ -269,7 +269,7 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         raise StorageUnusable("the root is in use, so nothing was moved. Stop the daemon first")
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:
-        raise StorageUnusable(f"the folder {shorten(folder)} is inside the root: choose another folder")
+        raise StorageUnusable(f"the quarantine folder {shorten(folder)} is inside the root: choose another folder")
     for one in found:
         if one.kind in QUARANTINED:
             target = os.path.join(folder, os.path.relpath(one.path, root))

@@ -384,7 +384,9 @@ class Folders:
         self.health.skipped = len(self._skipped)
         logger.warning("ignored, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
-            logger.warning("ignored %d files; further ignored files are not logged", _REMEMBERED_SKIPS)
+            logger.warning(
+                "ignored %d files so far; files that are ignored from now on are not logged", _REMEMBERED_SKIPS
+            )
 
 
 def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:

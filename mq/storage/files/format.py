@@ -69,7 +69,7 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     try:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():
-            raise ValueError("the file must contain the word mq and a number")
+            raise ValueError("it does not contain the version of the root's format")
         use = RootUse(word) if int(number) == FORMAT else None
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
@@ -161,8 +161,8 @@ def use_before(
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}. The log may contain messages that are "
-                f"missing from the files, but mq cannot check this. {cure(root)}"
+                f"cannot serve root {shorten(root, 200)}: {error}. The write-ahead log may contain messages that "
+                f"are missing from the message files, but mq cannot check this. {cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:

@@ -13,7 +13,7 @@ from mq.storage.interface import Damage
 LOST_STATE: Final = (
     "the folder is new or missing, although the root contains messages. If the folder was deleted, the "
     "following are lost: the settings of all queues, idempotency keys, schedules, exchanges and bindings, "
-    "batch consumers, write jobs, and confirmed messages that were only in the log"
+    "batch consumers, write jobs, and confirmed messages that were only in the write-ahead log"
 )
 """Of the folder state/: what a root has lost with it."""
 

@@ -153,8 +153,8 @@ class _Opening:
             if isinstance(error, LogDamaged):
                 advice = cure(self._root)
                 raise StorageUnusable(
-                    f"cannot serve root {shorten(self._root, 200)}: its log is damaged ({error}), so confirmed "
-                    f"messages may be missing. {advice}"
+                    f"cannot serve root {shorten(self._root, 200)}: its write-ahead log is damaged ({error}), so "
+                    f"confirmed messages may be missing. {advice}"
                 ) from error
             why = explain(error) if isinstance(error, OSError) else error
             raise StorageUnusable(f"cannot serve root {shorten(self._root)}: {why}") from error
@@ -236,8 +236,8 @@ class _Opening:
         """
         if use is RootUse.LOG:
             raise StorageUnusable(
-                f"root {shorten(self._root)} contains the log of a daemon that ran without --peers. Start one "
-                "daemon without --peers, stop it, then start all daemons with --peers"
+                f"root {shorten(self._root)} contains the write-ahead log of a daemon that ran without --peers. "
+                "Start one daemon without --peers, stop it, then start all daemons with --peers"
             )
         if others is not None and others.alarm is not None and others.alarm.is_set():
             raise StorageUnusable(

@@ -74,7 +74,7 @@ class Reserve:
             self.is_ready = not self._shared
             if self._missed:
                 self._missed = False
-                logger.warning("the disk has free space again: new messages are accepted")
+                logger.warning("the disk has free space again, so mq accepts new messages again")
 
     def missing(self) -> OSError | None:
         """Make sure that it is in place, or return why it is not."""

@@ -52,7 +52,7 @@ function facts(message) {
     ["ID", h("code", {}, message.id)],
     ["Queue", message.queue],
     ["State", message.state],
-    ...(until(message) ? [["Available", until(message)]] : []),
+    ...(until(message) ? [["Becomes available", until(message)]] : []),
     ["Published", time(message.published_ms)],
     ["Deliveries", String(message.receives)],
     ["Size", bytes(message.size)],

@@ -30,14 +30,14 @@ export function nodeView({ onState }) {
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
     ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
-    ["Member for", (each) => duration(each.uptime_seconds), true],
+    ["Time as member", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is not part of a cluster.");
-  const links = makeTable("Links to other nodes", [
-    ["Neighbor", (each) => each.node || each.address],
-    ["Outgoing link", (each) => (each.is_up ? "up" : "down")],
-    ["Incoming link", (each) => (each.is_inbound_up ? "up" : "down")],
+  const links = makeTable("Connections to other nodes", [
+    ["Neighboring node", (each) => each.node || each.address],
+    ["Outgoing connection", (each) => (each.is_up ? "up" : "down")],
+    ["Incoming connection", (each) => (each.is_inbound_up ? "up" : "down")],
     ["Response time", (each) => (each.latency_seconds === null ? "—" : brief(each.latency_seconds)), true],
-  ], ({ address }) => address, "No links.");
+  ], ({ address }) => address, "No connections to other nodes.");
 
   async function look() {
     const [membership, metrics, ready] = await Promise.all([
@@ -56,7 +56,7 @@ export function nodeView({ onState }) {
     const free = values.get("mq_root_free_bytes"), size = values.get("mq_root_size_bytes");
     const inodes = values.get("mq_root_free_inodes"), memory = values.get("process_resident_memory_bytes");
     store.replaceChildren(
-      tile("Store", ready ? "accepts writes" : "refuses writes", !ready),
+      tile("Storage", ready ? "accepts writes" : "refuses writes", !ready),
       ...(free === undefined ? [] : [
         tile("Free disk space", `${bytes(free)} of ${bytes(size)}`, free < SHORT * size), tile("Free inodes", number(inodes)),
       ]),
@@ -71,7 +71,7 @@ export function nodeView({ onState }) {
 
   const end = poll(look, tell, onState, EVERY_MS);
   const element = h(
-    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Store"), store, h("h2", {}, "Latency"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element, links.element,
+    "section", {}, h("h1", {}, "This daemon"), h("h2", {}, "Storage"), store, h("h2", {}, "Latency"), times.element, h("h2", {}, "Cluster"), cluster, nodes.element, links.element,
   );
   return { element, end };
 }
@@ -128,13 +128,13 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_available ? "available" : "currently unavailable";
-  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "highly available queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
+  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "cluster queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
 }
 
 /** That one machine has all of it. */
 function warned({ voters, nodes }) {
   const machine = voters === 1 ? " WARNING: etcd has only one member. If its disk fails, all cluster queues are lost." : "";
-  const node = nodes.length === 1 ? " WARNING: the cluster has only one member. If that node fails, the cluster queues are unavailable." : "";
+  const node = nodes.length === 1 ? " WARNING: the cluster has only one member. If that node fails, the cluster queues become unavailable." : "";
   return machine + node;
 }
 

@@ -171,7 +171,7 @@ function newQueue() {
     required: true, maxlength: 100, pattern: "[A-Za-z0-9_][A-Za-z0-9._@\\-]*", autocomplete: "off", spellcheck: "false",
   });
   const keepsDead = h("input", { type: "checkbox", checked: true });
-  const hint = "letters, digits and . _ @ -";
+  const hint = "letters, digits and any of . _ @ -";
   const details = h(
     "details", { class: "menu" },
     h("summary", {}, "New queue"),

@@ -6,7 +6,7 @@ import { notation } from "./format.js";
 
 const FIELDS = [
   ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message, such as 30s, 10m or 1.5h"],
-  ["delay", "duration", "Delay", "time after publishing before a message can be fetched"],
+  ["delay", "duration", "Delay", "delay between publishing a message and making it available to consumers"],
   ["ttl", "duration", "Time to live", "time after which a message expires"],
   ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
   ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MB"],
@@ -18,7 +18,7 @@ const FIELDS = [
   ["max_receives", "number", "Maximum receives", "number of times a message can be received before it is dead-lettered; requires a dead-letter queue"],
   ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
   ["unique", "checkbox", "Unique", "do not store a message if the queue already contains one with the same body"],
-  ["max_priority", "number", "Highest priority", "messages with a higher priority are delivered first; 0 disables priorities"],
+  ["max_priority", "number", "Maximum priority", "messages with a higher priority are delivered first; 0 disables priorities"],
   ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
   ["key_window", "duration", "Idempotency window", "time for which idempotency keys are remembered"],
 ];

@@ -250,7 +250,8 @@ class EtcdCandidacy:
         store = make_storage(messages + term, options_of_messages)
         if not is_for_cluster(store):
             raise StorageUnusable(
-                f"{messages} cannot store the messages of a cluster. Use a postgres: store, or omit the store"
+                f'{messages} cannot store a cluster\'s messages. Set "store" in the cluster file to a postgres: '
+                "address, or omit it"
             )
         return SplitStorage(names, store)
 

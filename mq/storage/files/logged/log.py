@@ -190,7 +190,7 @@ class Log:
         if self._offset + need > self._current.size:
             self._change(is_full=True)
         if PAGE + need > self._current.size:  # takes() was not asked: a start would not find such a record
-            error = OSError(errno.EFBIG, "a record of the write-ahead log is longer than its segment")
+            error = OSError(errno.EFBIG, "a record of the write-ahead log is longer than the file that contains it")
             self._note_failure(error)
             raise error
         segment, sequence = self._current, self._next
@@ -265,7 +265,7 @@ class Log:
 
     def cut_off(self) -> None:
         """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
-        self._note_failure(OSError(errno.EIO, "the write of a batch was interrupted"))
+        self._note_failure(OSError(errno.EIO, "writing a batch to the write-ahead log was interrupted"))
 
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls."""
@@ -313,7 +313,9 @@ class Log:
         try:
             self._checkpoint_until_end()
         except BaseException:
-            self._note_failure(OSError(errno.EIO, "the checkpoint thread failed"))  # no commit waits for it
+            self._note_failure(
+                OSError(errno.EIO, "the checkpoint thread of the write-ahead log failed")
+            )  # no commit waits for it
             raise
 
     def _checkpoint_until_end(self) -> None:
@@ -337,7 +339,7 @@ class Log:
         segment = self._leaving
         assert segment is not None, "no segment can be read"
         epoch = segment.epoch
-        failure: OSError | None = OSError(errno.EIO, "the write of a checkpoint was interrupted")
+        failure: OSError | None = OSError(errno.EIO, "writing a checkpoint of the write-ahead log was interrupted")
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:

@@ -68,7 +68,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     try:
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
-        raise LogDamaged(f"a log record is not valid: {error}") from error
+        raise LogDamaged(f"the write-ahead log contains an invalid record: {error}") from error
     _drop_refused(folders, told, refused_by(told))
     done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]
@@ -88,7 +88,8 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
     if any(redone):
         counts = {what: count for what, count in redone._asdict().items() if what != "lost"}
         logger.warning(
-            "replayed the log after a crash: %s", ", ".join(f"{count} {what}" for what, count in counts.items())
+            "replayed the write-ahead log after a crash: %s",
+            ", ".join(f"{count} {what}" for what, count in counts.items()),
         )
     return redone
 
@@ -334,7 +335,10 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
                 made[key] = True
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
-            logger.warning("created the missing folder of queue %s, whose record is in the log", queue)
+            logger.warning(
+                "created the folder of queue %s, which was missing although the write-ahead log contains the queue",
+                queue,
+            )
             calls.mkdir(f"{layout.queues}/{queue}")
 
 
@@ -343,5 +347,5 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
-            logger.info("restored a missing record from the log: type %s, key %s", kind, shorten(key))
+            logger.info("restored a missing record from the write-ahead log: type %s, key %s", kind, shorten(key))
             records.put(kind, key, kept.value)

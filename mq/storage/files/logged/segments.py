@@ -190,8 +190,8 @@ def open_both(calls: Calls, folder: str) -> list[Segment]:
         older, newer = sorted(segments, key=lambda segment: segment.epoch)
         if newer.epoch - older.epoch != 1:
             raise LogDamaged(
-                f"the epochs of {older.path} and {newer.path} are not consecutive ({older.epoch} and "
-                f"{newer.epoch}): one of the files is an old copy"
+                f"the write-ahead log files {older.path} and {newer.path} do not follow each other (epochs "
+                f"{older.epoch} and {newer.epoch}): one of the files is an old copy"
             )
     except (OSError, LogDamaged):
         close_all(calls, (segment.fd for segment in segments))
@@ -299,14 +299,14 @@ def read_segments(segments: Sequence[Segment]) -> list[Record]:
             flushed = max(flushed, record.flushed)
         if segment.is_torn(end):
             logger.warning(
-                "the log ends with an unreadable record (%s at offset %d): either its batch was never "
+                "the write-ahead log ends with an unreadable record (%s at offset %d): either its batch was never "
                 "confirmed, or this part of the file is damaged",
                 segment.path,
                 end,
             )
     if missing is not None and flushed >= missing[0]:
         unreadable = missing[1]
-        raise LogDamaged(f"the log contains confirmed changes that cannot be read: {unreadable}")
+        raise LogDamaged(f"the write-ahead log contains confirmed changes that cannot be read: {unreadable}")
     return found
 
 

@@ -165,7 +165,7 @@ class PeerLease:
                 return False
             self._heard.pop(name, None)
             self._clear(name)
-            logger.info("cleaned up after a peer that had stopped: %s", name)
+            logger.info("cleaned up after another daemon on this root that had stopped: %s", name)
             return True
         finally:
             close_all(self._calls, [fd])

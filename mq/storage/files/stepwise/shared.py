@@ -10,7 +10,9 @@ from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch
 from mq.storage.files.stepwise.root import SteppedRoot
 from mq.storage.interface import MessageOperation, Move, Outcome, Result, Write
 
-_CLEARED: Final = Outcome(Result.FULL, reason="a peer considered this daemon dead and removed its incoming messages")
+_CLEARED: Final = Outcome(
+    Result.FULL, reason="another daemon assumed that this daemon had stopped, and removed its incoming messages"
+)
 
 
 class SharedBatch(Batch):

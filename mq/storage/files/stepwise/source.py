@@ -31,7 +31,9 @@ from mq.storage.files.volume import Volume
 from mq.storage.interface import Change, Entry, MessageOperation, Outcome, Result
 from mq.storage.options import StorageOptions
 
-_LOG: Final = "the daemon on this root uses a log. Start that daemon with --no-mover or --no-reaper, or stop it"
+_LOG: Final = (
+    "the daemon on this root uses a write-ahead log. Start that daemon with --no-mover or --no-reaper, or stop it"
+)
 """A move without a record could be undone by a power cut."""
 _SERVED: Final = (
     "a daemon is repairing the root or is the only one that may use it. Start that daemon with --no-mover or "
