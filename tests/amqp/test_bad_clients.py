@@ -159,7 +159,7 @@ async def test_a_stop_is_told(autojump_clock: MockClock, house: House, client: C
     await client.get()
     for connection in list(house.door.connections):
         assert isinstance(connection, ServedConnection)
-        connection.stop()
+        connection.close("mq stops")
     closed = await client.hear()
     assert (closed.name, closed.reply_code) == ("Connection.Close", 320)
     await client.say(Connection.CloseOk(), channel=0)

@@ -192,7 +192,7 @@ async def test_what_was_read_is_stored_when_the_daemon_stops(autojump_clock: Moc
     client = await publisher(place, *bodies(MANY))
     await trio.sleep(1)
     [served] = place.door.connections
-    served.stop()  # type: ignore[attr-defined]
+    served.close("mq stops")  # type: ignore[attr-defined]
     assert (await client.hear()).name == "Connection.Close"
     await client.say(GOODBYE, channel=0)  # it was about to
     assert (await client.hear()).name == "Connection.CloseOk"

@@ -305,7 +305,7 @@ def test_a_get_that_is_answered_too_late_goes_back() -> None:
     peer.connection.receive(words(Basic.Get(queue="q")))
     get = peer.connection.next_command()
     assert isinstance(get, commands.Get)
-    held = peer.connection._channels.find(get.channel)
+    held = peer.connection.channel(get.channel)
     assert held is not None
     peer.connection.close()
     held.answer(get, commands.Got(Arrival("token", "", "q", b"\0\0", b"a"), 0))

@@ -13,10 +13,9 @@ from trio.testing import MockClock
 
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage
-from mq.amqp.server.backlog import Backlog
+from mq.amqp.server.backlog import Backlog, FullStoreAlarm
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.copies import Copy
-from mq.amqp.server.full_store_alarm import FullStoreAlarm
 from mq.amqp.server.publishes import MOST_BATCHES, MOST_TOGETHER, PublishQueue
 from mq.amqp.wire.properties import NONE
 from mq.broker import Draft

@@ -101,8 +101,8 @@ async def test_half_of_the_memory_is_left_for_what_is_read_soon() -> None:
 def tokens(house: House) -> list[Any]:
     """What the server keeps of each unsettled delivery of the house's one connection."""
     [served] = house.door.connections
-    [channel] = served.connection._channels._by_number.values()  # type: ignore[attr-defined]
-    return [delivery.token for delivery in channel._deliveries._unsettled.values()]
+    [channel] = served.connection.channels()  # type: ignore[attr-defined]
+    return [delivery.token for delivery in channel.deliveries._unsettled.values()]
 
 
 @pytest.mark.parametrize("store", ["layered:memory:", "posix:"])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Set
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from mq.amqp.model.declared import Binding, ExchangeType
 from mq.amqp.wire.errors import Code, Refusal
@@ -17,22 +18,25 @@ X_MATCHES: Final = ("all", "any", "all-with-x", "any-with-x")
 _HASH: Final = "#"
 
 
-class Matcher(Protocol):
+class Matcher(ABC):
     """The bindings of one exchange.
 
     Attributes:
         looked_at: bindings, or places of patterns, compared with messages so far. Those that match are not counted.
     """
 
-    looks_at_keys: bool
-    looked_at: int
+    looks_at_keys = False
+    looked_at = 0
 
+    @abstractmethod
     def add(self, binding: Binding) -> None:
         """Add a binding; nothing happens when it is there already."""
 
+    @abstractmethod
     def remove(self, binding: Binding) -> None:
         """Remove a binding; nothing happens when it is not there."""
 
+    @abstractmethod
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
         """The bindings that match a message.
 
@@ -41,50 +45,40 @@ class Matcher(Protocol):
         """
 
 
-class Direct:
+class _Direct(Matcher):
     """The routing key is that of the binding."""
 
     looks_at_keys = True
-    looked_at = 0
 
     def __init__(self) -> None:
         self._bindings: dict[str, set[Binding]] = {}
 
     def add(self, binding: Binding) -> None:
-        """Add a binding."""
         self._bindings.setdefault(binding.routing_key, set()).add(binding)
 
     def remove(self, binding: Binding) -> None:
-        """Remove a binding."""
         same_key = self._bindings.get(binding.routing_key, set())
         same_key.discard(binding)
         if not same_key:
             self._bindings.pop(binding.routing_key, None)
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """The bindings with this key."""
         return self._bindings.get(routing_key, frozenset())
 
 
-class Fanout:
+class _Fanout(Matcher):
     """Every message matches every binding."""
-
-    looks_at_keys = False
-    looked_at = 0
 
     def __init__(self) -> None:
         self._bindings: set[Binding] = set()
 
     def add(self, binding: Binding) -> None:
-        """Add a binding."""
         self._bindings.add(binding)
 
     def remove(self, binding: Binding) -> None:
-        """Remove a binding."""
         self._bindings.discard(binding)
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """All of them."""
         return self._bindings
 
 
@@ -99,7 +93,7 @@ class _TrieNode:
         self.bindings: set[Binding] = set()
 
 
-class Topic:
+class _Topic(Matcher):
     """Words with dots between: ``*`` stands for one word and ``#`` for any number of them, none included."""
 
     looks_at_keys = True
@@ -109,7 +103,6 @@ class Topic:
         self._root = _TrieNode()
 
     def add(self, binding: Binding) -> None:
-        """Add a binding."""
         node = self._root
         for word in words(binding.routing_key):
             node = node.following.setdefault(word, _TrieNode(word))
@@ -130,7 +123,6 @@ class Topic:
             del path[-1].following[word]
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """The bindings with a pattern that fits."""
         # A set of nodes, moved on word by word: it never exceeds the trie, however many ``#`` a pattern has.
         places = _with_hashes({self._root})
         for word in words(routing_key):
@@ -170,10 +162,8 @@ _Header = tuple[str, Hashable]
 """The name of a header, and its type and value; None for any value."""
 
 
-class ByHeaders:
+class _ByHeaders(Matcher):
     """The headers of the message are compared with the arguments of the binding."""
-
-    looks_at_keys = False
 
     def __init__(self) -> None:
         self.looked_at = 0
@@ -181,7 +171,6 @@ class ByHeaders:
         self._others: set[Binding] = set()  # those that look at no header
 
     def add(self, binding: Binding) -> None:
-        """Add a binding."""
         found_by = _found_by(binding)
         for header in found_by:
             self._by_header.setdefault(header, set()).add(binding)
@@ -189,7 +178,6 @@ class ByHeaders:
             self._others.add(binding)
 
     def remove(self, binding: Binding) -> None:
-        """Remove a binding."""
         for header in _found_by(binding):
             same = self._by_header.get(header, set())
             same.discard(binding)
@@ -198,7 +186,6 @@ class ByHeaders:
         self._others.discard(binding)
 
     def match(self, routing_key: str, headers: Headers) -> Set[Binding]:
-        """The bindings with arguments that fit."""
         if not self._by_header and not self._others:
             return frozenset()
         values = headers()
@@ -246,10 +233,10 @@ def _type_class(value: Any) -> type:
 
 
 _MATCHERS: Final[Mapping[ExchangeType, Callable[[], Matcher]]] = {
-    ExchangeType.DIRECT: Direct,
-    ExchangeType.FANOUT: Fanout,
-    ExchangeType.TOPIC: Topic,
-    ExchangeType.HEADERS: ByHeaders,
+    ExchangeType.DIRECT: _Direct,
+    ExchangeType.FANOUT: _Fanout,
+    ExchangeType.TOPIC: _Topic,
+    ExchangeType.HEADERS: _ByHeaders,
 }
 
 

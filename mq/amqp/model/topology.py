@@ -43,14 +43,6 @@ def server_named() -> str:
     return f"{SERVER_NAMED}{secrets.token_urlsafe(16)}"
 
 
-def _never(name: QueueName) -> bool:
-    return False
-
-
-def _always() -> bool:
-    return True
-
-
 class Topology:
     """All vhosts.
 
@@ -69,9 +61,9 @@ class Topology:
     def __init__(
         self,
         vhosts: Iterable[str] = (),
-        has_queue: Callable[[QueueName], bool] = _never,
-        may_have: Callable[[QueueName], bool] = _never,
-        is_caught_up: Callable[[], bool] = _always,
+        has_queue: Callable[[QueueName], bool] = lambda name: False,
+        may_have: Callable[[QueueName], bool] = lambda name: False,
+        is_caught_up: Callable[[], bool] = lambda: True,
     ) -> None:
         self.consumers = ConsumerRegistry()
         self.looked_at = 0

@@ -18,9 +18,9 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.names import REPLY_TO, SERVER_NAMED
 from mq.amqp.model.topology import server_named
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import Arrival, ChannelCommand, ChannelKey, Result, Settlement
+from mq.amqp.protocol.commands import ChannelCommand, ChannelKey, Result, Settlement
 from mq.amqp.protocol.declare_methods import DeclareMethods
-from mq.amqp.protocol.deliveries import ConsumerCredit, Deliveries
+from mq.amqp.protocol.deliveries import Deliveries
 from mq.amqp.protocol.publishes import ChannelFrame, ChannelState, Mode, PublishingChannel
 from mq.amqp.protocol.session import MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
@@ -33,7 +33,7 @@ class Channel(PublishingChannel):
     def __init__(self, key: ChannelKey, session: Session) -> None:
         super().__init__(key, session)
         self._declare_methods = DeclareMethods(key, session)
-        self._deliveries = Deliveries(key, session)
+        self.deliveries = Deliveries(key, session)
         self._asked: base.Frame | None = None  # the method that a command now stands for
         session.send_method(key.number, methods.Channel.OpenOk)
 
@@ -80,21 +80,11 @@ class Channel(PublishingChannel):
             method_id=method.index & 0xFFFF,
         )
 
-    @property
-    def consumers(self) -> Mapping[str, ConsumerCredit]:
-        """Its consumers, by tag."""
-        return self._deliveries.consumers
-
-    @property
-    def unsettled(self) -> int:
-        """How many deliveries on it are not settled."""
-        return self._deliveries.unsettled
-
     def release(self) -> None:
         """Give back everything. The channel does nothing more."""
         self.flush()
         self._end_publishes()
-        consumers, deliveries = self._deliveries.end()
+        consumers, deliveries = self.deliveries.end()
         # In parts, of which each is freed once it is put back. The last one is of those that are left.
         last = max(0, len(deliveries) - 1) // MOST_TOGETHER * MOST_TOGETHER
         for at in range(0, last, MOST_TOGETHER):
@@ -150,17 +140,9 @@ class Channel(PublishingChannel):
         if self.state is ChannelState.OPEN:
             self._fail(refusal, method)
 
-    def credit(self, tag: str) -> int:
-        """How many messages a consumer may be sent now."""
-        return self._deliveries.credit(tag)
-
-    def deliver(self, tag: str, arrivals: Sequence[Arrival]) -> int:
-        """Send messages to a consumer. Returns how many, from the first on."""
-        return self._deliveries.deliver(tag, arrivals)
-
     def cancelled(self, tag: str) -> None:
         """Tell a consumer that its queue is gone."""
-        if self._deliveries.remove(tag) and "consumer_cancel_notify" in self._session.capabilities:
+        if self.deliveries.remove(tag) and "consumer_cancel_notify" in self._session.capabilities:
             self._session.send_method(self.key.number, methods.Basic.Cancel, consumer_tag=tag, nowait=True)
 
     # Methods
@@ -197,7 +179,7 @@ class Channel(PublishingChannel):
             self._consume_replies(method)
             return
         queue = self._declare_methods.usable_queue(method.queue, Right.CONSUME)
-        tag = self._deliveries.new_tag(method.consumer_tag)
+        tag = self.deliveries.new_tag(method.consumer_tag)
         priority = consumer_priority(queue, method.arguments or {})
         self._ask(commands.Consume(self.key, tag, queue, method.no_ack, method.exclusive, priority), method)
 
@@ -213,7 +195,7 @@ class Channel(PublishingChannel):
         for right in (Right.CONFIGURE, Right.CONSUME):  # as for any queue that the server names
             session.demand(right, "queue", SERVER_NAMED)
         queue = Queue(session.vhost, server_named(), auto_delete=True, owner=session.owner)
-        tag = self._deliveries.new_tag(method.consumer_tag)
+        tag = self.deliveries.new_tag(method.consumer_tag)
         self._ask(commands.Consume(self.key, tag, queue, True, False, replies=True), method)
 
     def _declare_queue(self, method: methods.Queue.Declare) -> None:
@@ -226,7 +208,7 @@ class Channel(PublishingChannel):
         self._reply(method, methods.Queue.DeclareOk, queue=REPLY_TO, **counts)
 
     def _cancel(self, method: methods.Basic.Cancel) -> None:
-        consumer = self._deliveries.consumers.get(method.consumer_tag or "")
+        consumer = self.deliveries.consumers.get(method.consumer_tag or "")
         if consumer is None:
             self._reply(method, methods.Basic.CancelOk, consumer_tag=method.consumer_tag)
         else:
@@ -248,47 +230,40 @@ class Channel(PublishingChannel):
         self._ask(commands.Get(self.key, queue, method.no_ack), method)
 
     def _qos(self, method: methods.Basic.Qos) -> None:
-        self._deliveries.limit(method)
+        self.deliveries.limit(method)
         self._session.send_method(self.key.number, methods.Basic.QosOk)
 
     def _ack(self, method: methods.Basic.Ack) -> None:
         self._settle(Settlement.ACKNOWLEDGED, [(method.delivery_tag, method.multiple)])
 
-    def _nack(self, method: methods.Basic.Nack) -> None:
+    def _reject(self, method: methods.Basic.Nack | methods.Basic.Reject) -> None:
         outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
-        self._settle(outcome, [(method.delivery_tag, method.multiple)])
-
-    def _reject(self, method: methods.Basic.Reject) -> None:
-        outcome = Settlement.REQUEUED if method.requeue else Settlement.REJECTED
-        self._settle(outcome, [(method.delivery_tag or 0, False)])
+        self._settle(outcome, [(method.delivery_tag or 0, isinstance(method, methods.Basic.Nack) and method.multiple)])
 
     def _settle(self, outcome: Settlement, tags: Sequence[tuple[int, bool]]) -> None:
-        self._deliveries.settle(outcome, tags, in_transaction=self._mode is Mode.TRANSACTION)
+        self.deliveries.settle(outcome, tags, in_transaction=self._mode is Mode.TRANSACTION)
 
     def _recover(self, method: methods.Basic.Recover | methods.Basic.RecoverAsync) -> None:
         if not method.requeue:
             raise Refusal(Code.NOT_IMPLEMENTED, "requeue=false")
-        self._deliveries.recover()
+        self.deliveries.recover()
         if isinstance(method, methods.Basic.Recover):
             self._session.send_method(self.key.number, methods.Basic.RecoverOk)
 
-    def _confirm_select(self, method: methods.Confirm.Select) -> None:
-        self._choose(Mode.CONFIRM)
-        self._reply(method, methods.Confirm.SelectOk)
-
-    def _tx_select(self, method: methods.Tx.Select) -> None:
-        self._choose(Mode.TRANSACTION)
-        self._reply(method, methods.Tx.SelectOk)
+    def _select(self, method: methods.Confirm.Select | methods.Tx.Select) -> None:
+        is_confirm = isinstance(method, methods.Confirm.Select)
+        self._choose(Mode.CONFIRM if is_confirm else Mode.TRANSACTION)
+        self._reply(method, methods.Confirm.SelectOk if is_confirm else methods.Tx.SelectOk)
 
     def _commit(self, method: methods.Tx.Commit) -> None:
         self._check_transaction()
-        messages, settled = self._uncommitted_messages(), self._deliveries.uncommitted()
+        messages, settled = self._uncommitted_messages(), self.deliveries.uncommitted()
         self._ask(commands.Commit(self.key, messages, settled), method)
 
     def _rollback(self, method: methods.Tx.Rollback) -> None:
         self._check_transaction()
         self._forget_messages()
-        self._deliveries.rollback()
+        self.deliveries.rollback()
         self._reply(method, methods.Tx.RollbackOk)
 
     def _check_transaction(self) -> None:
@@ -319,23 +294,27 @@ class Channel(PublishingChannel):
         self._reply(asked, methods.Queue.DeleteOk, message_count=result.messages)
 
     def _consumes(self, command: commands.Consume, result: Any, asked: base.Frame) -> None:
-        self._deliveries.add(command.tag, command.queue.key, no_ack=command.no_ack)
+        self.deliveries.add(command.tag, command.queue.key, no_ack=command.no_ack)
         if command.replies:
             self._replies = command.queue
         self._reply(asked, methods.Basic.ConsumeOk, consumer_tag=command.tag)
 
     def _consumes_no_more(self, command: commands.Cancel, result: Any, asked: base.Frame) -> None:
-        self._deliveries.remove(command.tag)
+        self.deliveries.remove(command.tag)
         if self._replies is not None and self._replies.key == command.queue:
             self._replies = None
         self._reply(asked, methods.Basic.CancelOk, consumer_tag=command.tag)
 
     def _got(self, command: commands.Get, result: commands.Got | None, asked: base.Frame) -> None:
-        self._deliveries.got(result, command.queue.key, no_ack=command.no_ack)
+        self.deliveries.got(result, command.queue.key, no_ack=command.no_ack)
 
 
 def _declares(make: Callable[[DeclareMethods, Any], ChannelCommand | None]) -> Callable[[Channel, Any], None]:
     return lambda channel, method: channel._declare(make, method)
+
+
+def _binds(command: type[commands.Bind | commands.Unbind]) -> Callable[[Channel, Any], None]:
+    return lambda channel, method: channel._ask(command(channel.key, channel._declare_methods.binding(method)), method)
 
 
 def _says(reply: type[base.Frame]) -> Callable[[Channel, Any, Any, Any], None]:
@@ -354,25 +333,25 @@ _HANDLERS: Final[Mapping[type[base.Frame], Callable[[Channel, Any], None]]] = {
     methods.Channel.Flow: Channel._flow,
     methods.Exchange.Declare: _declares(DeclareMethods.declare_exchange),
     methods.Exchange.Delete: _declares(DeclareMethods.delete_exchange),
-    methods.Exchange.Bind: _declares(DeclareMethods.bind_exchange),
-    methods.Exchange.Unbind: _declares(DeclareMethods.unbind_exchange),
+    methods.Exchange.Bind: _binds(commands.Bind),
+    methods.Exchange.Unbind: _binds(commands.Unbind),
     methods.Queue.Declare: Channel._declare_queue,
     methods.Queue.Delete: _declares(DeclareMethods.delete_queue),
     methods.Queue.Purge: _declares(DeclareMethods.purge_queue),
-    methods.Queue.Bind: _declares(DeclareMethods.bind_queue),
-    methods.Queue.Unbind: _declares(DeclareMethods.unbind_queue),
+    methods.Queue.Bind: _binds(commands.Bind),
+    methods.Queue.Unbind: _binds(commands.Unbind),
     methods.Basic.Qos: Channel._qos,
     methods.Basic.Consume: Channel._consume,
     methods.Basic.Cancel: Channel._cancel,
     methods.Basic.Get: Channel._get,
     methods.Basic.Publish: Channel._publish,
     methods.Basic.Ack: Channel._ack,
-    methods.Basic.Nack: Channel._nack,
+    methods.Basic.Nack: Channel._reject,
     methods.Basic.Reject: Channel._reject,
     methods.Basic.Recover: Channel._recover,
     methods.Basic.RecoverAsync: Channel._recover,
-    methods.Confirm.Select: Channel._confirm_select,
-    methods.Tx.Select: Channel._tx_select,
+    methods.Confirm.Select: Channel._select,
+    methods.Tx.Select: Channel._select,
     methods.Tx.Commit: Channel._commit,
     methods.Tx.Rollback: Channel._rollback,
 }

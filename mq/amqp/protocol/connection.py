@@ -30,7 +30,6 @@ from mq.amqp.protocol.commands import (
     Answered,
     Arrival,
     Authenticate,
-    ChannelCommand,
     ChannelKey,
     Command,
     Leave,
@@ -128,9 +127,8 @@ class Connection:
         why: why it has been closed, for the log; empty where nothing was wrong.
         is_over: whether nothing more is read: send what is to be sent, and close the stream.
         held: bytes of a frame that is not complete, once :meth:`next_command` has returned None.
+        sending: bytes to be sent, apart from the confirms that are due.
         is_blocked: whether the client is to know that publishing has to wait.
-        published: called with messages that are stored, durably if they are to last, and `is_stored`; or with those
-            that a limit or a full store refused.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
             :meth:`next_command` has stopped before the last one.
     """
@@ -151,10 +149,11 @@ class Connection:
         self._reader = FrameReader()
         self._heartbeats = Heartbeats(0, clock)
         self._deadline = clock() + limits.handshake_seconds
-        self._sending: list[bytes] = []
-        self.session = Session(topology, owner, limits, self._sending.append)
-        self._channels = Channels(self.session)
-        self.published = self._channels.published
+        self.sending: list[bytes] = []
+        self.session = Session(topology, owner, limits, self.sending.append)
+        self._channel_max = limits.channel_max
+        self._channels: dict[int, Channel] = {}  # open or closing, by number
+        self._epoch = 0
         self.held = 0
         self._mechanism = ""
         self.is_blocked = False
@@ -206,10 +205,10 @@ class Connection:
     def outgoing(self) -> bytes:
         """The bytes to send now."""
         self._flush()
-        if not self._sending:
+        if not self.sending:
             return b""
-        data = b"".join(self._sending)
-        self._sending.clear()
+        data = b"".join(self.sending)
+        self.sending.clear()
         self._heartbeats.send_at = self._clock() + self._heartbeats.send_after
         return data
 
@@ -237,7 +236,7 @@ class Connection:
                 "" if self.state is ConnectionState.LEFT else f"timed out in connection state {self.state.value}"
             )
         elif now >= self._heartbeats.send_at:
-            self._sending.append(HEARTBEAT)
+            self.sending.append(HEARTBEAT)
 
     def close(self, code: Code = Code.CONNECTION_FORCED, why: str = "the broker closed the connection") -> None:
         """Close it from this side."""
@@ -245,7 +244,7 @@ class Connection:
 
     def end(self) -> None:
         """End it. The commands that are left say what the server has still to do."""
-        self._channels.release()
+        self._release_channels()
         self.state, self.is_over = ConnectionState.OVER, True
 
     # Results
@@ -257,42 +256,53 @@ class Connection:
                 self._judged(result)
             elif isinstance(command, Leave):
                 self._leave(command, result)
-            else:
-                self._channels.answer(command, result)
+            elif (channel := self.channel(command.channel)) is not None:
+                channel.answer(command, result)
+                self._free_if_closed(channel)
         except Refusal as refusal:
             self._fail(refusal, None)
 
     def channel(self, key: ChannelKey) -> Channel | None:
         """The channel, unless it has ended."""
-        return self._channels.find(key)
+        channel = self._channels.get(key.number)
+        return channel if channel is not None and channel.key == key else None
 
     def owes_confirms(self, channel: ChannelKey | None) -> bool:
         """Whether the client waits for confirms on a channel; None for any of them."""
-        if channel is None:
-            return any(each.owes_confirms for each in self._channels.all())
-        found = self._channels.find(channel)
-        return found is not None and found.owes_confirms
+        channels = self.channels() if channel is None else [self.channel(channel)]
+        return any(each is not None and each.owes_confirms for each in channels)
 
     def channels(self) -> list[Channel]:
         """The open channels, by number."""
-        return self._channels.all()
+        return [channel for _, channel in sorted(self._channels.items())]
+
+    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
+        """Note that messages are stored, durably if they are to last; or that a limit or a full store refused them."""
+        by_channel: dict[ChannelKey, list[int]] = {}
+        for message in messages:
+            if message.number is not None:
+                by_channel.setdefault(message.channel, []).append(message.number)
+        for key, numbers in by_channel.items():
+            channel = self.channel(key)
+            if channel is not None:
+                channel.published(numbers, is_stored=is_stored)
 
     def credit(self, channel: ChannelKey, tag: str) -> int:
         """How many messages a consumer may be sent now. After 0, a :class:`~mq.amqp.protocol.commands.Credit` follows
         when that changes."""
-        found = self._channels.find(channel)
-        return 0 if found is None else found.credit(tag)
+        found = self.channel(channel)
+        return 0 if found is None else found.deliveries.credit(tag)
 
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
         or it has ended."""
         self._flush()  # a publisher that consumes hears of its message before it gets it
-        found = self._channels.find(channel)
-        return 0 if found is None else found.deliver(tag, arrivals)
+        found = self.channel(channel)
+        return 0 if found is None else found.deliveries.deliver(tag, arrivals)
 
     def cancelled(self, channel: ChannelKey, tag: str) -> None:
         """Tell a consumer that its queue is gone."""
-        found = self._channels.find(channel)
+        found = self.channel(channel)
         if found is not None:
             found.cancelled(tag)
 
@@ -328,7 +338,7 @@ class Connection:
                 self._take(frame)
                 self.frames_left -= (self.session.topology.looked_at - looked_at) // LOOKS_A_FRAME
         except WrongProtocol as error:
-            self._sending.append(error.answer)
+            self.sending.append(error.answer)
             self._be_over(str(error))
         except Refusal as refusal:
             self._is_deaf = frame is None
@@ -364,7 +374,23 @@ class Connection:
                 f"received a frame on channel {frame.channel} in connection state {self.state.value}",
             )
         else:
-            self._channels.take(frame)
+            self._take_on_channel(frame)
+
+    def _take_on_channel(self, frame: ChannelFrame) -> None:
+        number = frame.channel
+        channel = self._channels.get(number)
+        if number > self._channel_max:
+            raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self._channel_max}")
+        if channel is not None:
+            channel.handle(frame)
+            if channel.state is ChannelState.CLOSED:
+                self._free_if_closed(channel)
+        elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
+            self._count_channels(len(self._channels) + 1)
+            self._epoch += 1
+            self._channels[number] = Channel(ChannelKey(number, self._epoch), self.session)
+        else:
+            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
 
     def _take_heartbeat(self) -> None:
         if self.state in (*BEFORE_LOGIN, ConnectionState.TUNING):
@@ -437,7 +463,7 @@ class Connection:
 
     def _tune_ok(self, method: methods.Connection.TuneOk) -> None:
         tuned = negotiate(method, self.session.limits)
-        self._channels.most = tuned.channel_max
+        self._channel_max = tuned.channel_max
         self.session.frame_max = self._reader.frame_max = tuned.frame_max
         self._heartbeats = Heartbeats(tuned.heartbeat_seconds, self._clock)
         self.state = ConnectionState.OPENING
@@ -464,7 +490,9 @@ class Connection:
     def _close_by_client(self, method: methods.Connection.Close) -> None:
         if method.reply_code != 200:
             self.why = self.why or clip(f"closed by client: {method.reply_text}")
-        self._channels.leave()
+        for channel in self._channels.values():
+            if channel.state is ChannelState.OPEN:
+                channel.leave()
         self.state = ConnectionState.LEAVING
         self._deadline = math.inf
         self.session.outbox.put(Leave(None))
@@ -472,12 +500,15 @@ class Connection:
     def _leave(self, command: Leave, result: Result) -> None:
         """Finish a close by the client, of a channel or of the connection."""
         if command.channel is not None:
-            self._channels.left(command.channel, result)
+            channel = self.channel(command.channel)
+            if channel is not None and channel.state is ChannelState.LEAVING:
+                channel.left(result)
+                self._free_if_closed(channel)
         elif self.state is ConnectionState.LEAVING:
             if isinstance(result, Refusal) and not self._has_closed:
                 raise result
             self._flush()
-            self._channels.release()
+            self._release_channels()
             self.session.send_method(0, methods.Connection.CloseOk)
             self.state = ConnectionState.LEFT
             self._deadline = self._clock() + self.session.limits.handshake_seconds
@@ -493,7 +524,7 @@ class Connection:
             self._be_over(refusal.text)
             return
         self.why = refusal.text
-        self._channels.release()
+        self._release_channels()
         self.state = ConnectionState.CLOSING
         self._has_closed = True
         self._deadline = self._clock() + self.session.limits.handshake_seconds
@@ -504,6 +535,30 @@ class Connection:
     def _be_over(self, why: str) -> None:
         self.why = self.why or why
         self.end()
+
+    def _release_channels(self) -> None:
+        """End all channels: they give back what they hold."""
+        for channel in self._channels.values():
+            if channel.state is ChannelState.OPEN:
+                channel.release()
+                channel.state = ChannelState.CLOSED
+        self._channels.clear()
+        self.session.unflushed.clear()
+        self._count_channels(0)
+
+    def _count_channels(self, channels: int) -> None:
+        before, self.session.channels = self.session.channels, channels
+        try:
+            self.session.recount()
+        except Refusal:
+            self.session.channels = before
+            raise
+
+    def _free_if_closed(self, channel: Channel) -> None:
+        """Free the number of a channel that has ended."""
+        if channel.state is ChannelState.CLOSED:
+            self._channels.pop(channel.key.number, None)
+            self._count_channels(len(self._channels))
 
 
 def _weight(frame: Frame | Together) -> int:
@@ -528,107 +583,3 @@ _TABLE: Final[Mapping[ConnectionState, Mapping[type[base.Frame], Callable[[Conne
     },
 }
 """State -> the methods that may come on channel 0, and what they do. Any other method is an error."""
-
-
-class Channels:
-    """The channels that are open, or closing."""
-
-    def __init__(self, session: Session) -> None:
-        self.most = session.limits.channel_max
-        self._session: Final = session
-        self._by_number: dict[int, Channel] = {}
-        self._epoch = 0
-
-    def all(self) -> list[Channel]:
-        """The open channels, by number."""
-        return [channel for _, channel in sorted(self._by_number.items())]
-
-    def find(self, key: ChannelKey) -> Channel | None:
-        """The channel, unless it has ended."""
-        channel = self._by_number.get(key.number)
-        return channel if channel is not None and channel.key == key else None
-
-    def take(self, frame: ChannelFrame) -> None:
-        """Handle a frame of one of them, or open a channel.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        number = frame.channel
-        channel = self._by_number.get(number)
-        if number > self.most:
-            raise Refusal(Code.CHANNEL_ERROR, f"channel number {number} exceeds the maximum of {self.most}")
-        if channel is not None:
-            channel.handle(frame)
-            if channel.state is ChannelState.CLOSED:
-                self._tidy(channel)
-        elif isinstance(frame, MethodFrame) and isinstance(frame.method, methods.Channel.Open):
-            self._count(len(self._by_number) + 1)
-            self._epoch += 1
-            self._by_number[number] = Channel(ChannelKey(number, self._epoch), self._session)
-        else:
-            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
-
-    def answer(self, command: ChannelCommand, result: Result) -> None:
-        """Pass the result of a command to its channel.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        channel = self.find(command.channel)
-        if channel is not None:
-            channel.answer(command, result)
-            if channel.state is ChannelState.CLOSED:
-                self._tidy(channel)
-
-    def published(self, messages: Iterable[PublishedMessage], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused."""
-        by_channel: dict[ChannelKey, list[int]] = {}
-        for message in messages:
-            if message.number is not None:
-                by_channel.setdefault(message.channel, []).append(message.number)
-        for key, numbers in by_channel.items():
-            channel = self.find(key)
-            if channel is not None:
-                channel.published(numbers, is_stored=is_stored)
-
-    def leave(self) -> None:
-        """Begin the close of all channels: they give back what they hold, and still get their confirms."""
-        for channel in self._by_number.values():
-            if channel.state is ChannelState.OPEN:
-                channel.leave()
-
-    def left(self, key: ChannelKey, result: Result) -> None:
-        """Finish a close that the client asked for.
-
-        Raises:
-            Refusal: it ends the connection.
-        """
-        channel = self.find(key)
-        if channel is not None and channel.state is ChannelState.LEAVING:
-            channel.left(result)
-            self._tidy(channel)
-
-    def release(self) -> None:
-        """End all channels: they give back what they hold."""
-        for channel in self._by_number.values():
-            if channel.state is ChannelState.OPEN:
-                channel.release()
-                channel.state = ChannelState.CLOSED
-        self._by_number.clear()
-        self._session.unflushed.clear()
-        self._count(0)
-
-    def _count(self, channels: int) -> None:
-        before, self._session.channels = self._session.channels, channels
-        try:
-            self._session.recount()
-        except Refusal:
-            self._session.channels = before
-            raise
-
-    def _tidy(self, channel: Channel) -> None:
-        """Free the number of a channel that has ended."""
-        if channel.state is ChannelState.CLOSED:
-            self._by_number.pop(channel.key.number, None)
-            self._count(len(self._by_number))

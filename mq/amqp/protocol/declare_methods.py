@@ -15,7 +15,6 @@ from mq.access import Right
 from mq.amqp.model import arguments
 from mq.amqp.model.declared import Binding, Destination, Exchange, ExchangeType, Queue
 from mq.amqp.protocol.commands import (
-    Bind,
     ChannelCommand,
     ChannelKey,
     DeclareExchange,
@@ -24,7 +23,6 @@ from mq.amqp.protocol.commands import (
     DeleteQueue,
     InspectQueue,
     PurgeQueue,
-    Unbind,
 )
 from mq.amqp.protocol.session import Session
 from mq.amqp.wire.errors import Code, Refusal
@@ -150,30 +148,15 @@ class DeclareMethods:
 
     # Bindings
 
-    def bind_queue(self, method: methods.Queue.Bind) -> ChannelCommand:
-        """Plan a binding to a queue."""
-        return Bind(self._key, self._to_queue(method))
-
-    def unbind_queue(self, method: methods.Queue.Unbind) -> ChannelCommand:
-        """Plan that a binding to a queue goes."""
-        return Unbind(self._key, self._to_queue(method))
-
-    def bind_exchange(self, method: methods.Exchange.Bind) -> ChannelCommand:
-        """Plan a binding to an exchange."""
-        return Bind(self._key, self._to_exchange(method))
-
-    def unbind_exchange(self, method: methods.Exchange.Unbind) -> ChannelCommand:
-        """Plan that a binding to an exchange goes."""
-        return Unbind(self._key, self._to_exchange(method))
-
-    def _to_queue(self, method: methods.Queue.Bind | methods.Queue.Unbind) -> Binding:
+    def binding(self, method: Any) -> Binding:
+        """Plan a binding that is to be made, or to go."""
+        if not isinstance(method, methods.Queue.Bind | methods.Queue.Unbind):
+            return self._binding(
+                method.source, Destination(False, method.destination), method.routing_key, method.arguments
+            )
         name = self.queue_name(method.queue)
         key = name if not (method.queue or method.routing_key) else method.routing_key
         return self._binding(method.exchange, Destination(True, name), key, method.arguments)
-
-    def _to_exchange(self, method: methods.Exchange.Bind | methods.Exchange.Unbind) -> Binding:
-        to = Destination(False, method.destination)
-        return self._binding(method.source, to, method.routing_key, method.arguments)
 
     def _binding(self, source: str, to: Destination, key: str, given: Mapping[str, Any] | None) -> Binding:
         """A binding, after a check of its rights: to publish to its target, and to consume from its source."""

@@ -65,22 +65,6 @@ class ConnectionLimits:
     consumers_max: int = 4096
 
 
-def _open_to_all() -> str:
-    return ""
-
-
-def _any_number(user: User) -> None:
-    pass
-
-
-def _any_length(queue: str) -> int:
-    return sys.maxsize
-
-
-def _not_noted(right: str, what: str, name: str | None) -> None:
-    pass
-
-
 MOST_TOGETHER: Final = 1000
 """Messages or deliveries in one command, about."""
 MOST_BYTES_TOGETHER: Final = 4 * 1024 * 1024
@@ -189,11 +173,11 @@ class Session:
     frame_max: int = SMALLEST_FRAME_MAX
     capabilities: frozenset[str] = frozenset()
     is_node: bool = False
-    closed_to: Callable[[], str] = _open_to_all
-    check_connection: Callable[[User], None] = _any_number
+    closed_to: Callable[[], str] = lambda: ""
+    check_connection: Callable[[User], None] = lambda user: None
     over_limit: str = ""
-    longest_body: Callable[[str], int] = _any_length
-    denied: Callable[[str, str, str | None], None] = _not_noted
+    longest_body: Callable[[str], int] = lambda queue: sys.maxsize
+    denied: Callable[[str, str, str | None], None] = lambda right, what, name: None
     follows_text: bool = False
     memory: ClientMemory = field(default_factory=lambda: Budget().own())
     room: Room = field(init=False)

@@ -6,8 +6,7 @@
 * ``exchanges``: what is declared, as other protocols show it and publish to it.
 * ``declared_memory``: the memory of what is declared, reserved before.
 * ``topology_store``: the topology made durable: each planned change is stored, then applied.
-* ``backlog``: the bytes that all connections have published and the store has not taken.
-* ``full_store_alarm``: the log's warning that publishers wait because the store has no room.
+* ``backlog``: what connections have published and the store has not taken; the warning that it has no room.
 * ``state``: what all connections share; queues that expire while they are not used.
 * ``refusals``: AMQP reply codes for errors of mq.
 * ``client_connection``: a client's socket, and the base of its served connection, as its channels and consumers see it.
@@ -17,7 +16,6 @@
 * ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
 * ``served_channel``: one channel: its consumers, gets, transactions, and its end.
 * ``declarations``: each command that declares, changes or inspects an exchange, queue or binding.
-* ``served_connection``: one connection: read, carry out, answer, keep time, end.
-* ``status``: a connection and its consumers as operators see them.
+* ``served_connection``: one connection: read, carry out, answer, keep time, end; its status for operators.
 * ``listener``: the socket: accept, serve, stop.
 """

@@ -299,14 +299,16 @@ class ClientConnection(ABC):
 
     def flush(self) -> None:
         """Send what was written."""
+        connection = self.connection
         if self.why_blocked:
-            self.connection.block(self.why_blocked)
-        elif self.connection.is_blocked:
-            self.connection.unblock()
-        data = self.connection.outgoing()
-        if data:
-            self.socket.send(data, is_last=self.connection.state is ConnectionState.LEFT)
-        was_open, self._was_open = self._was_open, self.connection.state is ConnectionState.OPEN
+            connection.block(self.why_blocked)
+        elif connection.is_blocked:
+            connection.unblock()
+        if connection.sending or connection.session.unflushed:
+            data = connection.outgoing()
+            if data:
+                self.socket.send(data, is_last=connection.state is ConnectionState.LEFT)
+        was_open, self._was_open = self._was_open, connection.state is ConnectionState.OPEN
         if not (was_open and self._was_open):  # else it wakes later and later
             wake_at = self.connection.wake_at()
             if wake_at < self.sleeps_until:

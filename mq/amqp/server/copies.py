@@ -125,7 +125,7 @@ class Copies:
             outcomes = await self._broker.publish_many(queue, drafts, has_place)
         except MQError as error:
             return [error] * len(copies)
-        return _errors(outcomes)
+        return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]
 
     async def _sure(self, queue: QueueName, copies: Sequence[Copy]) -> Sequence[Copy]:
         """The same copies, with their queue as it was declared.
@@ -140,7 +140,3 @@ class Copies:
             raise NoSuchQueue(f"queue {queue} does not exist")
         found = self._queue_of(queue) or replace(copies[0].queue, is_unsure=False)
         return [copy._replace(queue=found) for copy in copies]
-
-
-def _errors(outcomes: Sequence[Published | MQError]) -> list[MQError | None]:
-    return [None if isinstance(outcome, Published) else outcome for outcome in outcomes]

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import trio
 
@@ -22,7 +22,7 @@ from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KE
 from mq.amqp.model.declared import Queue
 from mq.amqp.model.topology import Topology
 from mq.amqp.server.copies import Copies, Copy
-from mq.amqp.server.message_codec import Publishable, arrival_of, hidden_keys_of
+from mq.amqp.server.message_codec import Publication, Publishable, arrival_of, hidden_keys_of
 from mq.amqp.wire import tables
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import BasicProperties, remembered
@@ -61,15 +61,6 @@ REASONS: Final = {
     "delivery_limit": Reason.DELIVERY_LIMIT,
 }
 """The broker's word for a death -> AMQP's."""
-
-
-class _DeadLetter(NamedTuple):
-    exchange: str
-    routing_key: str
-    properties: BasicProperties
-    body: bytes
-    expiration_ms: int | None = None
-    hidden_keys: tuple[str, ...] = ()
 
 
 class DeadLetterRouter:
@@ -158,7 +149,7 @@ class DeadLetterRouter:
             return []
         properties = remembered(_parsed, came.properties)(came.properties)
         hidden = hidden_keys_of(attributes)
-        publication = _DeadLetter(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
+        publication = Publication(came.exchange, came.routing_key, properties, body, hidden_keys=hidden)
         has_it = self._partly_sent.get(message.id, ())
         copies = [copy for copy in self._sent_on(queue, publication, reason) if copy.queue.key not in has_it]
         was_in_memory = isinstance(message.body, BytesBody) and not (properties.is_persistent and queue.is_lasting)
@@ -213,7 +204,7 @@ class DeadLetterRouter:
         except Refusal as refusal:
             logger.warning("dead letters from queue '%s' are being dropped: %s", queue.name, refusal)
             return []
-        dead = _DeadLetter(exchange, key, properties, publication.body, hidden_keys=hidden)
+        dead = Publication(exchange, key, properties, publication.body, hidden_keys=hidden)
         return [
             Copy(dead, target, is_dead_letter=True)
             for target in targets

@@ -95,10 +95,7 @@ async def _find_queue(client: ClientConnection, command: commands.FindQueue) -> 
 
 
 async def _inspect_queue(client: ClientConnection, command: commands.InspectQueue) -> Result:
-    async def do() -> Result:
-        return await _status(client, command.queue)
-
-    return await in_order(client, do)
+    return await in_order(client, lambda: _status(client, command.queue))
 
 
 async def _delete_queue(client: ClientConnection, command: commands.DeleteQueue) -> Result:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from mq import turns
 from mq.amqp.model.arguments import DEAD_LETTER_EXCHANGE, DEAD_LETTER_ROUTING_KEY, OVERFLOW
@@ -17,9 +16,8 @@ from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import Vhost
 from mq.amqp.server.copies import Copies, Copy
 from mq.amqp.server.dead_letters import DeadLetterRouter, Reason
-from mq.amqp.server.message_codec import properties_of
+from mq.amqp.server.message_codec import Publication, properties_of
 from mq.amqp.wire.errors import Refusal
-from mq.amqp.wire.properties import BasicProperties
 from mq.broker import Draft
 from mq.doors.exchanges import (
     DeadLetterWay,
@@ -88,15 +86,6 @@ async def _targets(vhost: Vhost, exchange: str) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-class _Publication(NamedTuple):
-    exchange: str
-    routing_key: str
-    properties: BasicProperties
-    body: bytes
-    expiration_ms: int | None
-    hidden_keys: tuple[str, ...] = ()
-
-
 class TopologyPublisher:
     """As :class:`mq.doors.exchanges.ExchangePublisher`.
 
@@ -123,7 +112,7 @@ class TopologyPublisher:
         for number, draft in enumerate(drafts):
             assert isinstance(draft.body, bytes), "an upload lasts for one queue alone"
             properties = properties_of(draft)
-            publication = _Publication(exchange, routing_key, properties, draft.body, properties.expiration_ms)
+            publication = Publication(exchange, routing_key, properties, draft.body, properties.expiration_ms)
             copies += [
                 Copy(publication, queue, asked=_of_queue(draft, queue, exchange, routing_key), number=number)
                 for queue in self._topology.route(vhost, exchange, routing_key, properties.headers)

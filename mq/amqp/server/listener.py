@@ -152,4 +152,4 @@ class _ServedConnections:
     def stop(self) -> None:
         """Tell all of them to go."""
         for serving in self._served:
-            serving.stop()
+            serving.close("mq stops")

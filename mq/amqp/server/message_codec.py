@@ -9,13 +9,13 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
 from pamqp import commands as methods
 
 from mq.amqp.model.arguments import MESSAGE_TTL
 from mq.amqp.model.declared import Queue
-from mq.amqp.protocol.commands import Arrival
+from mq.amqp.protocol.commands import Arrival, PublishedMessage
 from mq.amqp.wire.errors import Refusal
 from mq.amqp.wire.properties import LONGEST_REMEMBERED, PERSISTENT, BasicProperties, remembered
 from mq.broker import Draft
@@ -33,39 +33,26 @@ _MOST_TEXTS: Final = 64
 _MOST_BYTES: Final = 8192
 
 
-class Publishable(Protocol):
-    """A message on its way into a queue: the parts of it that are stored."""
+class Publication(NamedTuple):
+    """A message that goes into queues, other than one that a client of AMQP has just published: a dead letter, or a
+    message of another protocol. Its attributes are those of :class:`PublishedMessage`."""
 
-    @property
-    def exchange(self) -> str:
-        """Where it was published."""
+    exchange: str
+    routing_key: str
+    properties: BasicProperties
+    body: bytes
+    expiration_ms: int | None = None
+    hidden_keys: tuple[str, ...] = ()
 
-    @property
-    def routing_key(self) -> str:
-        """With which key."""
 
-    @property
-    def properties(self) -> BasicProperties:
-        """As they came."""
-
-    @property
-    def body(self) -> bytes:
-        """All of it."""
-
-    @property
-    def expiration_ms(self) -> int | None:
-        """After so many milliseconds it expires; None for what the queue says."""
-
-    @property
-    def hidden_keys(self) -> tuple[str, ...]:
-        """More keys by which it was routed; its consumers do not hear of them."""
+Publishable = PublishedMessage | Publication
 
 
 def attributes_of(
     properties: BasicProperties, exchange: str, routing_key: str, hidden_keys: tuple[str, ...] = ()
 ) -> Mapping[str, Any]:
     """The attributes that the broker stores with a message, as JSON values. HTTP shows its content type and those
-    headers that are texts, as far as headers of HTTP can carry them. The arguments are as :class:`Publishable` has
+    headers that are texts, as far as headers of HTTP can carry them. The arguments are as :class:`Publication` has
     them."""
     if len(properties.raw) > LONGEST_REMEMBERED:
         return _attributes_of.__wrapped__(properties, exchange, routing_key, hidden_keys)
@@ -170,7 +157,7 @@ def arrival_of(
     """
     ours = attributes.get(_OWN_KEY)
     if ours is None:
-        return Arrival(token, "", queue, _from_http(id, attributes), body, redelivered)
+        return Arrival(token, "", queue, _written(attributes, message_id=id), body, redelivered)
     try:
         written = ours["properties"]
         raw, exchange, routing_key = remembered(_raw, written)(written), str(ours["exchange"]), str(ours["routing_key"])
@@ -199,10 +186,6 @@ def properties_of(draft: Draft) -> BasicProperties:
     """The properties of a message that another protocol publishes to an exchange."""
     expiration = None if draft.ttl is None else str(max(1, round(draft.ttl * 1000)))
     return BasicProperties(_written(draft.attributes, priority=draft.priority or None, expiration=expiration))
-
-
-def _from_http(id: str, attributes: Mapping[str, Any]) -> bytes:
-    return _written(attributes, message_id=id)
 
 
 def _written(attributes: Mapping[str, Any], **more: Any) -> bytes:

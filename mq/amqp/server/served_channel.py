@@ -51,7 +51,8 @@ class ServedChannel:
         consumers = self._state.topology.consumers
         if command.replies:
             await self._state.topology_store.change(lambda: TopologyChange(queues=(command.queue,)))
-        queue = self._find_again(command.queue)
+        # The queue may have gone and come again while earlier commands were carried out.
+        queue = self._state.topology.queue(self._client.vhost, command.queue.name, self._client.owner)
         self._check_single(queue, exclusive=command.exclusive)
         consumer = ServedConsumer(self._client, replace(command, queue=queue))
         consumers.add(queue, consumer, exclusive=command.exclusive, priority=command.priority)
@@ -109,10 +110,6 @@ class ServedChannel:
                 Code.NOT_IMPLEMENTED,
                 f"{SINGLE_ACTIVE_CONSUMER} is not supported if several daemons share a root. Start mq with --peers=0",
             )
-
-    def _find_again(self, queue: Queue) -> Queue:
-        """The queue as it is now: it may have gone and come again while earlier commands were carried out."""
-        return self._state.topology.queue(self._client.vhost, queue.name, self._client.owner)
 
     async def cancel(self, command: commands.Cancel) -> Result:
         """End a consumer."""

@@ -23,13 +23,12 @@ from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_channel import ServedChannel
 from mq.amqp.server.settling import settle
 from mq.amqp.server.state import AmqpState
-from mq.amqp.server.status import consumers_of, status_of
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
 from mq.doors.connections import FewLines, Peer
 from mq.doors.listeners import TLSStream
-from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
+from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError
 from mq.turns import FRAME
@@ -109,10 +108,6 @@ class ServedConnection(ClientConnection):
             await self.socket.aclose()
             self._log_end()
 
-    def stop(self) -> None:
-        """End it because the daemon stops."""
-        self.close("mq stops")
-
     def close(self, why: str) -> None:
         """End it, and tell its client why. One that has closed the connection itself gets its close-ok."""
         if self.connection.state not in (ConnectionState.LEAVING, ConnectionState.LEFT):
@@ -126,12 +121,43 @@ class ServedConnection(ClientConnection):
 
     def status(self) -> ConnectionStatus:
         """The connection as operators see it now."""
-        return status_of(self, self._began)
+        session, traffic, age = self.connection.session, self.socket.traffic(), self.now() - self._began
+        return ConnectionStatus(
+            protocol="amqp",
+            state=self.connection.state.value,
+            address=self.peer.address,
+            port=self.peer.port,
+            user=None if session.user is None else session.user.name,
+            vhost=session.vhost,
+            open_seconds=age,
+            idle_seconds=age if traffic is None else traffic.idle_seconds,
+            received_bytes=None if traffic is None else traffic.received_bytes,
+            sent_bytes=None if traffic is None else traffic.sent_bytes,
+            channels=tuple(
+                ChannelStatus(channel.key.number, len(channel.deliveries.consumers), channel.deliveries.unsettled)
+                for channel in self.connection.channels()
+            ),
+        )
 
     def consumers(self) -> Iterator[ConsumerStatus]:
         """Its consumers as operators see them now."""
-        channels = list(self._channels.values())
-        return consumers_of(self, [consumer for channel in channels for consumer in channel.consumers.values()])
+        now = self.now()
+        for consumer in [consumer for channel in self._channels.values() for consumer in channel.consumers.values()]:
+            channel = self.connection.channel(consumer.channel)
+            credit = None if channel is None else channel.deliveries.consumers.get(consumer.tag)
+            if credit is not None:
+                yield ConsumerStatus(
+                    queue=consumer.queue.key,
+                    tag=consumer.tag,
+                    channel=consumer.channel.number,
+                    prefetch=credit.prefetch,
+                    ack_required=not credit.no_ack,
+                    unacknowledged=credit.unsettled,
+                    delivered=consumer.delivered,
+                    delivered_per_second=consumer.rate.per_second(now),
+                    open_seconds=now - consumer.began,
+                    idle_seconds=now - consumer.last_delivery,
+                )
 
     # Reading
 

@@ -16,10 +16,9 @@ from mq.amqp.model.topology import Topology
 from mq.amqp.model.vhost import NOTHING, TopologyChange
 from mq.amqp.protocol.commands import Authenticate, Authenticated
 from mq.amqp.protocol.session import ConnectionLimits
-from mq.amqp.server.backlog import Backlog
+from mq.amqp.server.backlog import Backlog, FullStoreAlarm
 from mq.amqp.server.copies import Copies
 from mq.amqp.server.dead_letters import DeadLetterRouter
-from mq.amqp.server.full_store_alarm import FullStoreAlarm
 from mq.amqp.server.topology_store import TopologyStore
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.api import BrokerAPI

@@ -113,7 +113,11 @@ class TopologyStore:
                 drops = [record async for record in turns.in_turns(change.drops(), turns.LIGHT)]
                 shared_puts, shared_drops = self._shared_in(change, puts, drops)
                 if not shared_puts and not shared_drops:
-                    await self._keep_or_cancel(change, puts, drops)
+                    try:
+                        await self._keep(change, puts, drops)
+                    except BaseException:
+                        self._memory.cancel(change)
+                        raise
                     await self._apply(change)
                 else:
                     self._memory.cancel(change)  # it counts as what another node has declared
@@ -212,15 +216,6 @@ class TopologyStore:
         for queue in change.lost_queues:
             self._by_key.pop(queue.key, None)
             await self._lost(queue)
-
-    async def _keep_or_cancel(
-        self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
-    ) -> None:
-        try:
-            await self._keep(change, puts, drops)
-        except BaseException:
-            self._memory.cancel(change)
-            raise
 
     async def _keep(
         self, change: TopologyChange, puts: Sequence[DurableRecord], drops: Sequence[DurableRecord]
