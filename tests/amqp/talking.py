@@ -247,7 +247,8 @@ class Peer:
         """Give every consumer what it may have."""
         for key, queue in list(self.queues.items()):
             for channel, tag in self.topology.consumers.of(key):  # type: ignore[misc]
-                most = self.connection.credit(channel, tag)
+                found = self.connection.channel(channel)
+                most = 0 if found is None else found.deliveries.credit(tag)
                 arrivals = [queue.popleft() for _ in range(min(most, len(queue)))]
                 taken = self.connection.deliver(channel, tag, arrivals)
                 queue.extendleft(reversed(arrivals[taken:]))

@@ -197,7 +197,8 @@ def test_deliveries_beyond_the_credit_are_not_taken() -> None:
     assert peer.connection.deliver(key, "t", arrivals) == 2
     assert peer.connection.deliver(key, "t", arrivals[2:]) == 0
     assert peer.connection.deliver(key, "unknown", arrivals) == 0
-    assert peer.connection.credit(key, "t") == 0
+    [channel] = peer.connection.channels()
+    assert channel.deliveries.credit("t") == 0
     assert [tag for _, tag, _ in (peer.flush() or deliveries(peer))] == [1, 2]
 
 

@@ -287,12 +287,6 @@ class Connection:
             if channel is not None:
                 channel.published(numbers, is_stored=is_stored)
 
-    def credit(self, channel: ChannelKey, tag: str) -> int:
-        """How many messages a consumer may be sent now. After 0, a :class:`~mq.amqp.protocol.commands.Credit` follows
-        when that changes."""
-        found = self.channel(channel)
-        return 0 if found is None else found.deliveries.credit(tag)
-
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
         or it has ended."""

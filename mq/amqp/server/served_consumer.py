@@ -16,6 +16,7 @@ import trio
 from mq import turns
 from mq.amqp.model.arguments import QUEUE_TYPE, QUORUM, SINGLE_ACTIVE_CONSUMER
 from mq.amqp.protocol.commands import Arrival, ChannelKey, Consume
+from mq.amqp.protocol.deliveries import Deliveries
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
 from mq.amqp.server.state import QueueConsumer
@@ -63,6 +64,7 @@ class ServedConsumer(QueueConsumer):
         self._client = client
         self._socket = client.socket
         self._connection = client.connection
+        self._deliveries: Deliveries | None = None  # of its channel, once it delivers
         self._no_ack = command.no_ack
         self._precedence = Precedence(command.priority)
         self._receive = partial(client.complete, self._received)
@@ -111,7 +113,7 @@ class ServedConsumer(QueueConsumer):
 
     @property
     def _credit(self) -> int:
-        return self._connection.credit(self.channel, self.tag) if self.is_active else 0
+        return self._deliveries.credit(self.tag) if self._deliveries is not None and self.is_active else 0
 
     def _hold_now(self, most: int, precedence: Precedence | None) -> list[UnackedMessage] | None:
         return self._broker.hold_now(self.queue.key, most, exclusion=self.exclusion, precedence=precedence)
@@ -135,7 +137,7 @@ class ServedConsumer(QueueConsumer):
         """Write messages in the step in which they became READY, or leave them to the task."""
         self._withdraw, self._error = None, self._error or error
         try:
-            if self._connection.credit(self.channel, self.tag) < len(held):
+            if self._deliveries is None or self._deliveries.credit(self.tag) < len(held):
                 self._held = held  # it has ended, or others of its channel have had the credit
             elif held and self._write(held):
                 self._broker.progress.after(self._client.send_answers)
@@ -181,7 +183,9 @@ class ServedConsumer(QueueConsumer):
         self.rate.add(self.last_delivery, taken)
 
     def start(self) -> None:
-        """:meth:`run` is about to be called."""
+        """Note that the client has its tag, and that :meth:`run` is about to be called."""
+        channel = self._connection.channel(self.channel)
+        self._deliveries = None if channel is None else channel.deliveries
         self._stopped = trio.Event()
 
     def end(self) -> None:
