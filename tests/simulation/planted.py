@@ -307,13 +307,13 @@ OF_THE_LOG: Final = {
         "mq.storage.files.logged.commit:_commit",
         """
         sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
-        units = None if portion.units is None else Units(root, recorded, portion.units, early)
-        outcomes, refused = (units.outcomes, units.refused) if units else _do_messages(root, recorded, early)
+        units = None if portion.units is None else Units(root, portion, portion.units, early)
+        outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         """,
         """
         sequence = log.append(portion.encode())
-        units = None if portion.units is None else Units(root, recorded, portion.units, early)
-        outcomes, refused = (units.outcomes, units.refused) if units else _do_messages(root, recorded, early)
+        units = None if portion.units is None else Units(root, portion, portion.units, early)
+        outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         log.flush(flush)
         """,
     ),

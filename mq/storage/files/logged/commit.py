@@ -90,13 +90,11 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
         return portion.outcomes(())
     log = root.log
     flush = portion.large.bring() if portion.large is not None else None
-    planned: list[Planned] = portion.planned  # type: ignore[assignment] # None for a record: then there are units
-    recorded = Messages(planned, portion.steps, portion.expected, portion.writes)
     with log.lock:
         try:
             sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
-            units = None if portion.units is None else Units(root, recorded, portion.units, early)
-            outcomes, refused = (units.outcomes, units.refused) if units else _do_messages(root, recorded, early)
+            units = None if portion.units is None else Units(root, portion, portion.units, early)
+            outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
             if refused:
                 log.append(encode([Refused(sequence, tuple(refused)), *(() if units is None else units.undoing)]))
                 log.flush()
@@ -113,15 +111,18 @@ def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Se
     return portion.outcomes(outcomes) if portion.answered else outcomes
 
 
-def _do_messages(root: LoggedRoot, recorded: Messages, early: EarlyResults) -> tuple[Sequence[Outcome], Sequence[int]]:
+def _do_messages(
+    root: LoggedRoot, portion: LoggedPortion, early: EarlyResults
+) -> tuple[Sequence[Outcome], Sequence[int]]:
     """Do operations on messages, each by itself. Returns their outcomes, and the numbers of those not done."""
-    outcomes = do_steps(root, recorded, early)
-    if outcomes is recorded.expected:
+    planned: list[Planned] = portion.planned  # type: ignore[assignment] # there is no record
+    outcomes = do_steps(root, Messages(planned, portion.steps, portion.expected, portion.writes), early)
+    if outcomes is portion.expected:
         return outcomes, ()
     return outcomes, [
         number
-        for number, (planned, outcome) in enumerate(zip(recorded.planned, outcomes, strict=True))
-        if outcome.result in NOT_DONE and not is_gone(planned.operation, outcome)
+        for number, (each, outcome) in enumerate(zip(planned, outcomes, strict=True))
+        if outcome.result in NOT_DONE and not is_gone(each.operation, outcome)
     ]
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from mq.lifecycle import State
-from mq.storage.files.calls import FileKind, is_transient
+from mq.storage.files.calls import FileKind, Step, is_transient
 from mq.storage.files.folders import Folders
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged.record import Forgotten, Kept, Moved, Removed, Saying
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, refusal
+from mq.storage.files.writes import Planned
 from mq.storage.interface import AnyOperation, Drop, Entry, Move, Outcome, Put, Result, Unlink, Write
 
 NOT_DONE: Final = frozenset({Result.FULL, Result.EXISTS, Result.GONE, Result.NO_QUEUE})
@@ -45,12 +46,20 @@ class _Step(NamedTuple):
     end: Callable[[], object] = lambda: None
 
 
+class RecordedOperations(Protocol):
+    """The operations that a record names (:class:`mq.storage.files.logged.commit.LoggedPortion`)."""
+
+    planned: list[Planned | None]
+    steps: list[Step | None]
+    expected: list[Outcome]
+    writes: bool
+
+
 class Units:
     """Do the operations and groups that a record names.
 
     Args:
-        recorded: the operations. The plan of one on a record is None.
-        units: the same, as single operations and groups.
+        units: these operations, as single ones and groups.
         early: is told of no outcome.
 
     Attributes:
@@ -58,7 +67,9 @@ class Units:
         undoing: what the log has to say before :meth:`end`.
     """
 
-    def __init__(self, root: LoggedRoot, recorded: Messages, units: Sequence[Unit], early: EarlyResults) -> None:
+    def __init__(
+        self, root: LoggedRoot, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults
+    ) -> None:
         self._root = root
         self._folders = root.folders
         self._records = root.records
@@ -70,7 +81,7 @@ class Units:
         early.is_over = True
         self._do(recorded, units, early)
 
-    def _do(self, recorded: Messages, units: Sequence[Unit], early: EarlyResults) -> None:
+    def _do(self, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults) -> None:
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
         chosen = Messages([], [], [], recorded.writes)
         in_order = iter(zip(recorded.planned, recorded.steps, recorded.expected, strict=True))
