@@ -7,7 +7,7 @@ The table is data: the simulator checks against it, observers receive it as even
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol
@@ -148,8 +148,8 @@ class DetailedObserver(Observer, Protocol):  # not runtime_checkable: mypyc refu
         """These were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
         nothing of it. Must not block and must not raise."""
 
-    def took(self, span: Span, seconds: float) -> None:
-        """Something took so long. Must not block and must not raise."""
+    def timer(self, span: Span) -> Callable[[float], None]:
+        """Return what to call with the seconds that something took. It must not block and must not raise."""
 
 
 def diagram() -> str:

@@ -14,7 +14,8 @@ import trio
 from click.testing import CliRunner
 
 from mq.broker import Broker, BrokerConfig, Draft, Published, open_broker
-from mq.broker.commit import BatchChannel, Committer
+from mq.broker.commit import Committer
+from mq.broker.waiters import BatchChannel
 from mq.cli import main
 from mq.cli.mover import main as mover
 from mq.cli.reaper import main as reaper

@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
+from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.clock import Clock
-from mq.broker.columns import BrowsedColumns
+from mq.broker.columns import ColumnReader
 from mq.broker.commit import Done, Future, StoreProgress
 from mq.broker.consuming import Removal
 from mq.broker.dead_letters import DeadLetterSink
 from mq.broker.exclusion import Exclusion
-from mq.broker.peek import READY, Browsed, Ranges, Seen
+from mq.broker.peek import READY, Seen, SequenceBrowser
 from mq.broker.publishing import Draft, Published, Upload
 from mq.broker.queues import LARGEST_SLICE, Inventory, QueueStatus, Record, Redriven, TellShared
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Received, UnackedMessage
 from mq.broker.waiters import Precedence
-from mq.broker.write_jobs import WriteJobStatus
+from mq.broker.write_jobs import WriteJobs
 from mq.errors import Conflict, MQError
 from mq.message import Message, MessageId, QueueName
 from mq.storage.interface import Description
@@ -255,102 +255,6 @@ class DeclarationsAPI(Protocol):
     async def catch_up(self) -> None: ...
 
 
-class ClaimsAPI(Protocol):
-    """As :class:`~mq.broker.batch_consumers.BatchConsumers`."""
-
-    async def consumers(self, queue: str) -> list[ConsumerPosition]: ...
-
-    async def consumer(self, queue: str, name: str) -> ConsumerPosition: ...
-
-    async def start(
-        self, queue: str, name: str, checkpoint: str = "", *, take_over: bool = False, within: float = ...
-    ) -> ConsumerPosition: ...
-
-    async def claim(
-        self,
-        queue: str,
-        name: str,
-        batch: int,
-        epoch: int,
-        *,
-        most: int = ...,
-        most_bytes: int | None = None,
-        up_to: int | None = None,
-        lease: float = ...,
-        regain: bool = False,
-    ) -> ClaimedBatch | None: ...
-
-    async def read(
-        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int | None = None
-    ) -> list[tuple[int, Message]]: ...
-
-    async def note_read(
-        self, queue: str, name: str, batch: int, epoch: int, start: int, stop: int, of: int, checkpoint: str = ""
-    ) -> None: ...
-
-    async def acknowledge(
-        self, queue: str, name: str, batch: int, epoch: int, *, if_read: bool = False, within: float = ...
-    ) -> int: ...
-
-    async def forget(self, queue: str, name: str) -> None: ...
-
-
-class WritesAPI(Protocol):
-    """As :class:`~mq.broker.write_jobs.WriteJobs`."""
-
-    async def of(self, queue: str) -> list[WriteJobStatus]: ...
-
-    async def add(
-        self, queue: str, job: str, part: str, number: int, drafts: Sequence[Draft], user: str | None = None
-    ) -> list[MQError | None]: ...
-
-    async def commit(
-        self, queue: str, job: str, parts: Sequence[str], rows: int, user: str | None = None
-    ) -> WriteJobStatus: ...
-
-    async def abort(self, queue: str, job: str, user: str | None = None) -> None: ...
-
-
-class BrowsingAPI(Protocol):
-    """As :class:`~mq.broker.peek.SequenceBrowser`."""
-
-    async def browse(
-        self,
-        queue: str,
-        *,
-        after: int = 0,
-        up_to: int | None = None,
-        most: int = 100,
-        ids: Sequence[str] | None = None,
-        group: str | None = None,
-    ) -> Browsed: ...
-
-    async def ranges(self, queue: str, parts: int) -> Ranges: ...
-
-
-class ColumnsAPI(Protocol):
-    """As :class:`~mq.broker.columns.ColumnReader`."""
-
-    async def browse(
-        self, queue: str, *, after: int, up_to: int | None, most: int, base: int, most_bytes: int, bodies: bool = True
-    ) -> BrowsedColumns | None: ...
-
-    async def read_claim(
-        self,
-        queue: str,
-        name: str,
-        batch: int,
-        epoch: int,
-        start: int,
-        stop: int,
-        of: int | None,
-        *,
-        most: int,
-        base: int,
-        most_bytes: int,
-    ) -> BrowsedColumns | None: ...
-
-
 class BrokerAPI(Protocol):
     """As :class:`~mq.broker.broker.Broker`."""
 
@@ -364,16 +268,16 @@ class BrokerAPI(Protocol):
     def declarations(self) -> DeclarationsAPI: ...
 
     @property
-    def claims(self) -> ClaimsAPI: ...
+    def claims(self) -> BatchConsumers: ...
 
     @property
-    def writes(self) -> WritesAPI: ...
+    def writes(self) -> WriteJobs: ...
 
     @property
-    def browsing(self) -> BrowsingAPI: ...
+    def browsing(self) -> SequenceBrowser: ...
 
     @property
-    def columns(self) -> ColumnsAPI | None: ...
+    def columns(self) -> ColumnReader | None: ...
 
     @property
     def description(self) -> Description: ...
@@ -383,6 +287,9 @@ class BrokerAPI(Protocol):
 
     @property
     def ready(self) -> bool: ...
+
+    @property
+    def is_shared(self) -> bool: ...
 
     @property
     def progress(self) -> StoreProgress: ...

@@ -1,21 +1,18 @@
-"""Bodies: their sizes and digests, where a queue's settings need them, and those that are still in memory.
+"""Bodies: their sizes and digests, where a queue's settings need them.
 
 The stats come from the messages themselves, so they cannot disagree with them: loaded when first needed
-(:mod:`mq.broker.body_loader`), kept up to date from then on. A body that was published a moment ago is handed out
-without a look at the store.
+(:mod:`mq.broker.body_loader`), kept up to date from then on.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import trio
 
-from mq.message import BytesBody, Message, MessageId, Properties, checksum, length_of
-from mq.storage.interface import Stored
+from mq.message import Message, MessageId
 
 
 class _Known(NamedTuple):
@@ -94,58 +91,3 @@ async def close(messages: Sequence[Message]) -> None:
     with trio.CancelScope(shield=True):
         for message in messages:
             await message.body.aclose()
-
-
-MOST_BYTES: Final = 16 * 1024 * 1024
-"""Bytes of all recent bodies together."""
-OVERHEAD: Final = 1024
-"""Bytes that a message counts besides its body: about what its id and its attributes take, if these are short."""
-SHORT_ATTRIBUTES: Final = 512
-"""Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
-LARGEST_BODY: Final = 1 << 16
-"""Bytes of the longest body that is kept. A longer one is read from the store."""
-
-
-class RecentBodies:
-    """A cache of bodies by message id, each read once at the most; the oldest make room.
-
-    Args:
-        most_bytes: its size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
-    """
-
-    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
-        self._longest = min(LARGEST_BODY, most_bytes)
-        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any], int]] = OrderedDict()
-        self._bytes = 0
-
-    def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
-        """Keep the body of a message that was stored, unless it is long, or its attributes are."""
-        size = len(body) + OVERHEAD
-        if attributes and (length := length_of(attributes)) > SHORT_ATTRIBUTES:
-            size += 2 * length
-        if size - OVERHEAD > self._longest:
-            return
-        if id in self._kept:
-            self.take(id)
-        self._kept[id] = (body, attributes, size)
-        self._bytes += size
-        while self._bytes > self._most_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1][2]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._kept.clear()
-        self._bytes = 0
-
-    def __contains__(self, id: MessageId) -> bool:
-        return id in self._kept
-
-    def take(self, id: MessageId) -> Stored | None:
-        """Return what reading the message would, and forget it; None when it is not kept."""
-        kept = self._kept.pop(id, None)
-        if kept is None:
-            return None
-        body, attributes, size = kept
-        self._bytes -= size
-        return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -15,14 +15,14 @@ from mq.broker import dead_letters
 from mq.broker.api import ALONE, CLUSTER, MEMORY, Membership, NodeControl, NoNode
 from mq.broker.background_check import BackgroundCheck
 from mq.broker.batch_consumers import BatchConsumers, ClaimedMessages, ConsumerRecords
-from mq.broker.bodies import MOST_BYTES, RecentBodies, digest_of
+from mq.broker.bodies import digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.catalog import Catalog
+from mq.broker.catalog import MOST_BYTES, Catalog
 from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, Done, Future, InFlight, SaveWorker, StoreProgress, Together
+from mq.broker.commit import Committer, Done, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
@@ -37,7 +37,7 @@ from mq.broker.leases import Leases
 from mq.broker.ledger import Ledger
 from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
 from mq.broker.publishing import Draft, JobBatch, KeyedJobs, Published, Publisher, Upload
-from mq.broker.queues import LARGEST_SLICE, Declarations, Inventory, Queues, QueueStatus, Redriven
+from mq.broker.queues import Declarations, Queues, QueueStatus
 from mq.broker.second_names import SecondNames
 from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
@@ -66,6 +66,8 @@ class Broker:
     Everything raises :class:`~mq.errors.BrokerClosed` once the broker ends, and the storage errors of :mod:`mq.errors`
     when the medium refuses; what a method says it did is durable on return. Methods that name a queue raise
     :class:`~mq.errors.NoSuchQueue` where there is none of that name.
+
+    A method without logic of its own is that of the part that carries it out: see the constructor.
 
     Attributes:
         storage: the open store. To look at only: a change that passes the broker by is unknown to it.
@@ -98,6 +100,16 @@ class Broker:
         self.browsing = wiring.browse
         self.columns = wiring.columns
         self.node_control: NodeControl = NoNode()
+        # Parts carry these out as they are. What begins in the step of its caller counts itself as in flight.
+        counted = self._in_flight.counted
+        self.delete_queue, self.change_settings = counted(self._queues.delete), counted(self._queues.change_settings)
+        self.purge, self.redrive = counted(self._queues.purge), counted(self._queues.redrive)
+        self.queues, self.inventory, self.messages = self._queues.all, self._queues.inventory, self._queues.messages
+        self.give_back = self._consuming.give_back
+        self.acknowledge, self.put_back = counted(self._unacked.acknowledge), counted(self._unacked.put_back)
+        self.reject = counted(self._unacked.reject)
+        self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
+        self.fetch_now, self.remove_now = self._consuming.fetch_now, self._consuming.remove_now
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.
@@ -144,6 +156,11 @@ class Broker:
         return not self._in_flight.is_closed and not self._committer.failure
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other processes change the store, too."""
+        return self._others_move
+
+    @property
     def progress(self) -> StoreProgress:
         """Noted with each answer of the store."""
         return self._committer.progress
@@ -180,21 +197,6 @@ class Broker:
         with self._in_flight:
             return await self._queues.create(name, is_transient=place == MEMORY, refuses_other=place is not None)
 
-    async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and all its messages."""
-        with self._in_flight:
-            await self._queues.delete(queue)
-
-    async def change_settings(self, queue: str, patch: Mapping[str, Any]) -> QueueSettings:
-        """Change settings of a queue, all of `patch` or nothing; a value of None resets one to its default.
-
-        Raises:
-            InvalidSetting: a setting is unknown or out of its range, or two contradict each other.
-            Conflict: a setting that cannot be kept here and now.
-        """
-        with self._in_flight:
-            return await self._queues.change_settings(queue, patch)
-
     async def settings(self, queue: str) -> QueueSettings:
         """The queue's settings."""
         await self._queues.look_up(queue, surely=True)
@@ -205,39 +207,9 @@ class Broker:
         await self._queues.look_up(queue, surely=True)
         return self._queues.status(await self._queues.get(queue))
 
-    async def queues(self) -> list[QueueStatus]:
-        """The status of every queue, sorted by name."""
-        return await self._queues.all()
-
-    def inventory(self) -> Iterator[Inventory]:
-        """Every queue with its messages as they are now. Read all of it without an await in between."""
-        return self._queues.inventory()
-
-    def messages(self) -> int:
-        """How many messages all queues have together."""
-        return self._queues.messages()
-
     def forget_recent(self) -> None:
         """Let go of the bodies that are kept in memory for requests that come soon: they are read from the store."""
-        self._publishing.recent.clear()
-
-    async def purge(self, queue: str) -> int:
-        """Remove all messages of a queue that are not leased or held; how many were removed."""
-        with self._in_flight:
-            return await self._queues.purge(queue)
-
-    async def redrive(
-        self, queue: str, to: str | None = None, most: int = LARGEST_SLICE, ids: Sequence[str] | None = None
-    ) -> Redriven:
-        """Move ready messages back to the queues in which they died, or all of them to another one.
-
-        Args:
-            to: the queue to move them to; None for those in which they died.
-            most: how many at the most.
-            ids: move only these; None for any.
-        """
-        with self._in_flight:
-            return await self._queues.redrive(queue, to, most, ids)
+        self._catalog.recent.clear()
 
     # Publishing
 
@@ -317,26 +289,6 @@ class Broker:
         index = None if self._others_move else self._known.get(queue)
         return None if index is None else index.settings
 
-    def publishes_now(self, queue: str) -> bool:
-        """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""
-        index = self._known.get(queue)
-        return index is not None and not index.settings.knows_bodies
-
-    def publish_now(
-        self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
-    ) -> bool:
-        """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun.
-
-        Args:
-            drafts: the messages, with bodies in memory and without keys.
-            done: called with what :meth:`publish_many` returns.
-        """
-        index = self._known.get(queue)
-        if index is None or index.settings.knows_bodies:
-            return False
-        self._publishing.submit(index, drafts, done)
-        return True
-
     async def contains(self, queue: str, body: bytes | Upload) -> MessageId | None:
         """The message of a unique queue that has this body.
 
@@ -374,36 +326,6 @@ class Broker:
         index = self._known.get(queue) or await self._queues.get(queue)
         return await self._fetch(FetchRequest(index, most, visibility, waits=wait > 0), wait)
 
-    def fetch_now(
-        self, queue: str, most: int, *, visibility: float | None = None
-    ) -> Future[list[Message]] | list[Message] | None:
-        """As :meth:`fetch_many` without a wait, begun in the caller's step. If the client goes before the answer,
-        abandon the future: the messages are READY again then.
-
-        Returns:
-            An empty list if none is READY; None where it takes longer: then nothing has begun, and :meth:`fetch_many`
-            does it.
-        """
-        index = self._known.get(queue)
-        if index is None:
-            return None
-        if visibility is not None:
-            visibility = check_value("visibility", visibility, VISIBILITY)
-        self._in_flight.check()
-        if self._consuming.is_empty(index):
-            return []
-        request = FetchRequest(index, most, visibility)
-        if not self._consuming.fetch_now(request):
-            return None
-        if not request.future.answered:
-            self._in_flight.__enter__()
-            request.future.then(self._in_flight.__exit__)
-        return request.future
-
-    async def give_back(self, messages: Sequence[Message]) -> None:
-        """Messages that were fetched in vain: READY again at once, and not counted as received. Closes their bodies."""
-        await self._consuming.give_back(messages)
-
     async def take(self, queue: str, *, wait: float = 0) -> Message | None:
         """Fetch and remove the first READY message in one step: at most once. A caller that loses it cannot get it
         again."""
@@ -425,22 +347,6 @@ class Broker:
         with self._in_flight:
             index = self._known.get(queue) or await self._queues.get(queue, is_wanted=False)
             await self._consuming.remove(index, Removal(id, receipt))
-
-    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
-        """As :meth:`remove`, begun in the caller's step. False where that takes longer: nothing has begun, and
-        :meth:`remove` does it.
-
-        Args:
-            done: called once it is removed, or with the error.
-            receipt: of the delivery that must still hold it.
-
-        Raises:
-            As :meth:`remove`.
-        """
-        index = self._known.get(queue)
-        if index is None:
-            return False
-        return self._in_flight.runs(done, partial(self._consuming.remove_now, index, Removal(id, receipt)))
 
     async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
@@ -591,7 +497,7 @@ class Broker:
             self._unacked.withdraw(request)
             self._in_flight.__exit__()
 
-        self._unacked.check_exclusion(index, exclusion)
+        self._consuming.check_exclusion(index, exclusion)
         self._in_flight.__enter__()
         self._unacked.hold_when_ready(request, received)
         return withdraw
@@ -609,15 +515,6 @@ class Broker:
         index = await self._queues.get(queue)
         return await self._unacked.exclude_in_turn(index) if in_turn else self._unacked.exclude(index)
 
-    async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
-        """Remove held messages. Those that others have removed meanwhile are passed over.
-
-        Args:
-            durable: whether the removal must be durable on return; else it is soon after.
-        """
-        with self._in_flight:
-            await self._unacked.acknowledge(held, durable=durable)
-
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
         """Begin to remove held messages in the caller's step. False where something has to be waited for first: nothing
         has begun, and :meth:`acknowledge` does it.
@@ -626,32 +523,6 @@ class Broker:
             done: called once they are removed, or with the error of one that is READY again.
         """
         return self._in_flight.runs(done, partial(self._unacked.acknowledge_now, held))
-
-    async def put_back(
-        self,
-        held: Sequence[UnackedMessage],
-        *,
-        redelivered: bool = True,
-        to_back: bool = False,
-        failed: bool = False,
-        most: int | None = None,
-    ) -> None:
-        """Make held messages READY.
-
-        Args:
-            redelivered: whether a consumer has had them.
-            to_back: put them behind all others of their queue, not in their places.
-            failed: whether the work on them failed: where their queues' settings say so they count as received, and are
-                held back first, or die.
-            most: then they count in any case, and die when they were received so often; None for no such limit.
-        """
-        with self._in_flight:
-            await self._unacked.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
-
-    async def reject(self, held: Sequence[UnackedMessage]) -> None:
-        """Move held messages to their queue's dead-letter queue; remove them where there is none."""
-        with self._in_flight:
-            await self._unacked.reject(held)
 
     # Peek
 
@@ -696,8 +567,8 @@ class Wiring:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock.date_ns, int(writer, 16))
         self._leases = leases = Leases(config.visibility_seconds, clock, random)
-        self.catalog = Catalog(observers, clock.date_ns)
-        self.committer = Committer(storage, [*self.catalog.tellers_of(Span.COMMIT), clock.note_work])
+        self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
+        self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
         self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
         self.waiters = waiters = Waiters(config.workers, self.committer.progress)
@@ -705,15 +576,14 @@ class Wiring:
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
         self._keys = None if config.others_move else Keys(core)
         if self._keys is not None:
-            core.secure_keys, core.are_keys_secured = self._keys.secure, self._keys.are_secured
+            core.secure_keys, core.unsecured = self._keys.secure, self._keys.unsecured
         sinks = DeadLetterSinks(storage, is_awaited=config.awaits_sink)
         is_shared = config.sharing is Sharing.PEERS
         ledger = Ledger(storage, self.committer, dead_letters.KIND, writer, HistoryCodec(), is_shared=is_shared)
         self._dead_letters = dead = DeadLetters(core, ledger, sinks, second_names, watcher.load_queues)
-        recent = RecentBodies(MOST_BYTES if config.skips_steps else 0)
         self.upkeep = upkeep = Upkeep(core, dead, waiters)
-        self._ready = ReadyMessages(core, upkeep, recent)
-        deliverers = [Deliverer(core, waiters, leases, upkeep, dead, recent) for _ in range(config.workers + 1)]
+        self._ready = ReadyMessages(core, upkeep)
+        deliverers = [Deliverer(core, waiters, leases, upkeep, dead) for _ in range(config.workers + 1)]
         self._lessors = [Lessor(core, self._ready, deliverer) for deliverer in deliverers]
         direct = DirectDispatch(core, waiters, leases, deliverers[0])
         jobs.begin = partial(JobBatch, direct)
@@ -723,10 +593,10 @@ class Wiring:
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
         self.in_flight = InFlight(self.committer)
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, recent, self.in_flight)
-        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases, recent)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, self.in_flight)
+        self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases)
         remover = Remover(core, second_names)
-        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0])
+        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0], self.in_flight)
         self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
         self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)

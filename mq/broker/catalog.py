@@ -1,41 +1,53 @@
-"""The catalog: every queue's index, and which messages are being moved.
+"""The catalog: every queue's index, which messages are being moved, and the bodies that came a moment ago.
 
 :meth:`Catalog.begin` and :meth:`Catalog.end` bracket every move; nothing else changes an index. In between the message
-is locked: other work on it waits.
+is locked: other work on it waits. A body that was published a moment ago is delivered without a look at the store.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import NamedTuple, cast
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, cast
 
 import trio
 
+from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
 from mq.lifecycle import DetailedObserver, Kind, Observer, Span, State, Transition
-from mq.message import MessageId
-from mq.storage.interface import Entry
+from mq.message import BytesBody, MessageId, Properties, checksum, length_of
+from mq.storage.interface import Entry, Stored
 
 logger = logging.getLogger("mq.broker")
+
+MOST_BYTES: Final = 16 * 1024 * 1024
+"""Bytes of all recent bodies together."""
+OVERHEAD: Final = 1024
+"""Bytes that a message counts besides its body: about what its id and its attributes take, if these are short."""
+SHORT_ATTRIBUTES: Final = 512
+"""Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
+LARGEST_BODY: Final = 1 << 16
+"""Bytes of the longest body that is kept. A longer one is read from the store."""
 
 
 class Catalog:
     """The queues, and the messages that are being moved.
 
     Args:
-        date_ns: the date for transitions, nanoseconds since 1970.
+        clock: gives the date for transitions.
+        recent_bytes: the size of :attr:`recent`.
 
     Attributes:
+        recent: the bodies of messages that were published a moment ago.
         queues: every queue's index, by name; :meth:`add_queue` and :meth:`drop_queue` change it.
         leaving: queues that were deleted here and of which messages are still being moved, by name.
         strangers: names without a queue of which messages may lie in NEW or DELAYED.
         closed: called with the name of each queue that is no more.
     """
 
-    def __init__(self, observers: Sequence[Observer], date_ns: Callable[[], int]) -> None:
+    def __init__(self, observers: Sequence[Observer], clock: Clock, recent_bytes: int = MOST_BYTES) -> None:
+        self.recent = RecentBodies(recent_bytes)
         self.queues: dict[str, QueueIndex] = {}
         self.leaving: dict[str, QueueIndex] = {}
         self.strangers: set[str] = set()
@@ -46,8 +58,8 @@ class Catalog:
         self._begun: dict[MessageId, _Begun] = {}
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
-        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "took")]
-        self._date_ns = date_ns
+        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "timer")]
+        self._clock = clock
 
     def add_queue(self, index: QueueIndex) -> None:
         """Add a queue; nothing happens if there is one of its name."""
@@ -116,9 +128,7 @@ class Catalog:
         self.events.departed(left.id)
         if not self._observers:
             return
-        removed = Entry(left.queue, left.id, State.REMOVED)
-        self.tell(kind, left, removed, protocol=protocol)
-        self.tell(Kind.REAP, removed, None)
+        self.tell(kind, left, Entry(left.queue, left.id, State.REMOVED), protocol=protocol, is_reaped=True)
 
     def end_second_copy(self, left: Entry, kind: Kind) -> None:
         """End a removal that found the message in REMOVED already. One such message must not fail the others that are
@@ -126,14 +136,26 @@ class Catalog:
         logger.error("message %s of queue %s was stored twice; one copy was removed", left.id, left.queue)
         self.end(left, None, kind)
 
-    def published(self, entry: Entry, size: int, protocol: str, *, is_there: bool) -> None:
+    def published(
+        self,
+        entry: Entry,
+        size: int,
+        protocol: str,
+        body: bytes | None,
+        attributes: Mapping[str, Any],
+        *,
+        is_there: bool,
+    ) -> None:
         """Tell that a message was published.
 
         Args:
             size: of its body, in bytes.
+            body: None if it was too large for memory.
             is_there: whether it is to be found there: it was dispatched to no request, and others have not moved it.
         """
         if is_there:
+            if body is not None:
+                self.recent.keep(entry.id, body, attributes)
             self.place(entry)
         self.tell(Kind.PUBLISH, None, entry, size, protocol)
 
@@ -184,30 +206,45 @@ class Catalog:
         return queue not in self.leaving
 
     def tell(
-        self, kind: Kind, left: Entry | None, now: Entry | None, size: int | None = None, protocol: str = ""
+        self,
+        kind: Kind,
+        left: Entry | None,
+        now: Entry | None,
+        size: int | None = None,
+        protocol: str = "",
+        *,
+        is_reaped: bool = False,
     ) -> None:
-        """Tell the observers of a transition."""
+        """Tell the observers of a transition.
+
+        Args:
+            is_reaped: whether the message was unlinked after it, which is another one.
+        """
         entry = now or left
         if not self._observers or entry is None:
             return
+        clock = self._clock
         transition = Transition(
             kind,
             left.queue if left else entry.queue,
             entry.id,
             left.state if left else None,
             now.state if now else None,
-            self._date_ns(),
+            clock.date_offset_ns + int(clock.elapsed() * 1e9),
             size,
             entry.meta.receives,
             entry.queue if left and left.queue != entry.queue else None,
             protocol,
         )
+        transitions = [transition]
+        if is_reaped:
+            transitions.append(Transition(Kind.REAP, entry.queue, entry.id, entry.state, None, transition.time_ns))
         for observer in self._observers:
-            observer.saw([transition])
+            observer.saw(transitions)
 
     def tellers_of(self, span: Span) -> list[Callable[[float], None]]:
         """What to call with the seconds that something took: one for each observer that wants to know."""
-        return [partial(observer.took, span) for observer in self._detailed]
+        return [observer.timer(span) for observer in self._detailed]
 
     def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that were handed out, or came back, in memory alone."""
@@ -260,6 +297,51 @@ class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
 class _Begun(NamedTuple):
     queue: QueueIndex
     is_leaving: bool
+
+
+class RecentBodies:
+    """A cache of bodies by message id, each read once at the most; the oldest make room.
+
+    Args:
+        most_bytes: the cache's size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._longest = min(LARGEST_BODY, most_bytes)
+        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any], int]] = OrderedDict()
+        self._bytes = 0
+
+    def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
+        """Keep the body of a message that was stored, unless it is long, or its attributes are."""
+        size = len(body) + OVERHEAD
+        if attributes and (length := length_of(attributes)) > SHORT_ATTRIBUTES:
+            size += 2 * length
+        if size - OVERHEAD > self._longest:
+            return
+        if id in self._kept:
+            self.take(id)
+        self._kept[id] = (body, attributes, size)
+        self._bytes += size
+        while self._bytes > self._most_bytes:
+            self._bytes -= self._kept.popitem(last=False)[1][2]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        self._bytes = 0
+
+    def __contains__(self, id: MessageId) -> bool:
+        return id in self._kept
+
+    def take(self, id: MessageId) -> Stored | None:
+        """Return what reading the message would, and forget it; None when it is not kept."""
+        kept = self._kept.pop(id, None)
+        if kept is None:
+            return None
+        body, attributes, size = kept
+        self._bytes -= size
+        return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
 
 
 def _close(queue: str) -> None:

@@ -165,6 +165,8 @@ class Clock:
             while the machine sleeps.
 
     Attributes:
+        elapsed: as given.
+        date_offset_ns: :meth:`date_ns` is this and the time that has elapsed. A hot path adds it up itself.
         doubt: why the wall clock is in doubt, in words; empty where it is not.
         is_anew: whether steady time began with the wall clock at this start, so that deadlines from before may be those
             of a clock that showed something else.
@@ -179,16 +181,15 @@ class Clock:
         self.doubt = ""
         self.is_anew = False
         self._read_wall_ns = wall_ns
-        self._elapsed = elapsed
+        self.elapsed = elapsed
         self._kernel = kernel
         # Each reading is elapsed time and an offset. Steady time's offset never changes while no doubt ends.
         offset = wall_ns() - round(elapsed() * 1e9)
-        self._steady = self._date = self._wall = offset
+        self._steady = self.date_offset_ns = self._wall = offset
         self._seen = offset  # the wall clock's offset at the last look
         self._stepped = elapsed()  # when that changed last
         self._synchronised: float | None = None  # since when the kernel has called its clock so
         self._changed = -math.inf  # when that changed last which a record is to say besides the time
-        self._rests_until = -math.inf  # until then work is noted already
         self._has_worked = False  # since the last record
         self._aged: list[Aged] = []
         self._youngest = 0  # when the youngest message of before this start came, in UUID ticks
@@ -205,15 +206,15 @@ class Clock:
 
     def steady_ns(self) -> int:
         """Steady time, in nanoseconds since 1970: of leases, delays, times to live, windows."""
-        return self._steady + int(self._elapsed() * 1e9)
+        return self._steady + int(self.elapsed() * 1e9)
 
     def steady_ms(self) -> int:
         """Steady time, in milliseconds since 1970."""
-        return (self._steady + int(self._elapsed() * 1e9)) // 1_000_000
+        return (self._steady + int(self.elapsed() * 1e9)) // 1_000_000
 
     def date_ns(self) -> int:
         """The date, in nanoseconds since 1970: of ids and time stamps."""
-        return self._date + int(self._elapsed() * 1e9)
+        return self.date_offset_ns + int(self.elapsed() * 1e9)
 
     def date_seconds(self) -> float:
         """The date, in seconds since 1970."""
@@ -221,7 +222,7 @@ class Clock:
 
     def wall_ns(self) -> int:
         """Wall time, in nanoseconds since 1970: of instants that users gave."""
-        return self._wall + int(self._elapsed() * 1e9)
+        return self._wall + int(self.elapsed() * 1e9)
 
     def wall_ms(self) -> int:
         """Wall time, in milliseconds since 1970."""
@@ -289,7 +290,7 @@ class Clock:
             is_shared: whether other processes go by its deadlines, too. They know the wall clock alone, so steady time
                 begins with that.
         """
-        elapsed, shown_ns = round(self._elapsed() * 1e9), self._read_wall_ns()
+        elapsed, shown_ns = round(self.elapsed() * 1e9), self._read_wall_ns()
         self._youngest = youngest
         self.is_anew = is_shared or record is None
         if record is None:
@@ -306,7 +307,7 @@ class Clock:
         self._last = record._replace(wall_ms=record.wall_ms - since_ms, date_ms=record.date_ms - since_ms)
         if shown_ns < EARLIEST_NS or not record.is_plausible(ahead_ns):
             self._wall = expected_ns - elapsed
-            self._date = self._date if is_shared else self._wall
+            self.date_offset_ns = self.date_offset_ns if is_shared else self._wall
             self._doubt(ahead_ns)
         self._is_settled = record.is_settled
         self._is_down_known = is_shared or down_ns is not None
@@ -314,7 +315,7 @@ class Clock:
             return
         self._youngest = record.doubted or youngest
         if not (self.doubt or record.is_settled):
-            self._date = record.date_ms * 1_000_000 + (down_ns or 0) + max(0, ahead_ns) - elapsed
+            self.date_offset_ns = record.date_ms * 1_000_000 + (down_ns or 0) + max(0, ahead_ns) - elapsed
         steady_ns = record.steady_ms * 1_000_000 + (down_ns or 0)
         if down_ns is None and not self.doubt:  # else the time without a daemon is known, or not counted yet
             if record.doubted:
@@ -348,13 +349,13 @@ class Clock:
             self._end_doubt("an operator confirmed it")
 
     def _end_doubt(self, why: str, *, is_settled: bool = True) -> None:
-        elapsed = self._elapsed()
+        elapsed = self.elapsed()
         shown = self._read_wall_ns() - round(elapsed * 1e9)
         if not self._is_down_known:
             down_ns = shown - self._steady if self.is_anew else _ahead_ns(self._last, shown)
             self._age(down_ns, is_of_delays=True)
         self.doubt, self._changed, self._is_settled = "", elapsed, is_settled
-        self._wall = self._date = self._seen = shown
+        self._wall = self.date_offset_ns = self._seen = shown
         logger.warning("mq trusts the wall clock again: %s", why)
         self._trusted.set()
         self.wake()
@@ -372,7 +373,7 @@ class Clock:
 
     def look(self) -> None:
         """Compare the wall clock with elapsed time, and believe a step that has lasted."""
-        now = self._elapsed()
+        now = self.elapsed()
         seen = self._read_wall_ns() - round(now * 1e9)
         if abs(seen - self._seen) > STEP_NS:
             self._stepped, self._is_settled = now, False
@@ -395,8 +396,8 @@ class Clock:
                     _span(abs(step)),
                 )
                 self._tell()
-        if abs(seen - self._date) <= STEP_NS or lasted >= DATE_SECONDS:
-            self._date = seen
+        if abs(seen - self.date_offset_ns) <= STEP_NS or lasted >= DATE_SECONDS:
+            self.date_offset_ns = seen
         if lasted >= DATE_SECONDS and not self._is_settled:
             self._changed, self._is_settled = now, True
 
@@ -414,7 +415,7 @@ class Clock:
         """What a store is to keep of the clock now."""
         boot = self._kernel.boot() or Boot("", 0.0)
         if self.doubt:  # the next start doubts the same clock: the time in which no daemon ran is still to be counted
-            elapsed_ms = int(self._elapsed() * 1000)
+            elapsed_ms = int(self.elapsed() * 1000)
             wall_ms, date_ms = self._last.wall_ms + elapsed_ms, self._last.date_ms + elapsed_ms
             doubted = 0 if self._is_down_known else self._youngest
             is_settled = self._last.is_settled
@@ -454,7 +455,7 @@ class Clock:
         """
         self.look()
         if not self._is_settled:
-            self._changed = self._elapsed()
+            self._changed = self.elapsed()
         self.wake()
 
     async def trusted(self) -> None:
@@ -462,13 +463,10 @@ class Clock:
         while self.doubt:
             await self._trusted.wait()
 
-    def note_work(self, _seconds: float = 0.0) -> None:
+    def note_work(self) -> None:
         """Note that a batch was committed: the time is to be recorded soon. Costs an idle broker no wake-up."""
-        now = self._elapsed()
-        if now >= self._rests_until:
-            self._rests_until = now + LOOK_SECONDS
-            self._has_worked = True
-            self._woken.set()
+        self._has_worked = True
+        self._woken.set()
 
     async def run(self, keep: Callable[[ClockRecord], Awaitable[None]]) -> None:
         """Look at the wall clock for ever, and record the time.
@@ -477,13 +475,13 @@ class Clock:
             keep: keeps a record in the store; a call that fails is repeated later.
         """
         first = FIRST_SECONDS if self._kernel.boot() is None else 0.0
-        recorded = self._elapsed() + first - WORK_SECONDS
+        recorded = self.elapsed() + first - WORK_SECONDS
         while True:
             self._woken = trio.Event()
             with trio.move_on_after(self._pause()):
                 await self._woken.wait()
             self.look()
-            now = self._elapsed()
+            now = self.elapsed()
             if now - recorded >= (WORK_SECONDS if self._has_worked else RECORD_SECONDS) or self._changed > recorded:
                 recorded, self._has_worked = now, False
                 await keep(self.record())

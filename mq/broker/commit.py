@@ -1,6 +1,5 @@
 """Group commit: operations of many tasks share one durability barrier. With it the ways there and back:
-:class:`Together` makes one submission of what many calls bring, :class:`BatchChannel` brings many items to a worker at
-once, :class:`Future` one answer to one task.
+:class:`Together` makes one submission of what many calls bring, :class:`Future` is one answer to one task.
 
 :class:`InFlight` counts the requests that the broker has accepted and not finished: it ends only after the last.
 """
@@ -9,16 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, Protocol, TypeVar
 
 import trio
 from trio_util import AsyncBool
 
 from mq import turns
-from mq.broker.fairness import MEMORY_SECONDS, SOURCE, FairLine, Pace
+from mq.broker.fairness import SOURCE, FairLine
 from mq.errors import (
     BrokerClosed,
     StorageFailed,
@@ -44,6 +43,7 @@ from mq.storage.interface import (
 from mq.storage.outcomes import Outcomes
 
 T = TypeVar("T")
+P = ParamSpec("P")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
 LARGEST_TURN: Final = 64
@@ -69,13 +69,82 @@ LONG_WAIT_SECONDS: Final = 0.5
 """A connection that wants little should not wait longer for its turn."""
 LATELY_SECONDS: Final = 10.0
 """How long such a wait is remembered."""
+WORK_SECONDS: Final = 20.0
+"""How often it is noted that batches are committed, at most."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
 arrival to its operation."""
 MOST_STEPS: Final = 16
 """Steps of the event loop that a batch waits at the most."""
+BATCH_SECONDS: Final = 0.05
+"""How long a batch may take, so that operations behind it do not wait for long."""
+MEMORY_SECONDS: Final = 0.01
+"""The same for a batch in memory, which shares no flush: a smaller one costs nothing."""
+FEWEST: Final = 4
+"""Operations that a batch may always have."""
+FIRST: Final = 16
+"""Operations in a batch while it is not known whether more of them take longer."""
+SLOW_SECONDS: Final = 0.001
+"""An operation that takes less needs no guess: even the largest batch ends soon."""
+GROWTH: Final = 4
+"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance."""
+_MEMORY: Final = 0.9
+"""What a measurement still counts after the next one."""
+_SPREAD: Final = 0.05
+"""Relative variance of sizes from which the times of batches tell what one more operation takes."""
 _PLAIN: Final = frozenset({Write, Move, Unlink})
 """Operations that every store does by itself."""
+
+
+class Pace:
+    """Learns from batches how many operations a store does within :data:`BATCH_SECONDS`, or other seconds.
+
+    A batch takes a fixed time, such as one flush, and a time for each operation, which is nearly nothing where a log is
+    flushed once, and a flush or more where each file is. Only in the second case do smaller batches end sooner. Both
+    times follow from the sizes and times of recent batches by linear regression. Where the fixed time alone is long,
+    operations may take as long again: smaller batches would cost throughput, and shorten waits by less than half.
+
+    Args:
+        most: operations in a batch, at most.
+        is_cheap: whether an operation is expected to take next to no time beside the batch's one flush.
+        seconds: how long a batch may take.
+
+    Attributes:
+        limit: operations that the next batch may have.
+    """
+
+    def __init__(self, most: int, *, is_cheap: bool = True, seconds: float = BATCH_SECONDS) -> None:
+        self.limit = most if is_cheap else min(most, FIRST)
+        self._most = most
+        self._limit_seconds = seconds
+        self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
+        self._each: float | None = None  # seconds for one more operation, once that is known
+
+    def note(self, size: int, seconds: float) -> None:
+        """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
+        if not size:
+            return
+        self._count = count = _MEMORY * self._count + 1
+        self._sizes = sizes = _MEMORY * self._sizes + size
+        self._seconds = total = _MEMORY * self._seconds + seconds
+        self._squares = squares = _MEMORY * self._squares + size * size
+        self._products = products = _MEMORY * self._products + size * seconds
+        average, each = total / sizes, self._each
+        variance = count * squares - sizes * sizes
+        if variance > _SPREAD * sizes * sizes:
+            covariance = count * products - sizes * total
+            each = min(average, max(0.0, covariance / variance))
+        elif each is None:
+            if sizes * 2 <= FIRST * count:
+                self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
+                return
+            each = average  # a smaller batch will tell
+        elif each > average:
+            each = average
+        self._each = each
+        fixed = max(0.0, (total - each * sizes) / count)
+        limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
+        self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))
 
 
 class Committer:
@@ -84,13 +153,14 @@ class Committer:
 
     Where more arrives than the next batch takes, connections take turns (:class:`~mq.broker.fairness.FairLine`). An
     operation waits for the batch under way and for the next one, and then for its turn. Where a store takes long for
-    each operation, batches are smaller (:class:`~mq.broker.fairness.Pace`), so that these waits are short.
+    each operation, batches are smaller (:class:`Pace`), so that these waits are short.
 
     Batches go one after the other, each by a :class:`SaveWorker`: start one or more.
 
     Args:
         storage: the store.
         took: each is called with the seconds that a batch took.
+        note_work: called after a batch, every :data:`WORK_SECONDS` at most.
 
     Attributes:
         failure: why the medium failed; empty while it works.
@@ -103,8 +173,15 @@ class Committer:
         progress: noted with each answer of the store.
     """
 
-    def __init__(self, storage: Storage, took: Sequence[Callable[[float], None]] = ()) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        took: Sequence[Callable[[float], None]] = (),
+        note_work: Callable[[], None] | None = None,
+    ) -> None:
         self._storage = storage
+        self._note_work = note_work
+        self._noted_until = -math.inf
         self._took = took
         self._telling = storage if tells(storage) else None
         self._instant = storage if is_instant(storage) else None
@@ -251,8 +328,14 @@ class Committer:
         self._note_pace(outcomes, size, len(operations), self._now() - began)
         self.portion = LARGEST_PORTION if ended - began > _LONG_SECONDS else PORTION
         self.progress.note()
+        self._note_times(began, ended)
+
+    def _note_times(self, began: float, ended: float) -> None:
         for took in self._took:
             took(ended - began)
+        if ended >= self._noted_until and self._note_work is not None:
+            self._noted_until = ended + WORK_SECONDS
+            self._note_work()
 
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
         """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
@@ -337,8 +420,7 @@ class Committer:
         finally:
             self.progress.is_answering = False
         self.progress.note()
-        for took in self._took:
-            took(ended - began)
+        self._note_times(began, ended)
         return True
 
     async def _gathered(self) -> list[Submission]:
@@ -650,57 +732,8 @@ class Together(Generic[T]):
         self._committer.append(self._submission)
 
 
-class BatchChannel(Generic[T]):
-    """A channel whose readers take all items at once. It has no limit: each item's sender waits for its future.
-
-    Attributes:
-        step_seconds: how long a step of the event loop took at the last :meth:`drain`.
-    """
-
-    def __init__(self) -> None:
-        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
-        self.step_seconds = 0.0
-        self._called = 0.0  # when a reader was woken last
-        self._items: deque[T] = deque()
-        self._readers = trio.lowlevel.ParkingLot()
-
-    def __len__(self) -> int:
-        """How many items wait."""
-        return len(self._items)
-
-    def put(self, item: T) -> None:
-        """Add an item, and wake one reader."""
-        self._items.append(item)
-        if self._readers and self._readers.unpark():
-            self._called = self._now()
-
-    def take(self, limit: int) -> list[T]:
-        """Take the items that are there, at most `limit`."""
-        return [self._items.popleft() for _ in range(min(limit, len(self._items)))]
-
-    async def drain(self, limit: int) -> list[T]:
-        """Wait for an item, then take all there are, at most `limit`."""
-        if self._items:  # more may come meanwhile
-            began = self._now()
-            await trio.lowlevel.checkpoint()
-            self.step_seconds = self._now() - began
-        while not self._items:
-            await self._readers.park()
-            self.step_seconds = self._now() - self._called
-        if len(self._items) > limit:
-            taken = [self._items.popleft() for _ in range(limit)]
-            self._readers.unpark()
-            return taken
-        taken = list(self._items)
-        self._items.clear()
-        return taken
-
-
 class Future(Generic[T]):
     """The answer to one request: a worker sets it once, tasks wait for it.
-
-    Args:
-        done: as for :meth:`then`; None for none.
 
     Attributes:
         value: the answer, once it is set.
@@ -711,13 +744,13 @@ class Future(Generic[T]):
 
     __slots__ = ("_callbacks", "_waiters", "abandoned", "answered", "error", "value")
 
-    def __init__(self, done: Done | None = None) -> None:
+    def __init__(self) -> None:
         self.value: T | None = None
         self.answered = False
         self.abandoned = False
         self.error: Exception | None = None
         self._waiters: list[trio.lowlevel.Task] = []
-        self._callbacks: list[Done] = [] if done is None else [done]
+        self._callbacks: list[Done] = []
 
     def set(self, value: T) -> None:
         """Answer with a value."""
@@ -857,6 +890,7 @@ class InFlight:
 
     Attributes:
         is_closed: whether the broker accepts no more requests.
+        running: how many there are. A hot path counts them itself, while none of this raises and the broker is open.
 
     Raises:
         BrokerClosed: on entering, when the broker accepts no more requests.
@@ -866,7 +900,7 @@ class InFlight:
     def __init__(self, committer: Committer) -> None:
         self.is_closed = False
         self._committer = committer
-        self._running = 0
+        self.running = 0
         self._finished = AsyncBool()
 
     def check(self) -> None:
@@ -883,12 +917,22 @@ class InFlight:
     def __enter__(self) -> None:
         if self.is_closed or self._committer.failure:
             self.check()
-        self._running += 1
+        self.running += 1
 
     def __exit__(self, *_: object) -> None:
-        self._running -= 1
-        if self.is_closed and not self._running:
+        self.running -= 1
+        if self.is_closed and not self.running:
             self._finished.value = True
+
+    def counted(self, call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        """Return a function that makes such calls as requests."""
+
+        @wraps(call)
+        async def counting(*args: P.args, **kwargs: P.kwargs) -> T:
+            with self:
+                return await call(*args, **kwargs)
+
+        return counting
 
     def runs(self, done: Done, begin: Callable[[Done], bool]) -> bool:
         """Run a request that `begin` begins, and that ends when it calls its argument: `done` is called then. False if
@@ -915,7 +959,7 @@ class InFlight:
     def close(self) -> None:
         """Accept no more requests."""
         self.is_closed = True
-        if not self._running:
+        if not self.running:
             self._finished.value = True
 
     async def finished(self) -> None:

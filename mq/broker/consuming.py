@@ -17,14 +17,14 @@ import trio
 from mq import turns
 from mq.broker.bodies import close
 from mq.broker.catalog import Catalog
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, Together
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, InFlight, Together
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import Lessor, UnackedDeliverer
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import MoveJob, removing
+from mq.broker.jobs import MoveJob
 from mq.broker.second_names import SecondNames
-from mq.broker.settings import check_time
+from mq.broker.settings import VISIBILITY, check_time, check_value
 from mq.broker.waiters import FetchRequest
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
 from mq.lifecycle import PROTOCOL, Kind, State
@@ -49,6 +49,7 @@ class Consumption:
 
     Args:
         remover: removes messages on a store that no other broker changes.
+        in_flight: counts the operations that begin in their callers' steps.
     """
 
     def __init__(
@@ -58,8 +59,12 @@ class Consumption:
         unacked_deliverer: UnackedDeliverer,
         remover: Remover,
         lessor: Lessor,
+        in_flight: InFlight,
     ) -> None:
         self._storage = core.storage
+        self._in_flight = in_flight
+        self._committer = core.committer
+        self._known = core.catalog.queues
         self._lessor = lessor
         self._catalog = core.catalog
         self._clock = core.clock
@@ -69,7 +74,7 @@ class Consumption:
         self._dead_letters = dead_letters
         self._remover = remover
         self._second_names = remover.second_names
-        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
+        self._secure_keys, self._unsecured = core.secure_keys, core.unsecured
         self._leases = lessor.deliverer.leases
         self._unacked_deliverer = unacked_deliverer
         self._config = core.config
@@ -99,19 +104,35 @@ class Consumption:
             await self._take_back(request)
             raise
 
-    def is_empty(self, index: QueueIndex) -> bool:
-        """Return whether a fetch that does not wait certainly finds no message."""
-        return not (index.ready or index.undelivered or self._others_move or index.deleted or index.exclusion)
+    def fetch_now(
+        self, queue: str, most: int, *, visibility: float | None = None
+    ) -> Future[list[Message]] | list[Message] | None:
+        """As :meth:`Broker.fetch_many` without a wait, begun in the caller's step. If the client goes before the
+        answer, abandon the future: the messages are READY again then.
 
-    def fetch_now(self, request: FetchRequest) -> bool:
-        """Begin a fetch in the caller's step, where messages are there or it does not wait: its future is answered.
-        False where a worker has to serve it; then nothing has begun.
+        Returns:
+            An empty list if none is READY; None where it takes longer: then nothing has begun.
 
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
         """
-        self.check_exclusion(request.index, request.exclusion)
-        return self._lessor.lease_now(request)
+        index, in_flight = self._known.get(queue), self._in_flight
+        if index is None:
+            return None
+        if visibility is not None:
+            visibility = check_value("visibility", visibility, VISIBILITY)
+        if in_flight.is_closed or self._committer.failure:
+            in_flight.check()
+        if not (index.ready or index.undelivered or self._others_move or index.deleted or index.exclusion):
+            return []
+        request = FetchRequest(index, most, visibility)
+        self.check_exclusion(index, None)
+        if not self._lessor.lease_now(request):
+            return None
+        if not request.future.answered:
+            in_flight.running += 1
+            request.future.then(in_flight.__exit__)
+        return request.future
 
     async def take(self, request: FetchRequest, wait: float) -> list[Message]:
         """As :meth:`fetch`, for a request that removes what it gets."""
@@ -166,18 +187,36 @@ class Consumption:
         if self._second_names.may_exist:
             await self._second_names.remove(index.name, id, self._dead_letters.neighbours(index, deaths))
 
-    def remove_now(self, index: QueueIndex, removal: Removal, done: Done) -> bool:
-        """As :meth:`remove`, begun in the caller's step: `done` is called with the error, or None. False where
-        something has to be waited for first; then nothing has begun.
+    def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
+        """As :meth:`remove`, begun in the caller's step. False where something has to be waited for first: then nothing
+        has begun.
+
+        Args:
+            done: called once it is removed, or with the error.
+            receipt: of the delivery that must still hold it.
 
         Raises:
             As :meth:`remove`.
         """
-        id = MessageId(removal.id)
-        if self._others_move or id in self._catalog.locks or not self._are_keys_secured([id]):
+        index, in_flight = self._known.get(queue), self._in_flight
+        if index is None or self._others_move:
             return False
-        entry = _checked(index, id, index.find(id), removal.receipt)
-        self._remover.remove([entry], durable=True, strict=True).then(done)
+        if in_flight.is_closed or self._committer.failure:
+            in_flight.check()
+        checked_id = MessageId(id)
+        if checked_id in self._catalog.locks or checked_id in self._unsecured:
+            return False
+
+        def ended(error: MQError | None) -> None:
+            if in_flight.is_closed:
+                in_flight.__exit__()
+            else:
+                in_flight.running -= 1
+            done(error)
+
+        entry = _checked(index, checked_id, index.find(checked_id), receipt)
+        in_flight.running += 1
+        self._remover.put([self._remover.begin(entry, ended)])
         return True
 
     async def _removed(self, entry: Entry) -> bool:
@@ -416,6 +455,15 @@ class Consumption:
 _ANSWERS: Final = 4
 """How many answers of a store (:attr:`Committer.together`) are a part of a removal. What is done for one part is done
 while the store removes the next."""
+
+
+def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> list[Operation]:
+    """The operations that remove messages for good, in one batch: one for each, in their order, where a store removes
+    in one step; or else all moves to REMOVED and then all unlinks."""
+    if in_one_step:
+        return [Unlink(entry, durable=durable) for entry in entries]
+    moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
+    return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]
 
 
 class Remover:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from random import Random
 
@@ -16,17 +16,11 @@ from mq.message import MessageId, MessageIds
 from mq.storage.interface import Storage, places_transient
 
 SecureKeys = Callable[[Iterable[MessageId]], Awaitable[None]]
-KeysSecured = Callable[[Iterable[MessageId]], bool]
 KeyedPublishes = Callable[[QueueIndex], Sequence[Future[MessageId]]]
 
 
 async def secure_no_keys(_ids: Iterable[MessageId]) -> None:
     """Do nothing. It stands in where others change the store, for there a broker keeps no idempotency keys."""
-
-
-def always_secured(_ids: Iterable[MessageId]) -> bool:
-    """Return True. It stands in where :func:`secure_no_keys` does."""
-    return True
 
 
 def no_keyed_publishes(_index: QueueIndex) -> Sequence[Future[MessageId]]:
@@ -43,6 +37,7 @@ class Core:
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
             first. Set before any part that calls it is made.
+        unsecured: messages whose keys are not durable yet.
         keyed_publishes: returns the outcomes of a queue's publishes with keys that have not ended. Set by the
             publisher.
     """
@@ -57,7 +52,7 @@ class Core:
     random: Random
     writer: str
     secure_keys: SecureKeys = secure_no_keys
-    are_keys_secured: KeysSecured = always_secured
+    unsecured: Set[MessageId] = frozenset()
     keyed_publishes: KeyedPublishes = no_keyed_publishes
 
     @property

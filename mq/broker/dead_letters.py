@@ -20,12 +20,13 @@ from trio_util import AsyncBool
 
 from mq import turns
 from mq.broker.clock import Clock
-from mq.broker.commit import BatchChannel, Future
+from mq.broker.commit import Future
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex, order_of, priority_of, sequence_of
 from mq.broker.ledger import Ledger
 from mq.broker.second_names import SecondNames
+from mq.broker.waiters import BatchChannel
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds

@@ -24,8 +24,9 @@ from typing import Any, Final, NamedTuple
 import trio
 
 from mq import turns
-from mq.broker.bodies import LARGEST_BODY, RecentBodies, close
-from mq.broker.commit import BatchChannel, BatchTimes
+from mq.broker.bodies import close
+from mq.broker.catalog import LARGEST_BODY
+from mq.broker.commit import BatchTimes
 from mq.broker.config import MARGIN_SECONDS
 from mq.broker.core import Core
 from mq.broker.dead_letters import DeadLetters
@@ -34,7 +35,7 @@ from mq.broker.jobs import MoveJob
 from mq.broker.leases import Leases
 from mq.broker.message_groups import number_of
 from mq.broker.upkeep import Upkeep
-from mq.broker.waiters import FetchRequest, Waiters, WaitQueue
+from mq.broker.waiters import BatchChannel, FetchRequest, Waiters, WaitQueue
 from mq.broker.watched_body import WatchedBody
 from mq.errors import MQError, NoSuchQueue, StorageError, StorageSlow
 from mq.lifecycle import Kind, State
@@ -121,13 +122,13 @@ class ReadyMessages:
         is_cut: whether the last :meth:`take` stopped at a turn's worth of such messages: ask again in another step.
     """
 
-    def __init__(self, core: Core, upkeep: Upkeep, recent: RecentBodies) -> None:
+    def __init__(self, core: Core, upkeep: Upkeep) -> None:
         self.is_cut = False
         self._turns: turns.LoopTurns | None = None  # of the event loop, once a message was passed over in it
         self._catalog = core.catalog
         self._committer = core.committer
         self._upkeep = upkeep
-        self._recent = recent
+        self._recent = core.catalog.recent
         self._peers = core.config.peers
         self._random = core.random
 
@@ -188,7 +189,7 @@ class Lessor:
         self._ready = ready
         self.deliverer = deliverer
         self._leases = deliverer.leases
-        self._recent = deliverer.recent
+        self._recent = core.catalog.recent
         self._others_move = core.config.others_move
 
     def lease_now(self, request: FetchRequest) -> bool:
@@ -428,7 +429,6 @@ class Deliverer:
         leases: Leases,
         upkeep: Upkeep,
         dead_letters: DeadLetters,
-        recent: RecentBodies,
     ) -> None:
         self._catalog = core.catalog
         self._storage = core.storage
@@ -436,7 +436,7 @@ class Deliverer:
         self.leases = leases
         self.upkeep = upkeep
         self._dead_letters = dead_letters
-        self.recent = recent
+        self._recent = core.catalog.recent
         self._others_move = core.config.others_move
         self._leased: BatchChannel[tuple[list[_Leased], dict[FetchRequest, Fulfilment]]] = BatchChannel()
 
@@ -472,7 +472,7 @@ class Deliverer:
             if outcome.result is Result.DONE and outcome.entry is not None:
                 is_out_of_turn = not each.request.takes and served[each.request].is_out_of_turn(each.entry)
                 if not is_out_of_turn:
-                    stored = each.stored or self.recent.take(each.entry.id)
+                    stored = each.stored or self._recent.take(each.entry.id)
                     held.append(_Leased(each.request, each.entry, outcome.entry, stored))
                 if not each.request.takes:
                     lease_seconds = self.leases.seconds(each.request)
@@ -810,7 +810,6 @@ class UnackedDeliverer:
         ready: ReadyMessages,
         dead_letters: DeadLetters,
         leases: Leases,
-        recent: RecentBodies,
     ) -> None:
         self._catalog = core.catalog
         self._committer = core.committer
@@ -820,7 +819,7 @@ class UnackedDeliverer:
         self._leases = leases
         self._jobs = core.jobs
         self._ready = ready
-        self._recent = recent
+        self._recent = core.catalog.recent
         self._seconds = core.config.visibility_seconds
         waiters.push = self.push
 

@@ -6,7 +6,7 @@ A job changes the catalog itself when it is done, so the catalog is right even i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import trio
@@ -15,20 +15,11 @@ from mq.broker.catalog import Catalog
 from mq.broker.commit import BatchTimes, Future
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import MQError, NoSuchMessage, StorageUnsure
-from mq.lifecycle import PROTOCOL, Kind, State
-from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Unlink
+from mq.lifecycle import PROTOCOL, Kind
+from mq.storage.interface import Entry, Move, Operation, Outcome, Result
 from mq.storage.records import error_of
 
 logger = logging.getLogger("mq.broker")
-
-
-def removing(entries: Sequence[Entry], *, in_one_step: bool, durable: bool) -> list[Operation]:
-    """The operations that remove messages for good, in one batch: one for each, in their order, where a store removes
-    in one step; or else all moves to REMOVED and then all unlinks."""
-    if in_one_step:
-        return [Unlink(entry, durable=durable) for entry in entries]
-    moves = [Move(entry, State.REMOVED, durable=durable) for entry in entries]
-    return [*moves, *(Unlink(Entry(queue, id, State.REMOVED)) for queue, id, *_ in entries)]
 
 
 async def last_error(moves: Iterable[Future[Entry] | Future[None]]) -> MQError | None:

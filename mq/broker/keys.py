@@ -67,6 +67,7 @@ class Keys:
 
     Attributes:
         frozen: queues whose keys do not end now: rows of a committed write job come into them.
+        unsecured: messages for which it is not durable yet that their keys are sure.
     """
 
     def __init__(self, core: Core) -> None:
@@ -79,7 +80,7 @@ class Keys:
         self._clock = core.clock
         self._most = core.config.most_keys
         self._noted: dict[MessageId, str] = {}
-        self._unsecured: set[MessageId] = set()
+        self.unsecured: set[MessageId] = set()
 
     async def load(self) -> None:
         """Load the keys, and decide those that a crash left unsure. Call it once the catalog knows all messages."""
@@ -177,12 +178,8 @@ class Keys:
         Raises:
             StorageError: that may not be durable; the messages must stay.
         """
-        if not self.are_secured(ids):
+        if not self.unsecured.isdisjoint(ids):
             await self._flush()
-
-    def are_secured(self, ids: Iterable[MessageId]) -> bool:
-        """Whether it is durable that the keys of messages are sure."""
-        return self._unsecured.isdisjoint(ids)
 
     async def _put(self, index: QueueIndex, ids: Mapping[str, MessageId], *, is_sure: bool) -> None:
         self._add(index, ids, is_sure=is_sure)
@@ -201,15 +198,15 @@ class Keys:
         )
 
     async def _flush(self) -> None:
-        secured = set(self._unsecured)
+        secured = set(self.unsecured)
         await self.ledger.flush()
-        self._unsecured -= secured
+        self.unsecured -= secured
 
     def _mark_sure(self, name: str, record: KeyRecord, id: MessageId) -> None:
         noted_ms, incarnation = self._codec.noted_ms(record), 0 if record.queue is None else record.queue.incarnation
         kept = [id, noted_ms, _SURE, incarnation]
         self.ledger.put_later({name: KeyRecord(record.id, record.since, record.queue, is_sure=True, kept=kept)})
-        self._unsecured.add(id)
+        self.unsecured.add(id)
 
     def _is_there(self, record: KeyRecord) -> bool:
         id = record.message

@@ -17,9 +17,9 @@ from typing import Final
 import trio
 
 from mq import turns
-from mq.broker.commit import BatchChannel
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.fairness import FairLine
+from mq.broker.waiters import BatchChannel
 from mq.lifecycle import State
 from mq.message import MessageId
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink
@@ -45,6 +45,9 @@ class Mover:
     Args:
         begin: called before an entry is moved; returns False for one that is not to be moved.
         aim: returns the move of an entry; None for :func:`to_ready`.
+
+    Attributes:
+        due: for each entry with a timer when it ends, and the timer's number.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Mover:
         self._begin = begin
         self._end = end
         self._aim = aim or to_ready
-        self._due: dict[MessageId, tuple[float, int, Entry]] = {}  # when, number of its timer, where it is
+        self.due: dict[MessageId, tuple[float, int, Entry]] = {}
         self._heap: list[tuple[float, int, MessageId]] = []  # timers, and stale ones, which are passed over
         self._line: FairLine[tuple[int, MessageId]] = FairLine()  # what is due, by queue; some of it is stale
         self._count = 0
@@ -69,7 +72,7 @@ class Mover:
     def add(self, entry: Entry, due: float = AT_ONCE) -> None:
         """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
         self._count += 1
-        self._due[entry.id] = (due, self._count, entry)
+        self.due[entry.id] = (due, self._count, entry)
         if due == AT_ONCE:
             self._line.put(entry.queue, (self._count, entry.id))
             self._changed.set()
@@ -82,13 +85,13 @@ class Mover:
     async def postpone(self, entries: Iterable[Entry], until: float) -> None:
         """Move none of these before that instant."""
         async for entry in turns.in_turns(entries, turns.LIGHT):
-            due, _, known = self._due.get(entry.id, (math.inf, 0, entry))
+            due, _, known = self.due.get(entry.id, (math.inf, 0, entry))
             if due < until and known == entry:
                 self.add(entry, until)
 
     def cancel(self, id: MessageId) -> None:
         """Remove a timer."""
-        known = self._due.pop(id, None)
+        known = self.due.pop(id, None)
         if known is not None:
             self._compact()
             if known[0] == AT_ONCE:
@@ -117,7 +120,7 @@ class Mover:
 
     def _is_current(self, number: int, id: MessageId) -> bool:
         """Whether that timer of a message was neither replaced nor cancelled."""
-        known = self._due.get(id)
+        known = self.due.get(id)
         return known is not None and known[1] == number
 
     def _tell_waiting(self) -> None:
@@ -166,20 +169,20 @@ class Mover:
             if self._next_due() > now:
                 break
             _, number, id = heapq.heappop(self._heap)
-            self._due[id] = (AT_ONCE, number, self._due[id][2])
-            self._line.put(self._due[id][2].queue, (number, id))
+            self.due[id] = (AT_ONCE, number, self.due[id][2])
+            self._line.put(self.due[id][2].queue, (number, id))
         taken: list[Entry] = []
         while self._line and len(taken) < most:
             _, _, (number, id) = self._line.take()
             if self._is_current(number, id):
-                taken.append(self._due.pop(id)[2])
+                taken.append(self.due.pop(id)[2])
                 self._moving.setdefault(taken[-1].queue, number)
         return taken
 
     def _compact(self) -> None:
         """Rebuild the heap when most of its timers were replaced or removed."""
-        if len(self._heap) > 2 * len(self._due) + 64:
-            self._heap = [(due, number, id) for id, (due, number, _) in self._due.items() if due != AT_ONCE]
+        if len(self._heap) > 2 * len(self.due) + 64:
+            self._heap = [(due, number, id) for id, (due, number, _) in self.due.items() if due != AT_ONCE]
             heapq.heapify(self._heap)
 
     async def _move(self, entries: list[Entry]) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Final, NamedTuple, Self
 import trio
 
 from mq import turns
-from mq.broker.bodies import BodyStats, RecentBodies, digest_of
+from mq.broker.bodies import BodyStats, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, InFlight
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, InFlight
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -129,7 +129,6 @@ class Publisher:
         keys: the idempotency keys; None among peers, which cannot know each other's.
         keyed: saves messages with their keys; None without these.
         direct: gives messages to waiting requests as they are written.
-        recent: keeps the bodies of written messages, for requests that come soon after.
     """
 
     def __init__(
@@ -139,11 +138,11 @@ class Publisher:
         keys: Keys | None,
         keyed: KeyedJobs | None,
         direct: DirectDispatch,
-        recent: RecentBodies,
         in_flight: InFlight,
     ) -> None:
         self._storage = core.storage
         self.catalog = core.catalog
+        self._known = core.catalog.queues
         self.in_flight = in_flight
         self.took = core.catalog.tellers_of(Span.PUBLISH)
         self.now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
@@ -155,7 +154,6 @@ class Publisher:
         self._jobs = core.jobs
         self.core = core
         self.direct = direct
-        self.recent = recent
         self.is_placed = core.places
         self.is_transient_placed = core.places_transient
         self.others_move = core.config.others_move
@@ -192,24 +190,39 @@ class Publisher:
             return self._publish(index, drafts, has_place)
         return self._publish_at_once(index, drafts, has_place)
 
-    def submit(
-        self, index: QueueIndex, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
-    ) -> None:
-        """As :meth:`publish`, in the caller's step, of drafts that have no keys, in a queue without body stats: `done`
-        is called with the outcomes."""
-        self.in_flight.__enter__()
+    def publishes_now(self, queue: str) -> bool:
+        """Whether :meth:`publish_now` takes messages for the queue: nothing has to be waited for but the commit."""
+        index = self._known.get(queue)
+        return index is not None and not index.settings.knows_bodies
+
+    def publish_now(
+        self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
+    ) -> bool:
+        """As :meth:`Broker.publish_many`, in the caller's step. False if :meth:`publishes_now` is: nothing has begun.
+
+        Args:
+            drafts: the messages, with bodies in memory and without keys.
+            done: called with what :meth:`Broker.publish_many` returns.
+        """
+        index, in_flight = self._known.get(queue), self.in_flight
+        if index is None or index.settings.knows_bodies:
+            return False
+        if in_flight.is_closed or self._committer.failure:
+            in_flight.check()
+        in_flight.running += 1
         submitted = _Submitted(done, self)
         try:
             jobs = self._jobs_of(index, drafts, submitted)
         except BaseException:
-            self.in_flight.__exit__()
+            in_flight.__exit__()
             raise
         self._put(jobs, submitted)
+        return True
 
     async def _publish_at_once(
         self, index: QueueIndex, drafts: Sequence[Draft], has_place: Callable[[], object] | None
     ) -> list[Published | MQError]:
-        """As :meth:`submit`, in turns of the event loop: one completion answers all of them."""
+        """As :meth:`publish_now`, in turns of the event loop: one completion answers all of them."""
         future: Future[list[Published | MQError]] = Future()
         submitted, jobs = _Submitted(future.set), list[Job]()
         outcomes = submitted.outcomes
@@ -247,7 +260,7 @@ class Publisher:
             except MQError as error:
                 submitted.outcomes.append(error)
                 continue
-            submitted.outcomes.append(job.future)
+            submitted.outcomes.append(job)
             jobs.append(job)
         return jobs
 
@@ -400,9 +413,11 @@ class Publisher:
                 f"the body has {size} bytes, but queue {index.name} can store at most {most} bytes in total (max_bytes)"
             )
 
-    def _new_job(self, index: QueueIndex, draft: Draft, digest: bytes | None, done: Done | None = None) -> PublishJob:
+    def _new_job(
+        self, index: QueueIndex, draft: Draft, digest: bytes | None, submitted: _Submitted | None = None
+    ) -> PublishJob:
         if digest is None and draft.key is None and draft.id is None:
-            return PublishJob(self, index, draft, None, self._meta(index, draft), None, done)
+            return PublishJob(self, index, draft, None, self._meta(index, draft), None, submitted)
 
         def landed(id: MessageId | None) -> None:
             if digest is not None:
@@ -416,7 +431,7 @@ class Publisher:
 
         meta = self._meta(index, draft)
         is_noted = digest is not None or draft.key is not None
-        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else None, done)
+        job = PublishJob(self, index, draft, digest, meta, landed if is_noted else None, submitted)
         if draft.id is not None:
             job.join_as(draft.id)
         if digest is not None and index.settings.unique:
@@ -572,33 +587,39 @@ class _Submitted:
         publisher: counts the request, and tells how long it took; None where the caller does.
 
     Attributes:
-        outcomes: for each draft the future of its job, or why there is none.
-        left: jobs without an outcome.
+        outcomes: for each draft its job, or why there is none.
+        left: jobs that are not done.
     """
 
     __slots__ = ("_began", "_done", "_publisher", "left", "outcomes")
 
     def __init__(self, done: Callable[[list[Published | MQError]], None], publisher: Publisher | None = None) -> None:
-        self.outcomes: list[Future[MessageId] | MQError] = []
+        self.outcomes: list[PublishJob | MQError] = []
         self.left = 0
         self._publisher = publisher
         self._done = done
         self._began = 0.0 if publisher is None else publisher.now()
 
-    def __call__(self, _: Exception | None) -> None:
-        self.left -= 1
-        if not self.left:
-            self.end()
-
     def end(self) -> None:
         """Answer."""
         publisher = self._publisher
         if publisher is not None:
-            seconds = publisher.now() - self._began
+            seconds, in_flight = publisher.now() - self._began, publisher.in_flight
             for took in publisher.took:
                 took(seconds)
-            publisher.in_flight.__exit__()
-        self._done([_outcome_of(each) if isinstance(each, Future) else each for each in self.outcomes])
+            if in_flight.is_closed:
+                in_flight.__exit__()
+            else:
+                in_flight.running -= 1
+        self._done([_published(each) if isinstance(each, PublishJob) else each for each in self.outcomes])
+
+
+def _published(job: PublishJob) -> Published | MQError:
+    """The outcome of a job that is done."""
+    if job.stored is not None:
+        return Published(job.stored)
+    assert isinstance(job.error, MQError)
+    return job.error
 
 
 def _deleted(index: QueueIndex) -> NoSuchQueue:
@@ -701,15 +722,21 @@ async def _outcome(entry: _Prepared) -> Published | MQError:
 
 
 class PublishJob:
-    """Writes one message; `future` has its id then.
+    """Writes one message.
 
     The id is made with the operation, unless it had to be known before, so that ids and barriers have one order.
 
     Args:
-        publisher: gives the direct dispatch, the recent bodies and the core.
+        publisher: gives the direct dispatch and the core.
         meta: delay and expiry.
         landed: called before the answer, with the id when the message is durable, with None when it failed; None for
             nothing to call.
+        submitted: gets the outcome with those of the drafts that are published together; None where tasks wait for
+            :attr:`future`.
+
+    Attributes:
+        stored: the id, once the message is durable.
+        error: why it is not.
 
     Raises:
         StorageFull: it is transient, and memory has no room for it now.
@@ -720,6 +747,7 @@ class PublishJob:
         "_body",
         "_catalog",
         "_digest",
+        "_future",
         "_group",
         "_has_callers_id",
         "_is_dispatched",
@@ -733,10 +761,12 @@ class PublishJob:
         "_publisher",
         "_replaces",
         "_size",
+        "_submitted",
         "_transient",
-        "future",
+        "error",
         "id",
         "index",
+        "stored",
     )
 
     def __init__(
@@ -747,9 +777,12 @@ class PublishJob:
         digest: bytes | None,
         meta: Meta,
         landed: Callable[[MessageId | None], None] | None,
-        done: Done | None = None,
+        submitted: _Submitted | None = None,
     ) -> None:
-        self.future: Future[MessageId] = Future(done)
+        self.stored: MessageId | None = None
+        self.error: Exception | None = None
+        self._future: Future[MessageId] | None = None
+        self._submitted = submitted
         self.id: MessageId | None = None
         self.index = index
         self._publisher = publisher
@@ -772,6 +805,13 @@ class PublishJob:
         self._size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
         index.reserved_bytes += self._size
+
+    @property
+    def future(self) -> Future[MessageId]:
+        """The id, for tasks that wait for it. After :meth:`doubt` it is another one."""
+        if self._future is None:
+            self._future = Future()
+        return self._future
 
     def operation(self) -> Operation:
         """The Write, which may be dispatched to a waiting request directly."""
@@ -845,7 +885,7 @@ class PublishJob:
             # The caller publishes again: its first try was stored, and the message may have been removed since.
             self._release()
             self._tell_landed(self.id)
-            self.future.set(self.id)
+            self._answer(self.id)
             return
         if outcome.result is not Result.DONE or entry is None:
             self.give_up(error_of(outcome, "cannot store the message"))
@@ -859,30 +899,42 @@ class PublishJob:
         if self.index.bodies is not None:
             self._note_body(self.index.bodies, entry.id)
         is_there = not self._is_dispatched and not self.index.deleted
-        if is_there and isinstance(self._body, bytes):
-            self._publisher.recent.keep(entry.id, self._body, self._attributes)
         born = entry._replace(state=State.NEW, meta=FRESH) if self._is_dispatched else entry  # its lease is told then
         if is_there and self._publisher.others_move:
             # Others may have moved it before this answer, and told of it: the index has a message in one place.
             is_there = entry.id not in self._catalog.locks and self.index.find(entry.id) is None
-        self._catalog.published(born, self._size, self._protocol, is_there=is_there)
+        body = self._body if isinstance(self._body, bytes) else None
+        self._catalog.published(born, self._size, self._protocol, body, self._attributes, is_there=is_there)
         if self._landed is not None:
             self._tell_landed(entry.id)
         if self.index.deleted:
-            self.future.fail(_deleted(self.index))
+            self._answer(None, _deleted(self.index))
         else:
-            self.future.set(entry.id)
+            self._answer(entry.id)
+
+    def _answer(self, stored: MessageId | None, error: Exception | None = None) -> None:
+        self.stored, self.error = stored, error
+        if self._future is not None:
+            if stored is not None:
+                self._future.set(stored)
+            elif error is not None:
+                self._future.fail(error)
+        submitted, self._submitted = self._submitted, None  # it refers to this job
+        if submitted is not None:
+            submitted.left -= 1
+            if not submitted.left:
+                submitted.end()
 
     def doubt(self, error: Exception) -> None:
         """Fail the requests that wait by now: whether the message is written is not known. `future` is another then."""
-        future, self.future = self.future, Future()
+        future, self._future = self.future, None
         future.fail(error)
 
     def give_up(self, error: Exception) -> None:
         """Fail: the message is not written."""
         self._release()
         self._tell_landed(None)
-        self.future.fail(error)
+        self._answer(None, error)
 
     def _tell_landed(self, id: MessageId | None) -> None:
         """Call `landed`, once."""

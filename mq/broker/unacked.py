@@ -74,7 +74,7 @@ class Unacked:
         self._unacked_deliverer = unacked_deliverer
         self._consuming = consuming
         self._dead_letters = dead_letters
-        self._secure_keys, self._are_keys_secured = core.secure_keys, core.are_keys_secured
+        self._secure_keys, self._unsecured = core.secure_keys, core.unsecured
         self._remover = remover
         self._jobs = core.jobs
         self._committer = core.committer
@@ -119,17 +119,9 @@ class Unacked:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
         return self._received(request, await self._consuming.fetch(request, wait))
 
-    def check_exclusion(self, index: QueueIndex, exclusion: object | None) -> None:
-        """Check that a consumer may have messages of a queue.
-
-        Raises:
-            QueueHeld: another one has the queue alone.
-        """
-        self._consuming.check_exclusion(index, exclusion)
-
     def hold_when_ready(self, request: FetchRequest, done: Received) -> None:
         """Call `done` with the messages for the request once there are some, or with an error; with none when the
-        broker ends. Call :meth:`check_exclusion` before."""
+        broker ends. Call :meth:`Consumption.check_exclusion` before."""
         index = request.index
 
         def answered(error: Exception | None) -> None:
@@ -182,7 +174,7 @@ class Unacked:
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
         """As :meth:`acknowledge`, in the caller's step: `done` is called with the error, or None. False where something
         has to be waited for first; then nothing has begun."""
-        if len(held) > self._committer.portion or not self._are_keys_secured([each.entry.id for each in held]):
+        if len(held) > self._committer.portion or not self._unsecured.isdisjoint([each.entry.id for each in held]):
             return False
         entries: dict[Entry, None] = {}
         for each in held:
@@ -196,6 +188,9 @@ class Unacked:
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
         """Remove held messages. Those that others have removed or got meanwhile are passed over.
+
+        Args:
+            durable: whether the removal must be durable on return; else it is soon after.
 
         Raises:
             StorageError: some could not be removed; they are READY again, and come as redelivered.
@@ -211,8 +206,14 @@ class Unacked:
         failed: bool = False,
         most: int | None = None,
     ) -> None:
-        """Make held messages READY, in their places or behind all others of their queue. Where the work `failed`, see
-        :meth:`mq.broker.broker.Broker.put_back`.
+        """Make held messages READY.
+
+        Args:
+            redelivered: whether a consumer has had them.
+            to_back: put them behind all others of their queue, not in their places.
+            failed: whether the work on them failed: where their queues' settings say so they count as received, and are
+                held back first, or die.
+            most: then they count in any case, and die when they were received so often; None for no such limit.
 
         Raises:
             StorageError: some could not be moved; they are where they were.

@@ -398,7 +398,8 @@ class Upkeep(CatalogEvents):
     def departed(self, id: MessageId) -> None:
         """Forget its history and its timers."""
         self._dead_letters.forget(id)
-        self._mover.cancel(id)
+        if id in self._mover.due:
+            self._mover.cancel(id)
         self._expiry.forget(id)
 
     def _ready_add(self, index: QueueIndex, entry: Entry) -> None:

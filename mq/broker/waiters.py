@@ -12,12 +12,63 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
+from typing import Generic, TypeVar
 
-from mq.broker.commit import BatchChannel, Future, StoreProgress
+import trio
+
+from mq.broker.commit import Future, StoreProgress
 from mq.broker.index import QueueIndex
 from mq.lifecycle import PROTOCOL
 from mq.message import Message
 from mq.storage.interface import Entry
+
+T = TypeVar("T")
+
+
+class BatchChannel(Generic[T]):
+    """A channel whose readers take all items at once. It has no limit: each item's sender waits for its future.
+
+    Attributes:
+        step_seconds: how long a step of the event loop took at the last :meth:`drain`.
+    """
+
+    def __init__(self) -> None:
+        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
+        self.step_seconds = 0.0
+        self._called = 0.0  # when a reader was woken last
+        self._items: deque[T] = deque()
+        self._readers = trio.lowlevel.ParkingLot()
+
+    def __len__(self) -> int:
+        """How many items wait."""
+        return len(self._items)
+
+    def put(self, item: T) -> None:
+        """Add an item, and wake one reader."""
+        self._items.append(item)
+        if self._readers and self._readers.unpark():
+            self._called = self._now()
+
+    def take(self, limit: int) -> list[T]:
+        """Take the items that are there, at most `limit`."""
+        return [self._items.popleft() for _ in range(min(limit, len(self._items)))]
+
+    async def drain(self, limit: int) -> list[T]:
+        """Wait for an item, then take all there are, at most `limit`."""
+        if self._items:  # more may come meanwhile
+            began = self._now()
+            await trio.lowlevel.checkpoint()
+            self.step_seconds = self._now() - began
+        while not self._items:
+            await self._readers.park()
+            self.step_seconds = self._now() - self._called
+        if len(self._items) > limit:
+            taken = [self._items.popleft() for _ in range(limit)]
+            self._readers.unpark()
+            return taken
+        taken = list(self._items)
+        self._items.clear()
+        return taken
 
 
 class Handing(Enum):

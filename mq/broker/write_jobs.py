@@ -36,9 +36,9 @@ import trio
 from mq import turns
 from mq.broker.commit import Future, InFlight
 from mq.broker.config import RETRY_SECONDS
+from mq.broker.consuming import removing
 from mq.broker.core import Core
 from mq.broker.index import QueueIndex
-from mq.broker.jobs import removing
 from mq.broker.keys import Keys
 from mq.broker.publishing import Draft, Publisher, check_resumed, check_room
 from mq.broker.settings import REJECT

@@ -17,13 +17,17 @@ from mq.broker import (
     UnackedMessage,
     Upload,
 )
-from mq.broker.api import CLUSTER, BrowsingAPI, ClaimsAPI, ColumnsAPI, Membership, NodeControl, WritesAPI
+from mq.broker.api import CLUSTER, Membership, NodeControl
+from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.clock import Clock
+from mq.broker.columns import ColumnReader
 from mq.broker.commit import Done, Future, StoreProgress
+from mq.broker.peek import SequenceBrowser
 from mq.broker.queues import LARGEST_SLICE, Inventory
 from mq.broker.settings import QueueSettings
 from mq.broker.unacked import Received
 from mq.broker.verbs import Forwarding, Verb
+from mq.broker.write_jobs import WriteJobs
 from mq.cluster.config import ClusterConfig
 from mq.cluster.declarations import ClusterDeclarations
 from mq.cluster.directory import Directory
@@ -71,10 +75,10 @@ class ClusterBroker(Forwarding):
         self.declarations = ClusterDeclarations(
             config.node, local, remote, names, shared, sessions, config.default_store
         )
-        self.claims = cast(ClaimsAPI, Forwarding("claims", self._pass_on))
-        self.writes = cast(WritesAPI, Forwarding("writes", self._pass_on))
-        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._pass_on))
-        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
+        self.claims = cast(BatchConsumers, Forwarding("claims", self._pass_on))
+        self.writes = cast(WriteJobs, Forwarding("writes", self._pass_on))
+        self.browsing = cast(SequenceBrowser, Forwarding("browsing", self._pass_on))
+        self.columns: ColumnReader | None = None  # over a link messages go one by one
 
     @property
     def clock(self) -> Clock:
@@ -101,6 +105,11 @@ class ClusterBroker(Forwarding):
     def ready(self) -> bool:
         """Whether the local store takes changes."""
         return self._local.ready
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes change the local store."""
+        return self._local.is_shared
 
     @property
     def progress(self) -> StoreProgress:
@@ -243,17 +252,22 @@ class ClusterBroker(Forwarding):
 
     def settings_now(self, queue: str) -> QueueSettings | None:
         """The settings of a queue of this node that certainly exists; None for the cluster's."""
-        return None if self._sessions.owns(queue) else self._local.settings_now(queue)
+        return self._local.settings_now(queue) if self._begins(queue) else None
 
     def publishes_now(self, queue: str) -> bool:
         """Whether :meth:`publish_now` takes messages for the queue now: one of this node."""
-        return not self._sessions.owns(queue) and self._local.publishes_now(queue)
+        return self._begins(queue) and self._local.publishes_now(queue)
 
     def publish_now(
         self, queue: str, drafts: Sequence[Draft], done: Callable[[list[Published | MQError]], None]
     ) -> bool:
         """As :meth:`publish_many`, in the caller's step. False where :meth:`publishes_now` is: nothing has begun."""
-        return not self._sessions.owns(queue) and self._local.publish_now(queue, drafts, done)
+        return self._begins(queue) and self._local.publish_now(queue, drafts, done)
+
+    def _begins(self, queue: str) -> bool:
+        """Whether operations on a queue may begin in the caller's step: those on a queue of this node, unless it is
+        being drained. Then each answer ends its connection, which is left to the full path."""
+        return not self._sessions.owns(queue) and not self.node_control.is_draining
 
     async def _local_body(self, body: bytes | Upload) -> bytes | Upload:
         """A body as the local store takes it, also one whose queue was the cluster's when it came."""
@@ -275,11 +289,11 @@ class ClusterBroker(Forwarding):
         self, queue: str, most: int, *, visibility: float | None = None
     ) -> Future[list[Message]] | list[Message] | None:
         """As :meth:`fetch_many` without a wait, begun in the caller's step, from a queue of this node; else None."""
-        return None if self._sessions.owns(queue) else self._local.fetch_now(queue, most, visibility=visibility)
+        return self._local.fetch_now(queue, most, visibility=visibility) if self._begins(queue) else None
 
     def remove_now(self, queue: str, id: str, done: Done, *, receipt: str | None = None) -> bool:
         """As :meth:`remove`, begun in the caller's step, from a queue of this node; else False."""
-        return not self._sessions.owns(queue) and self._local.remove_now(queue, id, done, receipt=receipt)
+        return self._begins(queue) and self._local.remove_now(queue, id, done, receipt=receipt)
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Messages that were fetched in vain."""

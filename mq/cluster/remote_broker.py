@@ -14,10 +14,13 @@ from typing import Any, Final, cast
 import trio
 
 from mq.broker import Draft, Exclusion, Precedence, Published, QueueStatus, UnackedMessage, Upload
-from mq.broker.api import BrowsingAPI, ClaimsAPI, ColumnsAPI, WritesAPI
+from mq.broker.batch_consumers import BatchConsumers
 from mq.broker.bodies import close
+from mq.broker.columns import ColumnReader
+from mq.broker.peek import SequenceBrowser
 from mq.broker.queues import Record
 from mq.broker.verbs import Forwarding, Repeat, Verb
+from mq.broker.write_jobs import WriteJobs
 from mq.cluster.directory import PATIENCE_SECONDS, Directory, Leader
 from mq.cluster.link_codec import Coming, Handed
 from mq.cluster.pieces import WHOLE_BYTES
@@ -125,10 +128,10 @@ class RemoteBroker(Forwarding):
         self._directory = directory
         self._ids = MessageIds()
         self._last_body = 0
-        self.claims = cast(ClaimsAPI, Forwarding("claims", self._ask))
-        self.writes = cast(WritesAPI, Forwarding("writes", self._ask))
-        self.browsing = cast(BrowsingAPI, Forwarding("browsing", self._ask))
-        self.columns: ColumnsAPI | None = None  # over a link messages go one by one
+        self.claims = cast(BatchConsumers, Forwarding("claims", self._ask))
+        self.writes = cast(WriteJobs, Forwarding("writes", self._ask))
+        self.browsing = cast(SequenceBrowser, Forwarding("browsing", self._ask))
+        self.columns: ColumnReader | None = None  # over a link messages go one by one
 
     async def wait(self) -> None:
         """Wait for a leader.

@@ -137,9 +137,9 @@ class Metrics:
             for id in ids:
                 self._note_age(id, now_ns)
 
-    def took(self, span: Span, seconds: float) -> None:
-        """Count this, too."""
-        self._spans[span].observe(seconds)
+    def timer(self, span: Span) -> Callable[[float], None]:
+        """Return what counts the seconds that something took."""
+        return self._spans[span].observe
 
     def _note_age(self, id: MessageId, now_ns: int) -> None:
         self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back

@@ -11,9 +11,8 @@ from urllib.parse import quote
 from mq import turns
 from mq.access import Right
 from mq.broker import LARGEST_CLAIM, ConsumerPosition, QueueStatus, Seen
-from mq.broker.api import ColumnsAPI
 from mq.broker.batch_consumers import CLAIM_MESSAGES, CLAIM_SECONDS
-from mq.broker.columns import BrowsedColumns
+from mq.broker.columns import BrowsedColumns, ColumnReader
 from mq.broker.peek import Browsed
 from mq.broker.settings import QUEUE, VISIBILITY, SettingKind, check_value, count, seconds, size
 from mq.errors import InvalidId, InvalidName, NoSuchQueue
@@ -187,7 +186,7 @@ async def read_claim(context: RequestContext) -> Reply:
         return Browsed(seen, start + len(seen) if seen else None)
 
     async def read_columns(
-        columns: ColumnsAPI, start: int, most: int, base: int, most_bytes: int
+        columns: ColumnReader, start: int, most: int, base: int, most_bytes: int
     ) -> BrowsedColumns | None:
         return await columns.read_claim(
             queue, context.id, batch, epoch, start, stop, of, most=most, base=base, most_bytes=most_bytes
@@ -247,7 +246,7 @@ async def browse(context: RequestContext) -> Reply:
         return await context.broker.browsing.browse(queue, after=after, up_to=up_to, most=most, ids=ids, group=group)
 
     async def read_columns(
-        columns: ColumnsAPI, after: int, most: int, base: int, most_bytes: int
+        columns: ColumnReader, after: int, most: int, base: int, most_bytes: int
     ) -> BrowsedColumns | None:
         if not reads_columns:
             return None
@@ -278,7 +277,7 @@ async def _gather(
     context: RequestContext,
     page: MessagePage,
     read: Callable[[int, int], Awaitable[Browsed]],
-    read_columns: Callable[[ColumnsAPI, int, int, int, int], Awaitable[BrowsedColumns | None]],
+    read_columns: Callable[[ColumnReader, int, int, int, int], Awaitable[BrowsedColumns | None]],
     place: int,
     following: Callable[[int, Sequence[int]], int],
 ) -> int | None:

@@ -11,7 +11,8 @@ import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from mq.broker.api import BrokerAPI
@@ -34,10 +35,10 @@ from mq.web import (
     schedule_operations,
     write_operations,
 )
-from mq.web.exchange import Abandon, Answer, Handler, Reply, Request, RequestHead, document, problem
+from mq.web.exchange import Handler, Reply, Request, RequestHead, document, problem
 from mq.web.http_connection import WaitingRequests
 from mq.web.openapi import describe
-from mq.web.operations import NO_RIGHT, Operation, RequestContext, Success
+from mq.web.operations import NO_RIGHT, HeadContext, Operation, RequestContext, Success
 from mq.web.overview import Overview
 from mq.web.parameters import ATTRIBUTE, TRACE_HEADERS, read_query, without_trace
 from mq.web.refusals import refusal_of
@@ -236,6 +237,7 @@ class Endpoints(Handler):
         strict: bool = False,
     ) -> None:
         self._is_strict = strict
+        self._begins = not strict and not broker.is_shared
         self._router = _STRICT_ROUTER if strict else ROUTER
         self._waits = WaitingRequests()
         self._shared: _Shared = (
@@ -290,71 +292,50 @@ class Endpoints(Handler):
         else:
             with suppress(InvalidName):  # the operation refuses it; a valid one is checked once for all such requests
                 names = (QueueName(names[0]), *names[1:])
-        return _Routed(operation, self._shared, query, names, without_traces=self._is_strict)
+        context = HeadContext(*self._shared, query, *names)
+        return _Routed(operation, context, self._begins, without_traces=self._is_strict)
 
 
 _Shared = tuple[
     BrokerAPI, Metrics, WaitingRequests, int, Budget, OpenConnections, Overview, Scheduler | ClusterSchedules
 ]
-"""What all requests of the server share, as each :class:`RequestContext` begins."""
+"""What all requests of the server share, as each :class:`HeadContext` begins."""
 
 
 class _Routed(Handler):
     """Answers requests for one operation on one thing.
 
     Args:
-        shared, query, names: what their :class:`RequestContext` has beside the request.
+        begins: whether an operation may begin in the step that reads its request.
         without_traces: whether headers of a trace are passed over. Proxies add them, which is no reason to refuse.
     """
 
-    def __init__(
-        self,
-        operation: Operation,
-        shared: _Shared,
-        query: Mapping[str, Any],
-        names: Sequence[str],
-        *,
-        without_traces: bool,
-    ) -> None:
+    def __init__(self, operation: Operation, head: HeadContext, begins: bool, *, without_traces: bool) -> None:
         self._operation = operation
-        self._carry_out = operation.handle
-        self._begin = None if without_traces else operation.begin
-        self._needs_queue = operation.needs_queue
-        self._shared = shared
-        self._query = query
-        self._names = names
+        self._head = head
+        self._begins = begins
         self._without_traces = without_traces
+        if operation.begin is not None and begins:
+            self.begin = partial(operation.begin, head)  # type: ignore[method-assign] # a method would only call it
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
         if self._without_traces:
             request = request._replace(headers=without_trace(request.headers))
         try:
-            if self._needs_queue and not await self._shared[0].has_queue(self._names[0]):
+            if self._operation.needs_queue and not await self._head.broker.has_queue(self._head.queue):
                 # What no queue takes need not be sent. And a cluster's broker publishes to names that are no queues.
-                raise no_such_queue(self._names[0])
-            reply = await self._carry_out(RequestContext(*self._shared, request, self._query, *self._names))
+                raise no_such_queue(self._head.queue)
+            reply = await self._operation.handle(RequestContext(*self._head, request))
         except MQError as error:
             reply = refusal_of(error)
-        broker, *_ = self._shared
-        if broker.node_control.is_draining:
+        if self._head.broker.node_control.is_draining:
             reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
 
-    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
-        """As :meth:`Handler.begin`. While a node is drained each answer ends its connection, which :meth:`handle`
-        sees to."""
-        if self._begin is None or self._shared[0].node_control.is_draining:
-            return None
-        try:
-            return self._begin(RequestContext(*self._shared, request, self._query, *self._names), answer)
-        except MQError as error:
-            return refusal_of(error)
-
     def for_message(self, id: str) -> Handler:
         """The same for another message."""
-        names = (self._names[0], id)
-        return _Routed(self._operation, self._shared, self._query, names, without_traces=self._without_traces)
+        return _Routed(self._operation, self._head._replace(id=id), self._begins, without_traces=self._without_traces)
 
 
 class _Refused(Handler):

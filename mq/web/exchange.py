@@ -151,6 +151,9 @@ class Handler(Protocol):
         Returns:
             The reply; or, if `answer` was or will be called with it, what abandons the request. None where the request
             takes longer: then nothing has begun, and :meth:`handle` answers it.
+
+        Raises:
+            MQError: the request is refused.
         """
         return None
 

@@ -41,9 +41,6 @@ _LOOKS: Final = 100
 _LARGEST_DROP: Final = 64 * 1024
 _FEW_BYTES: Final = 16 * 1024
 """For which there is room, unless the client does not read."""
-_MOST_WAITS: Final = 16
-"""How often bytes are waited for at once, after looks in vain. To look after a checkpoint saves the wait where they are
-there by then, as under load, and costs a system call and a pass of the event loop elsewhere."""
 _UNREAD_SECONDS: Final = 0.1
 """How long bytes are read before TLS's goodbye, which OpenSSL would else take back."""
 
@@ -74,7 +71,7 @@ class WatchedStream:
         address: the client's, as :class:`mq.doors.connections.Peer` has it.
 
     Attributes:
-        sends_now: whether :meth:`send_now` sends: not under TLS.
+        plain: the socket, for :class:`mq.web.fast_http1.DirectSocket`; None under TLS.
         last_used: when bytes last passed in or out, on Trio's clock.
         is_broken: whether a send has failed: the client is gone.
         at_work: how many whole requests wait for their answers.
@@ -90,18 +87,14 @@ class WatchedStream:
         self.address = address
         self.patience = patience
         self.scheme = "https" if isinstance(stream, trio.SSLStream) else "http"
-        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
-        self.sends_now = self._plain is not None
-        self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
-        self.last_used = self._now()
+        self.plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
+        self.last_used = trio.current_time()
         self.is_broken = False
         self.at_work = 0
         self.idle_until: float | None = None
         self.idle = trio.CancelScope()
         self.is_left = False
         self._put_back = b""
-        self._waits = 0  # so many times, before the next look whether bytes are there after a checkpoint already
-        self._next_waits = 1  # after the next look in vain
         self._arrived: int | None = None  # bytes that had arrived at the last look, while some are being sent
 
     def leave_if_idle(self) -> None:
@@ -113,86 +106,6 @@ class WatchedStream:
     def put_back(self, data: bytes) -> None:
         """Put back what was read, for the next reader."""
         self._put_back = data
-
-    async def until_readable(self) -> bool:
-        """Wait until there are bytes to receive, or the end. False if :meth:`wake` came first."""
-        assert self._plain is not None, "a stream that sends now"
-        if self._plain.fileno() < 0:
-            return False
-        try:
-            await trio.lowlevel.wait_readable(self._plain)
-        except trio.ClosedResourceError:
-            return False
-        return True
-
-    def wake(self) -> None:
-        """End :meth:`until_readable`."""
-        if self._plain is not None and self._plain.fileno() >= 0:
-            trio.lowlevel.notify_closing(self._plain)  # Trio has no other way to end a wait without a scope around it
-
-    async def receive(self, max_bytes: int, *, is_readable: bool = False) -> bytes:
-        """The next bytes; none at the end. Only for a task that is alone with the connection.
-
-        Without TLS this reads from the socket itself, which costs half of :meth:`receive_some`.
-
-        Args:
-            is_readable: whether :meth:`until_readable` has just been awaited.
-
-        Raises:
-            trio.BrokenResourceError: the connection is broken.
-            trio.ClosedResourceError: it was closed here.
-        """
-        plain = self._plain
-        if plain is None:
-            return bytes(await self.receive_some(max_bytes))
-        while True:
-            waits = self._waits
-            if is_readable:
-                waits, is_readable = 1, False
-            elif waits:
-                self._waits = waits - 1
-                file = plain.fileno()
-                if file < 0:
-                    raise trio.BrokenResourceError("the connection was closed here")
-                await trio.lowlevel.wait_readable(file)
-            else:
-                await trio.lowlevel.checkpoint()
-            try:
-                data = plain.recv(max_bytes)
-            except BlockingIOError:
-                self._waits = self._next_waits
-                self._next_waits = min(2 * self._next_waits, _MOST_WAITS)
-                continue
-            except OSError as error:
-                raise trio.BrokenResourceError from error
-            if not waits:
-                self._next_waits = 1
-            self.last_used = self._now()
-            return data
-
-    async def send(self, data: bytes | memoryview) -> None:
-        """Send all of it, as :meth:`receive` receives. Not a checkpoint where there is room for it."""
-        rest = self.send_now(data)
-        if rest:
-            await self._send_slowly(rest)
-
-    def send_now(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Send what the kernel has room for, as :meth:`receive` receives. Returns the rest; under TLS all of it.
-
-        Raises:
-            trio.BrokenResourceError: the connection is broken.
-        """
-        if self._plain is None:
-            return data
-        try:
-            sent = self._plain.send(data)
-        except BlockingIOError:
-            return data
-        except OSError as error:
-            raise trio.BrokenResourceError from error
-        if sent == len(data):
-            self.last_used = self._now()
-        return data[sent:]
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """As :meth:`trio.abc.ReceiveStream.receive_some`."""
@@ -208,7 +121,7 @@ class WatchedStream:
         """As :meth:`trio.abc.SendStream.send_all`."""
         try:
             if len(data) > _FEW_BYTES:
-                await self._send_slowly(data)
+                await self.send_slowly(data)
             else:
                 await self._stream.send_all(data)
                 self.last_used = trio.current_time()
@@ -216,7 +129,7 @@ class WatchedStream:
             self.is_broken = True
             raise
 
-    async def _send_slowly(self, data: bytes | memoryview) -> None:
+    async def send_slowly(self, data: bytes | memoryview) -> None:
         """Send what may be more than there is room for."""
         self._arrived = _arrived(self.socket)
         try:

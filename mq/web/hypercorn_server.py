@@ -54,6 +54,7 @@ from mq.doors.readers import FULL_REQUEST, REQUEST, Reader
 from mq.errors import BodyTooLarge, NoMemory
 from mq.web.app import WebApp
 from mq.web.exchange import Handler
+from mq.web.fast_http1 import DirectSocket
 from mq.web.http2_requests import Http2Requests, RequestWork
 from mq.web.http_connection import REQUEST_MEMORY, ConnectionLogin, WatchedStream
 from mq.web.refusals import EMPTY_LINES, MOST_EMPTY_LINES, check_head, refusal_of_body, refusal_of_head
@@ -307,6 +308,7 @@ class GuardedServer(TCPServer):
         self._app = app
         self._strangers = _Strangers(login)
         self._watched = stream
+        self._socket = DirectSocket(stream)
         self._reader = reader
         self._login = login
         self._patience = stream.patience
@@ -464,7 +466,7 @@ class GuardedServer(TCPServer):
         self._unsent += data
         try:
             if not has_task and not self.send_lock.locked():
-                self._unsent[:] = self._watched.send_now(bytes(self._unsent))
+                self._unsent[:] = self._socket.send_now(bytes(self._unsent))
             self._unsent_room.cover(self._sending + len(self._unsent))
         except (trio.BrokenResourceError, NoMemory, BodyTooLarge):
             self._unsent.clear()

@@ -32,12 +32,14 @@ from mq.web.exchange import (
     Answer,
     Later,
     Reply,
+    Request,
+    SharedHeaders,
     document,
     empty,
     nothing_to_take_back,
 )
 from mq.web.http_connection import waiting_for
-from mq.web.operations import Operation, Parameter, RequestContext, Success
+from mq.web.operations import HeadContext, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import (
     AMOUNT,
     ID,
@@ -81,19 +83,18 @@ async def publish(context: RequestContext) -> Reply:
     return _published(outcomes)
 
 
-def begin_publish(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+def begin_publish(head: HeadContext, request: Request, answer: Answer) -> Reply | Abandon | None:
     """As :func:`publish`, of a small body without a key."""
-    request, broker, queue = context.request, context.broker, context.queue
-    body, draft = request.body, draft_of(request.headers)
-    if not isinstance(body, bytes) or len(body) > context.max_body or draft.key is not None:
-        return None
-    settings = broker.settings_now(queue)
-    if settings is None or settings.knows_bodies:
+    broker, headers, body = head.broker, request.headers, request.body
+    draft: Draft = (headers.read if isinstance(headers, SharedHeaders) else None) or draft_of(headers)
+    if not isinstance(body, bytes) or len(body) > head.max_body or draft.key is not None:
         return None
     if request.quotas is not None:
-        context.check_publish()
-    broker.publish_now(queue, [Draft(body, *draft[1:])], partial(answer, _published))
-    return nothing_to_take_back
+        if not broker.publishes_now(head.queue):
+            return None
+        request.quotas.check_publish(request.user)
+    has_begun = broker.publish_now(head.queue, [Draft(body, *draft[1:])], partial(answer, _published))
+    return nothing_to_take_back if has_begun else None
 
 
 def _published(outcomes: Sequence[Published | MQError]) -> Reply:
@@ -178,23 +179,25 @@ async def fetch(context: RequestContext) -> Reply:
     return await message_reply(messages[0]) if most is None else await _batch(context, messages)
 
 
-def begin_fetch(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+def begin_fetch(head: HeadContext, request: Request, answer: Answer) -> Reply | Abandon | None:
     """As :func:`fetch`, of one message that is there, or without a wait."""
-    broker, queue, query = context.broker, context.queue, context.query
+    broker, queue, query = head.broker, head.queue, head.query
     if query["max"] is not None or (query["wait"] and not broker.declarations.ready(queue)):
         return None
     future = broker.fetch_now(queue, 1, visibility=query["visibility"])
     if not isinstance(future, Future):
         return None if future is None or query["wait"] else _EMPTY
-    future.then(partial(answer, partial(_fetched, context, future)))
+    future.then(partial(answer, partial(_fetched, head, request, future)))
     return future.abandon
 
 
-def _fetched(context: RequestContext, future: Future[list[Message]], error: Exception | None) -> Reply | Later:
+def _fetched(
+    head: HeadContext, request: Request, future: Future[list[Message]], error: Exception | None
+) -> Reply | Later:
     if error is not None:
         raise error
     if not future.value:
-        return partial(fetch, context) if context.query["wait"] else _EMPTY
+        return partial(fetch, RequestContext(*head, request)) if head.query["wait"] else _EMPTY
     [message] = future.value
     return message_reply_now(message) or partial(message_reply, message)
 
@@ -233,10 +236,10 @@ async def remove(context: RequestContext) -> Reply:
     return _REMOVED
 
 
-def begin_remove(context: RequestContext, answer: Answer) -> Reply | Abandon | None:
+def begin_remove(head: HeadContext, request: Request, answer: Answer) -> Reply | Abandon | None:
     """As :func:`remove`."""
-    receipt = read_header(context.request.headers, IF_MATCH)
-    has_begun = context.broker.remove_now(context.queue, context.id, partial(answer, _removed), receipt=receipt)
+    receipt = read_header(request.headers, IF_MATCH) if "if-match" in request.headers else None
+    has_begun = head.broker.remove_now(head.queue, head.id, partial(answer, _removed), receipt=receipt)
     return nothing_to_take_back if has_begun else None
 
 

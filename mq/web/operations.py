@@ -48,8 +48,8 @@ ANY_SEGMENT: Final = (
 """Segments of an operation's path that stand for any."""
 
 
-class RequestContext(NamedTuple):
-    """What a handler gets: the request with its checked query, and what all requests of the server share.
+class HeadContext(NamedTuple):
+    """What all requests with one head have in common: what the server shares, and what the head says.
 
     Attributes:
         max_body: the longest body of a message in bytes.
@@ -66,10 +66,26 @@ class RequestContext(NamedTuple):
     connections: OpenConnections
     overview: Overview
     schedules: Scheduler | ClusterSchedules
-    request: Request
     query: Mapping[str, Any]
     queue: str = ""
     id: str = ""
+
+
+class RequestContext(NamedTuple):
+    """What a handler gets: a request, and what :class:`HeadContext` has of it."""
+
+    broker: BrokerAPI
+    metrics: Metrics
+    waits: WaitingRequests
+    max_body: int
+    budget: Budget
+    connections: OpenConnections
+    overview: Overview
+    schedules: Scheduler | ClusterSchedules
+    query: Mapping[str, Any]
+    queue: str
+    id: str
+    request: Request
 
     @property
     def memory(self) -> ClientMemory:
@@ -139,8 +155,8 @@ class Operation(NamedTuple):
         lesser_right: the right that is enough where its JSON names nothing but `lesser_keys`; empty for none.
         audited: the event that the audit log gets, by the status of the reply; None for one with the handler's name.
         is_of_messages: whether it carries or settles messages, which is too frequent for the audit log.
-        begin: carries it out in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`; None where
-            nothing can.
+        begin: carries it out in the step that read the request, as :meth:`mq.web.exchange.Handler.begin`, but for
+            refusals, which it raises; None where nothing can.
     """
 
     method: str
@@ -160,7 +176,7 @@ class Operation(NamedTuple):
     lesser_keys: tuple[str, ...] = ()
     audited: Mapping[int, str] | None = None
     is_of_messages: bool = False
-    begin: Callable[[RequestContext, Answer], Reply | Abandon | None] | None = None
+    begin: Callable[[HeadContext, Request, Answer], Reply | Abandon | None] | None = None
 
     @property
     def line(self) -> str:

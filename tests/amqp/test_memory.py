@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import disks
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.bodies import MOST_BYTES, OVERHEAD
+from mq.broker.catalog import MOST_BYTES, OVERHEAD
 from mq.message import SharedAttributes
 
 IN_MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None

@@ -13,8 +13,7 @@ from trio.testing import MockClock
 
 from mq import turns
 from mq.broker import commit
-from mq.broker.commit import LARGEST_BATCH, MOST_OF_A_CALL, BatchTimes, Committer, SaveWorker, Together
-from mq.broker.fairness import Pace
+from mq.broker.commit import LARGEST_BATCH, MOST_OF_A_CALL, BatchTimes, Committer, Pace, SaveWorker, Together
 from mq.errors import StorageFenced
 from mq.message import MessageIds
 from mq.storage.interface import Description, Hear, Operation, Outcome, Result, Write

@@ -11,9 +11,9 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, open_broker
-from mq.broker.commit import BatchChannel
 from mq.broker.index import QueueIndex
 from mq.broker.publishing import PublishJob
+from mq.broker.waiters import BatchChannel
 from mq.errors import NoSuchMessage, NoSuchQueue
 from mq.lifecycle import State
 from mq.message import MessageId, MessageIds

@@ -12,8 +12,19 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Committer, SaveWorker, Together
-from mq.broker.fairness import BATCH_SECONDS, FEWEST, FIRST, MEMORY_SECONDS, SOURCE, FairLine, Pace
+from mq.broker.commit import (
+    BATCH_SECONDS,
+    FEWEST,
+    FIRST,
+    LARGEST_BATCH,
+    MEMORY_SECONDS,
+    BatchTimes,
+    Committer,
+    Pace,
+    SaveWorker,
+    Together,
+)
+from mq.broker.fairness import SOURCE, FairLine
 from mq.message import MessageIds
 from mq.storage.interface import AnyOperation, Description, Operation, Outcome, Result, Write
 from mq.storage.memory import MemoryStorage

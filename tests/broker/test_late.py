@@ -14,7 +14,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
-from mq.broker.bodies import LARGEST_BODY
+from mq.broker.catalog import LARGEST_BODY
 from mq.broker.config import GLANCE_SECONDS
 from mq.broker.dispatch import LARGEST_GROUP, FetchWorker
 from mq.broker.index import QueueIndex

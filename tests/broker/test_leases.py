@@ -73,7 +73,7 @@ async def test_a_lease_can_be_extended_again_and_again_by_the_same_receipt(broke
         await broker.extend("q", message.id, 43_200, receipt=message.receipt)
     assert len(wiring_of(broker).upkeep._mover._heap) < 100
     await broker.remove("q", message.id, receipt=message.receipt)
-    assert not wiring_of(broker).upkeep._mover._due
+    assert not wiring_of(broker).upkeep._mover.due
 
 
 async def test_who_was_too_slow_can_do_nothing_to_what_another_has(broker: Broker) -> None:

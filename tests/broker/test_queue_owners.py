@@ -8,6 +8,7 @@ import pytest
 
 from mq.broker import Broker
 from mq.broker.catalog import Catalog
+from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
 from mq.broker.settings import DEFAULTS
 from mq.errors import OverLimit
@@ -20,7 +21,7 @@ def index_of(name: str, owner: str | None) -> QueueIndex:
 
 
 def test_owned_counts_each_queue_once_until_it_is_dropped() -> None:
-    catalog = Catalog([], lambda: 0)
+    catalog = Catalog([], Clock(elapsed=lambda: 0.0))
     for name, owner in (("a", "shop"), ("b", "shop"), ("b", "shop"), ("c", "ben"), ("d", None)):
         catalog.add_queue(index_of(name, owner))
     assert (catalog.owned("shop"), catalog.owned("ben"), list(catalog.queues)) == (2, 1, ["a", "b", "c", "d"])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from mq.broker import Broker, Draft, open_broker
-from mq.broker.bodies import LARGEST_BODY, OVERHEAD, RecentBodies
+from mq.broker.catalog import LARGEST_BODY, OVERHEAD, RecentBodies
 from mq.message import MessageId, MessageIds, SharedAttributes
 from mq.storage.interface import Entry, Stored
 from mq.storage.memory import MemoryStorage

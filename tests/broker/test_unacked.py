@@ -11,7 +11,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, Draft, UnackedMessage, open_broker
-from mq.broker.bodies import LARGEST_BODY
+from mq.broker.catalog import LARGEST_BODY
 from mq.errors import Conflict, NoSuchQueue, QueueHeld, StorageError, StorageFailed, StorageFull, StorageStopped
 from mq.lifecycle import Kind, State
 from mq.storage.interface import Entry, Move, Operation, Outcome, Result, Stored

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from mq.broker.jobs import removing
+from mq.broker.consuming import removing
 from mq.lifecycle import State
 from mq.storage.interface import Move, Result, Sharing, Unlink
 from tests.storage.disks import MOUNTS, open_disk

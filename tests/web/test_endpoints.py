@@ -329,6 +329,7 @@ class FailingBroker:
     """Fails at everything with the same error."""
 
     ready = False
+    is_shared = False
     node_control = NoNode()
 
     def __init__(self, error: MQError) -> None:

@@ -382,6 +382,7 @@ class SlowBroker:
     """
 
     ready = True
+    is_shared = False
     node_control = NoNode()
     declarations = FilledQueues()
 

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.doors.listeners import PromptListener, plain_socket
+from mq.web.fast_http1 import DirectSocket
 from mq.web.http_connection import IdleWatch, WatchedStream
 
 
@@ -118,7 +119,7 @@ async def test_a_client_that_reads_slowly_gets_all_and_one_that_does_not_is_ende
 
     async def send() -> None:
         with suppress(trio.ClosedResourceError):
-            await stream.send(body)
+            await DirectSocket(stream).send(body)
 
     with theirs:
         async with trio.open_nursery() as nursery:
@@ -158,15 +159,16 @@ async def test_a_socket_that_was_closed_is_told_as_broken() -> None:
     assert plain_socket(accepted) is not None
     with theirs:
         stream = WatchedStream(accepted)
-        await stream.send(b"there")
+        direct = DirectSocket(stream)
+        await direct.send(b"there")
         assert theirs.recv(100) == b"there"
         theirs.send(b"back")
-        assert await stream.receive(100) == b"back"
+        assert await direct.receive(100) == b"back"
         stream.socket.close()
         with pytest.raises(trio.BrokenResourceError):
-            await stream.receive(100)
+            await direct.receive(100)
         with pytest.raises(trio.BrokenResourceError):
-            await stream.send(b"more")
+            await direct.send(b"more")
 
 
 class CountedSocket:
@@ -197,16 +199,17 @@ async def test_looks_for_bytes_grow_rarer_while_they_are_in_vain() -> None:
     assert plain is not None
     with theirs:
         stream = WatchedStream(accepted)
-        stream._plain = counted = CountedSocket(plain)  # type: ignore[assignment]
+        direct = DirectSocket(stream)
+        direct._plain = counted = CountedSocket(plain)  # type: ignore[assignment]
         for _ in range(16):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(stream.receive, 100)
+                nursery.start_soon(direct.receive, 100)
                 await trio.testing.wait_all_tasks_blocked()
                 theirs.send(b"later")
         assert (counted.looks, counted.vain) == (16 + 5, 5)  # before 1, 2, 4, 8 and 16 waits
         for _ in range(15):
             theirs.send(b"at once")
-            await stream.receive(100)
-        assert not stream._waits
+            await direct.receive(100)
+        assert not direct._waits
         assert counted.vain == 5
         await stream.aclose()
