@@ -22,9 +22,9 @@ from mq.broker.clock import KEY as CLOCK_KEY
 from mq.broker.clock import KIND as CLOCK_KIND
 from mq.broker.clock import Clock, ClockRecord
 from mq.broker.columns import ColumnReader
-from mq.broker.commit import Committer, Done, InFlight, SaveWorker, StoreProgress, Together
+from mq.broker.commit import Committer, InFlight, SaveWorker, StoreProgress, Together
 from mq.broker.config import BrokerConfig
-from mq.broker.consuming import Consumption, Removal, Remover
+from mq.broker.consuming import Consumption, Remover
 from mq.broker.core import Core
 from mq.broker.damage import pause_damaged
 from mq.broker.dead_letters import DeadLetters, DeadLetterSinks, HistoryCodec
@@ -39,9 +39,9 @@ from mq.broker.peek import READY, Peek, Seen, SequenceBrowser
 from mq.broker.publishing import Draft, JobBatch, KeyedJobs, Published, Publisher, Upload
 from mq.broker.queues import Declarations, Queues, QueueStatus
 from mq.broker.second_names import SecondNames
-from mq.broker.settings import DELAY, VISIBILITY, QueueSettings, check_value
+from mq.broker.settings import VISIBILITY, QueueSettings, check_value
 from mq.broker.shared import StoreWatcher
-from mq.broker.unacked import Received, Unacked, UnackedMessage
+from mq.broker.unacked import Unacked, UnackedMessage
 from mq.broker.upkeep import Upkeep
 from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
 from mq.broker.write_jobs import WriteJobs
@@ -105,11 +105,16 @@ class Broker:
         self.delete_queue, self.change_settings = counted(self._queues.delete), counted(self._queues.change_settings)
         self.purge, self.redrive = counted(self._queues.purge), counted(self._queues.redrive)
         self.queues, self.inventory, self.messages = self._queues.all, self._queues.inventory, self._queues.messages
-        self.give_back = self._consuming.give_back
+        consuming = self._consuming
+        self.remove, self.remove_many = counted(consuming.remove), counted(consuming.remove_many)
+        self.requeue, self.reschedule = counted(consuming.requeue), counted(consuming.reschedule)
+        self.extend, self.give_back = counted(consuming.extend), consuming.give_back
         self.acknowledge, self.put_back = counted(self._unacked.acknowledge), counted(self._unacked.put_back)
         self.reject = counted(self._unacked.reject)
+        self.hold_now, self.hold_when_ready = self._unacked.hold_now, self._unacked.hold_when_ready
+        self.acknowledge_now = self._unacked.acknowledge_now
         self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
-        self.fetch_now, self.remove_now = self._consuming.fetch_now, self._consuming.remove_now
+        self.fetch_now, self.remove_now = consuming.fetch_now, consuming.remove_now
 
     async def load(self) -> None:
         """Load the queues, messages and records of the store.
@@ -334,76 +339,6 @@ class Broker:
             messages = await self._consuming.take(FetchRequest(index, waits=wait > 0, handing=Handing.REMOVE), wait)
         return messages[0] if messages else None
 
-    async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None:
-        """Remove a message for good, wherever in its queue it is.
-
-        Args:
-            receipt: of the delivery that must still hold it.
-
-        Raises:
-            NoSuchMessage: the message is not in it.
-            ReceiptMismatch: another delivery holds it, or none does any more.
-        """
-        with self._in_flight:
-            index = self._known.get(queue) or await self._queues.get(queue, is_wanted=False)
-            await self._consuming.remove(index, Removal(id, receipt))
-
-    async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
-        """Remove messages with one barrier; for each, in their order, its error, or None when it was removed."""
-        with self._in_flight:
-            return await self._consuming.remove_many(await self._queues.get(queue, is_wanted=False), removals)
-
-    async def requeue(
-        self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""
-    ) -> None:
-        """End a message's lease: it is READY again, in its old place.
-
-        Args:
-            receipt: of the delivery that must still hold it.
-            delay: seconds for which it is held back first; None, after a failure, for as long as the queue's settings
-                say.
-            reason: why the work on it failed; kept with it, and told when it dies.
-
-        Raises:
-            NoSuchMessage: the message is not in it, or no lease of it is running.
-            ReceiptMismatch: another delivery holds it.
-            InvalidSetting: `delay` is out of its range.
-        """
-        if delay is not None:
-            delay = check_value("delay", delay, DELAY)
-        with self._in_flight:
-            await self._consuming.requeue(await self._queues.get(queue), id, receipt, delay, reason)
-
-    async def reschedule(
-        self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
-    ) -> None:
-        """Change when a delayed message that no delivery holds can be fetched.
-
-        Args:
-            receipt: of a delivery that must still hold it; but then it has no such time.
-            delay: seconds from now; 0 for at once.
-            at_ms: an instant instead, in milliseconds since 1970; at once where it is over.
-
-        Raises:
-            NoSuchMessage: the message is not in it.
-            NotLeased: it is not delayed.
-            ReceiptMismatch: that delivery does not hold it.
-            InvalidSetting: the time is out of its range.
-        """
-        delay = check_value("delay", delay, DELAY)
-        with self._in_flight:
-            await self._consuming.reschedule(await self._queues.get(queue), id, receipt, delay, at_ms)
-
-    async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
-        """Let a message's lease end `seconds` from now.
-
-        Raises:
-            As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
-        """
-        seconds = check_value("visibility", seconds, VISIBILITY)
-        with self._in_flight:
-            await self._consuming.extend(await self._queues.get(queue), id, seconds, receipt)
-
     # Unacknowledged deliveries, for as long as a connection lasts
 
     async def hold(
@@ -445,63 +380,6 @@ class Broker:
         with self._in_flight:
             return await self._unacked.hold(request, wait)
 
-    def hold_now(
-        self,
-        queue: str,
-        most: int = 1,
-        *,
-        exclusion: Exclusion | None = None,
-        precedence: Precedence | None = None,
-    ) -> list[UnackedMessage] | None:
-        """As :meth:`hold`, in the caller's step; none if none is READY. None where that takes longer: then ask by
-        :meth:`hold`."""
-        index = self._known.get(queue)
-        if index is None:
-            return None
-        self._in_flight.check()
-        return self._unacked.hold_now(index, most, exclusion, precedence)
-
-    def hold_when_ready(
-        self,
-        queue: str,
-        most: int,
-        done: Received,
-        *,
-        exclusion: Exclusion | None = None,
-        precedence: Precedence | None = None,
-    ) -> Callable[[], None] | None:
-        """As :meth:`hold` that waits without an end, in the caller's step; None where only a task can wait.
-
-        Args:
-            done: called once, with the messages or an error: in the step that makes the first one READY, as far as
-                that is possible. With no message when the broker ends.
-
-        Returns:
-            What to call to wait no longer, before `done` was called.
-
-        Raises:
-            QueueHeld: one consumer alone has the queue's messages.
-        """
-        index = self._known.get(queue)
-        if index is None or self._others_move:
-            return None
-        request = FetchRequest(
-            index, most, waits=True, handing=Handing.HOLD, exclusion=exclusion, precedence=precedence
-        )
-
-        def received(held: list[UnackedMessage], error: Exception | None) -> None:
-            self._in_flight.__exit__()
-            done(held, error)
-
-        def withdraw() -> None:
-            self._unacked.withdraw(request)
-            self._in_flight.__exit__()
-
-        self._consuming.check_exclusion(index, exclusion)
-        self._in_flight.__enter__()
-        self._unacked.hold_when_ready(request, received)
-        return withdraw
-
     async def exclude(self, queue: str, *, in_turn: bool = False) -> Exclusion:
         """Give a queue to one consumer alone, until it ends the exclusion. Calls that wait for its messages fail.
 
@@ -514,15 +392,6 @@ class Broker:
         """
         index = await self._queues.get(queue)
         return await self._unacked.exclude_in_turn(index) if in_turn else self._unacked.exclude(index)
-
-    def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
-        """Begin to remove held messages in the caller's step. False where something has to be waited for first: nothing
-        has begun, and :meth:`acknowledge` does it.
-
-        Args:
-            done: called once they are removed, or with the error of one that is READY again.
-        """
-        return self._in_flight.runs(done, partial(self._unacked.acknowledge_now, held))
 
     # Peek
 
@@ -596,8 +465,9 @@ class Wiring:
         self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, self.in_flight)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases)
         remover = Remover(core, second_names)
-        self.consuming = Consumption(core, dead, unacked_deliverer, remover, self._lessors[0], self.in_flight)
-        self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
+        lessor, find_queue = self._lessors[0], self.queues.get
+        self.consuming = Consumption(core, dead, unacked_deliverer, remover, lessor, self.in_flight, find_queue)
+        self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases, self.in_flight)
         self.peek = Peek(core, dead)
         self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)

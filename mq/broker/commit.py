@@ -934,28 +934,6 @@ class InFlight:
 
         return counting
 
-    def runs(self, done: Done, begin: Callable[[Done], bool]) -> bool:
-        """Run a request that `begin` begins, and that ends when it calls its argument: `done` is called then. False if
-        it has not begun.
-
-        Raises:
-            As entering.
-        """
-
-        def ended(error: Exception | None) -> None:
-            self.__exit__()
-            done(error)
-
-        self.__enter__()
-        try:
-            has_begun = begin(ended)
-        except BaseException:
-            self.__exit__()
-            raise
-        if not has_begun:
-            self.__exit__()
-        return has_begun
-
     def close(self) -> None:
         """Accept no more requests."""
         self.is_closed = True

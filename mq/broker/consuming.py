@@ -6,7 +6,7 @@ for a store may do both in one step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -24,7 +24,7 @@ from mq.broker.dispatch import Lessor, UnackedDeliverer
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import MoveJob
 from mq.broker.second_names import SecondNames
-from mq.broker.settings import VISIBILITY, check_time, check_value
+from mq.broker.settings import DELAY, VISIBILITY, check_time, check_value
 from mq.broker.waiters import FetchRequest
 from mq.errors import MQError, NoSuchMessage, NotLeased, QueueHeld, ReceiptMismatch, StorageFull
 from mq.lifecycle import PROTOCOL, Kind, State
@@ -50,6 +50,7 @@ class Consumption:
     Args:
         remover: removes messages on a store that no other broker changes.
         in_flight: counts the operations that begin in their callers' steps.
+        find_queue: as :meth:`mq.broker.queues.Queues.get`.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class Consumption:
         remover: Remover,
         lessor: Lessor,
         in_flight: InFlight,
+        find_queue: Callable[..., Awaitable[QueueIndex]],
     ) -> None:
+        self._find_queue = find_queue
         self._storage = core.storage
         self._in_flight = in_flight
         self._committer = core.committer
@@ -166,13 +169,21 @@ class Consumption:
             if entry is not None and entry.meta.receipt == message.receipt:
                 self._upkeep.give_back(entry)
 
-    async def remove(self, index: QueueIndex, removal: Removal) -> None:
+    async def remove(self, queue: str, id: str, *, receipt: str | None = None) -> None:
         """Remove a message for good, wherever in its queue it is.
 
+        Args:
+            receipt: of the delivery that must still hold it.
+
         Raises:
-            NoSuchMessage: it is not in it.
-            ReceiptMismatch: another delivery holds it.
+            NoSuchMessage: the message is not in it.
+            ReceiptMismatch: another delivery holds it, or none does any more.
         """
+        index = self._known.get(queue) or await self._find_queue(queue, is_wanted=False)
+        await self.remove_from(index, Removal(id, receipt))
+
+    async def remove_from(self, index: QueueIndex, removal: Removal) -> None:
+        """As :meth:`remove`."""
         id = MessageId(removal.id)
         await self._secure_keys([id])
         if not self._others_move:
@@ -215,8 +226,9 @@ class Consumption:
             done(error)
 
         entry = _checked(index, checked_id, index.find(checked_id), receipt)
+        begun = self._remover.begin(entry, ended)
         in_flight.running += 1
-        self._remover.put([self._remover.begin(entry, ended)])
+        self._remover.put([begun])
         return True
 
     async def _removed(self, entry: Entry) -> bool:
@@ -229,8 +241,9 @@ class Consumption:
             return True
         return False
 
-    async def remove_many(self, index: QueueIndex, removals: Sequence[Removal]) -> list[MQError | None]:
+    async def remove_many(self, queue: str, removals: Sequence[Removal]) -> list[MQError | None]:
         """Remove messages in one batch, or a few; for each, in their order, its error, or None when it was removed."""
+        index = await self._find_queue(queue, is_wanted=False)
         errors: list[MQError | None] = []
         for some in turns.parts(removals, LARGEST_BATCH):
             errors += await self._remove_together(index, some)
@@ -242,7 +255,7 @@ class Consumption:
 
         async def remove(number: int) -> None:
             try:
-                await self.remove(index, removals[number])
+                await self.remove_from(index, removals[number])
             except MQError as error:
                 errors[number] = error
 
@@ -301,20 +314,24 @@ class Consumption:
         return moving
 
     async def requeue(
-        self, index: QueueIndex, id: str, receipt: str | None, delay: float | None = 0.0, reason: str = ""
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float | None = 0.0, reason: str = ""
     ) -> None:
         """End a message's lease: it is READY again, in its old place, or dead if it was received too often.
 
         Args:
             receipt: of the delivery that must still hold it; None for any.
             delay: seconds for which it is held back; None for as long as its queue says.
-            reason: why the work on it failed; empty when it did not, or none is known.
+            reason: why the work on it failed; kept with it, and told when it dies.
 
         Raises:
             NoSuchMessage: it is not in the queue.
             NotLeased: no lease of it is running.
             ReceiptMismatch: another delivery holds it.
+            InvalidSetting: `delay` is out of its range.
         """
+        if delay is not None:
+            delay = check_value("delay", delay, DELAY)
+        index = await self._find_queue(queue)
         if reason:
             await self._dead_letters.note_failure(await self._leased(index, id, receipt), reason)
         while True:
@@ -332,17 +349,24 @@ class Consumption:
                 return
 
     async def reschedule(
-        self, index: QueueIndex, id: str, receipt: str | None, seconds: float, at_ms: int | None = None
+        self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
     ) -> None:
-        """Let a delayed message that no delivery holds be there in `seconds`, or at `at_ms`; at once for 0.
+        """Change when a delayed message that no delivery holds can be fetched.
+
+        Args:
+            receipt: of a delivery that must still hold it; but then it has no such time.
+            delay: seconds from now; 0 for at once.
+            at_ms: an instant instead, in milliseconds since 1970; at once where it is over.
 
         Raises:
             NoSuchMessage: it is not in the queue.
             ReceiptMismatch: the delivery of that receipt does not hold it.
             NotLeased: it is not delayed, either.
-            InvalidSetting: `at_ms` is too far away.
+            InvalidSetting: the time is out of its range.
             StorageFull: the store has refused to move it for now.
         """
+        seconds = check_value("delay", delay, DELAY)
+        index = await self._find_queue(queue)
         on_its_way: Entry | None = None
         if at_ms is not None and self._clock.is_over(check_time(at_ms, self._clock.wall_ms())):
             seconds, at_ms = 0.0, None
@@ -366,12 +390,17 @@ class Consumption:
             if await self._has_moved(job):
                 return
 
-    async def extend(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
+    async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
         """Let a message's lease end `seconds` from now.
 
         Raises:
-            As :meth:`requeue`.
+            As :meth:`requeue`; and InvalidSetting when `seconds` is out of its range.
         """
+        seconds = check_value("visibility", seconds, VISIBILITY)
+        await self.extend_in(await self._find_queue(queue), id, seconds, receipt)
+
+    async def extend_in(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
+        """As :meth:`extend`."""
         while True:
             entry = await self._leased(index, id, receipt)
             meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from mq import turns
-from mq.broker.commit import Done, Future
+from mq.broker.commit import Done, Future, InFlight
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
@@ -22,7 +22,7 @@ from mq.broker.exclusion import Exclusion
 from mq.broker.index import QueueIndex, order_of, priority_of
 from mq.broker.jobs import MoveJob, last_error
 from mq.broker.leases import Leases
-from mq.broker.waiters import FetchRequest, Precedence, Waiters
+from mq.broker.waiters import FetchRequest, Handing, Precedence, Waiters
 from mq.errors import Conflict, MQError, NoSuchMessage, QueueHeld, ReceiptMismatch
 from mq.lifecycle import Kind, State
 from mq.message import BytesBody, Message, MessageId, Properties
@@ -66,8 +66,11 @@ class Unacked:
         dead_letters: DeadLetters,
         remover: Remover,
         leases: Leases,
+        in_flight: InFlight,
     ) -> None:
         self._leases = leases
+        self._in_flight = in_flight
+        self._known = core.catalog.queues
         self._random = core.random
         self._catalog = core.catalog
         self._waiters = waiters
@@ -90,14 +93,23 @@ class Unacked:
         self._loaded_until = self._ids.last  # a hold in memory leaves no trace on disk
 
     def hold_now(
-        self, index: QueueIndex, most: int, exclusion: object | None, precedence: Precedence | None
+        self,
+        queue: str,
+        most: int = 1,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
     ) -> list[UnackedMessage] | None:
-        """Up to `most` messages in the caller's step; none if none is READY. None where that takes longer: ask by
-        :meth:`hold`.
+        """As :meth:`Broker.hold`, in the caller's step; none if none is READY. None where that takes longer: then ask
+        by that method.
 
         Raises:
             QueueHeld: one consumer alone has the queue's messages.
         """
+        index = self._known.get(queue)
+        if index is None:
+            return None
+        self._in_flight.check()
         if self._others_move:
             return None
         if index.exclusion is not None:
@@ -119,21 +131,49 @@ class Unacked:
         """The messages for the request; none if there are none, or none came within `wait` seconds."""
         return self._received(request, await self._consuming.fetch(request, wait))
 
-    def hold_when_ready(self, request: FetchRequest, done: Received) -> None:
-        """Call `done` with the messages for the request once there are some, or with an error; with none when the
-        broker ends. Call :meth:`Consumption.check_exclusion` before."""
-        index = request.index
+    def hold_when_ready(
+        self,
+        queue: str,
+        most: int,
+        done: Received,
+        *,
+        exclusion: Exclusion | None = None,
+        precedence: Precedence | None = None,
+    ) -> Callable[[], None] | None:
+        """As :meth:`Broker.hold` that waits without an end, in the caller's step; None where only a task can wait.
+
+        Args:
+            done: called once, with the messages or an error: in the step that makes the first one READY, as far as
+                that is possible. With no message when the broker ends.
+
+        Returns:
+            What to call to wait no longer, before `done` was called.
+
+        Raises:
+            QueueHeld: one consumer alone has the queue's messages.
+        """
+        index = self._known.get(queue)
+        if index is None or self._others_move:
+            return None
+        request = FetchRequest(
+            index, most, waits=True, handing=Handing.HOLD, exclusion=exclusion, precedence=precedence
+        )
 
         def answered(error: Exception | None) -> None:
-            done([] if error is not None else self._received(request, request.future.value or []), error)
+            held = [] if error is not None else self._received(request, request.future.value or [])
+            self._in_flight.__exit__()
+            done(held, error)
 
+        def withdraw() -> None:
+            request.future.abandoned = True  # a worker that serves it just now puts its messages back
+            self._waiters.withdraw(request)
+            self._in_flight.__exit__()
+
+        self._consuming.check_exclusion(index, exclusion)
+        self._in_flight.__enter__()
         request.future.then(answered)
         self._waiters.ask(request, is_vain=not index.ready and not index.deleted)
-
-    def withdraw(self, request: FetchRequest) -> None:
-        """Forget a request that is not answered. A worker that serves it just now puts its messages back."""
-        request.future.abandoned = True
-        self._waiters.withdraw(request)
+        return withdraw
 
     def _received(self, request: FetchRequest, messages: Sequence[Message]) -> list[UnackedMessage]:
         index = request.index
@@ -172,8 +212,15 @@ class Unacked:
         return await turn.get()
 
     def acknowledge_now(self, held: Sequence[UnackedMessage], done: Done) -> bool:
-        """As :meth:`acknowledge`, in the caller's step: `done` is called with the error, or None. False where something
-        has to be waited for first; then nothing has begun."""
+        """Begin to remove held messages in the caller's step. False where something has to be waited for first: nothing
+        has begun, and :meth:`acknowledge` does it.
+
+        Args:
+            done: called once they are removed, or with the error of one that is READY again.
+        """
+        in_flight = self._in_flight
+        if in_flight.is_closed or self._committer.failure:
+            in_flight.check()
         if len(held) > self._committer.portion or not self._unsecured.isdisjoint([each.entry.id for each in held]):
             return False
         entries: dict[Entry, None] = {}
@@ -183,7 +230,14 @@ class Unacked:
                 return False
             if self._in_memory(entry):
                 entries[entry] = None
-        self._remover.remove(list(entries), durable=False, were_held=True).then(done)
+
+        def ended(error: Exception | None) -> None:
+            in_flight.__exit__()
+            done(error)
+
+        removed = self._remover.remove(list(entries), durable=False, were_held=True)
+        in_flight.running += 1
+        removed.then(ended)
         return True
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:
@@ -313,7 +367,7 @@ class Unacked:
             if (index := self._catalog.queues.get(entry.queue)) is None:
                 return
             try:
-                await self._consuming.remove(index, Removal(entry.id, entry.meta.receipt))
+                await self._consuming.remove_from(index, Removal(entry.id, entry.meta.receipt))
             except (NoSuchMessage, ReceiptMismatch):
                 pass  # others have removed it, or got it
             except MQError as error:
@@ -352,7 +406,7 @@ class Unacked:
         try:
             if index is None:
                 raise NoSuchMessage("the message's queue was deleted")
-            await self._consuming.extend(index, entry.id, self._config.visibility_seconds, entry.meta.receipt)
+            await self._consuming.extend_in(index, entry.id, self._config.visibility_seconds, entry.meta.receipt)
         except (NoSuchMessage, ReceiptMismatch):
             self._forget(held)
         except MQError:
