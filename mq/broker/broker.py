@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -73,19 +73,11 @@ class Broker:
         storage: the open store. To look at only: a change that passes the broker by is unknown to it.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        config: BrokerConfig,
-        observers: Sequence[Observer],
-        clock: Clock,
-        random: Random,
-    ) -> None:
-        self.config = config
-        self._others_move = config.others_move
-        self.storage = storage
-        self._wiring = wiring = Wiring(storage, config, observers, clock, random)
-        self.clock = clock
+    def __init__(self, wiring: Wiring) -> None:
+        self._wiring = wiring
+        core = wiring.core
+        self.config, self.storage, self.clock = core.config, core.storage, core.clock
+        self._others_move = core.config.others_move
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
         self._known = wiring.catalog.queues
@@ -113,20 +105,10 @@ class Broker:
         self.reject = counted(self._unacked.reject)
         self.hold_now, self.hold_when_ready = self._unacked.hold_now, self._unacked.hold_when_ready
         self.acknowledge_now = self._unacked.acknowledge_now
-        self.publishes_now, self.publish_now = self._publishing.publishes_now, self._publishing.publish_now
+        publishing = self._publishing
+        self.publishes_now, self.publish_now = publishing.publishes_now, publishing.publish_now
+        self.longest_body, self.stage = publishing.longest_body, publishing.stage
         self.fetch_now, self.remove_now = consuming.fetch_now, consuming.remove_now
-
-    async def load(self) -> None:
-        """Load the queues, messages and records of the store.
-
-        Raises:
-            StorageUnusable: it cannot be read.
-        """
-        await self._wiring.load()
-
-    async def start(self, nursery: trio.Nursery) -> None:
-        """Start every task."""
-        await self._wiring.start(nursery)
 
     async def finish(self) -> None:
         """Accept no more requests, and wait until the last is done, as long as the store answers. Fetches that wait end
@@ -217,27 +199,6 @@ class Broker:
         self._catalog.recent.clear()
 
     # Publishing
-
-    def longest_body(self, queue: str, key: str | None = None) -> int:
-        """The longest body in bytes that a queue takes, even if it is empty. Of a queue that is not in this store, the
-        longest that the store takes.
-
-        Args:
-            key: of the message that is to be published; None for none.
-        """
-        return self._publishing.longest_body(self._known.get(queue), key)
-
-    async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
-        """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
-
-        Args:
-            queue: where it will be published. In a cluster it tells where the body is to wait.
-
-        Raises:
-            BodyTooLarge: it is over the limit.
-        """
-        self._in_flight.check()
-        return await self._publishing.stage(chunks)
 
     async def publish(
         self,
@@ -439,7 +400,7 @@ class Wiring:
         self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
         self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
-        self._core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
+        self.core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
         self.waiters = waiters = Waiters(config.workers, self.committer.progress)
         second_names = SecondNames(core, leases)
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
@@ -486,10 +447,10 @@ class Wiring:
         try:
             if self._keys is not None:
                 await self.committer.end_groups()
-            record = None if self._core.config.others_move else await self._recorded_time()
+            record = None if self.core.config.others_move else await self._recorded_time()
             await self.watcher.load()
             self._begin_clock(record)
-            await pause_damaged(self._core)
+            await pause_damaged(self.core)
             self._check_groups()
             await self._dead_letters.load()
             await self.writes.load()
@@ -502,17 +463,17 @@ class Wiring:
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Start every task."""
-        config = self._core.config
+        config = self.core.config
         if self._keyed is not None:
             self._keyed.start(nursery)
         for calls, lessor in zip(self.waiters.channels, self._lessors[1:], strict=True):
             nursery.start_soon(SaveWorker(self.committer).run)
             nursery.start_soon(lessor.deliverer.run)
-            worker = FetchWorker(self._core, calls, self._ready, lessor, self._unacked_deliverer, self.watcher.refresh)
+            worker = FetchWorker(self.core, calls, self._ready, lessor, self._unacked_deliverer, self.watcher.refresh)
             nursery.start_soon(worker.run)
         nursery.start_soon(self._lessors[0].deliverer.run)
         await self.upkeep.start(nursery)
-        nursery.start_soon(self._core.clock.run, self.record_time)
+        nursery.start_soon(self.core.clock.run, self.record_time)
         nursery.start_soon(threads.watch)
         if config.others_move:
             nursery.start_soon(self.watcher.run)
@@ -520,27 +481,27 @@ class Wiring:
             nursery.start_soon(self.unacked.run)
         nursery.start_soon(self.check.run)
         await self.claims.resume(nursery, self.catalog.queues)
-        if self._core.clock.doubt:  # before anything comes: a later start is to know what came since
+        if self.core.clock.doubt:  # before anything comes: a later start is to know what came since
             await self.record_time()
         await self.upkeep.deliver_backlog()
         await self.claims.finish(self.catalog.queues)
         await self.writes.start(nursery)
 
     async def _recorded_time(self) -> ClockRecord | None:
-        value = (await self._core.storage.records(CLOCK_KIND)).get(CLOCK_KEY)
+        value = (await self.core.storage.records(CLOCK_KIND)).get(CLOCK_KEY)
         return None if value is None else ClockRecord.stored(value)
 
     def _begin_clock(self, record: ClockRecord | None) -> None:
-        self._core.clock.begin(record, self._core.ids.last, is_shared=self._core.config.others_move)
+        self.core.clock.begin(record, self.core.ids.last, is_shared=self.core.config.others_move)
 
     async def record_time(self, record: ClockRecord | None = None) -> None:
         """Record which steady time belongs to which wall time, if the store can keep it now.
 
         Nothing is recorded where others move messages: each of them begins with its own wall clock.
         """
-        if self._core.config.others_move or self.committer.failure:
+        if self.core.config.others_move or self.committer.failure:
             return
-        value = (record or self._core.clock.record())._asdict()
+        value = (record or self.core.clock.record())._asdict()
         with suppress(StorageError):
             await self.declarations.put(CLOCK_KIND, CLOCK_KEY, value)
 
@@ -552,7 +513,7 @@ class Wiring:
 
     def _check_groups(self) -> None:
         grouped = [name for name, index in self.catalog.queues.items() if index.settings.groups]
-        if grouped and self._core.config.others_move:
+        if grouped and self.core.config.others_move:
             raise StorageUnusable(
                 f"queue {grouped[0]} has message groups, which are not supported if several daemons share a "
                 "root. Start mq with --peers=0, or set groups=false on the queue first"

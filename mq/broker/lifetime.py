@@ -9,7 +9,7 @@ from random import Random
 
 import trio
 
-from mq.broker.broker import Broker
+from mq.broker.broker import Broker, Wiring
 from mq.broker.clock import Clock
 from mq.broker.config import BrokerConfig
 from mq.lifecycle import Observer
@@ -44,11 +44,12 @@ async def open_broker(
     async with AsyncExitStack() as stack:
         if isinstance(storage, str):
             storage = await stack.enter_async_context(open_storage(storage, sharing=config.sharing))
-        broker = Broker(storage, config, observers, clock or Clock(clock_ns), random or Random())
-        await broker.load()
+        wiring = Wiring(storage, config, observers, clock or Clock(clock_ns), random or Random())
+        broker = Broker(wiring)
+        await wiring.load()
         failure: Exception | None = None
         async with trio.open_nursery() as nursery:
-            await broker.start(nursery)
+            await wiring.start(nursery)
             try:
                 yield broker
             except Exception as error:  # noqa: BLE001 - the caller's own: it leaves as it came, not wrapped in a group

@@ -164,12 +164,16 @@ class Publisher:
         self._by_key: dict[tuple[QueueIndex, str], PublishJob] = {}
         core.keyed_publishes = self._with_keys
 
-    async def stage(self, chunks: AsyncIterable[bytes]) -> Upload:
-        """Stage a large body in the store. Errors of `chunks` pass through.
+    async def stage(self, chunks: AsyncIterable[bytes], queue: str | None = None) -> Upload:
+        """Stage a large body in the store; then publish it, or discard it. Errors of `chunks` pass through.
+
+        Args:
+            queue: where it will be published. In a cluster it tells where the body is to wait.
 
         Raises:
             BodyTooLarge: it is over the limit.
         """
+        self.in_flight.check()
         with self._committer.noting_failure():
             return await stage(self._storage, chunks, self._longest)
 
@@ -287,8 +291,14 @@ class Publisher:
         self._check(index, draft)
         self._meta(index, draft)
 
-    def longest_body(self, index: QueueIndex | None, key: str | None) -> int:
-        """The longest body in bytes that a queue takes, None is any queue, for a draft with this key."""
+    def longest_body(self, queue: str, key: str | None = None) -> int:
+        """The longest body in bytes that a queue takes, even if it is empty. Of a queue that is not in this store, the
+        longest that the store takes.
+
+        Args:
+            key: of the message that is to be published; None for none.
+        """
+        index = self._known.get(queue)
         if index is None or index.settings.overflow != REJECT or index.settings.max_bytes is None:
             return self._longest
         if key is not None and self._keys is not None and self._keys.find(index, key) is not None:

@@ -282,4 +282,4 @@ async def _write_ledger(broker: Broker, key: str, after: float) -> None:
     keys = wiring_of(broker)._keys
     assert keys is not None
     index = catalog_of(broker).queues["q"]
-    await keys.note_known(index, {f"known {key}": wiring_of(broker)._core.ids.new()})
+    await keys.note_known(index, {f"known {key}": wiring_of(broker).core.ids.new()})

@@ -326,7 +326,7 @@ async def test_damaged_rows_keep_no_daemon_from_starting(disk_address: str, open
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-        await broker.storage.commit([Write(WRITE_JOBS, wiring_of(broker)._core.ids.new(), b"", {"job": "job"})])
+        await broker.storage.commit([Write(WRITE_JOBS, wiring_of(broker).core.ids.new(), b"", {"job": "job"})])
     async with opened(disk_address) as broker:
         await broker.writes.commit("q", "job", ["0"], 1)
         assert await browsed(broker, "q") == [b"x"]
