@@ -80,7 +80,7 @@ class Authorizer(Handler):
         segments = split_path(request.path)
         rule = find_rule(request.method, segments)
         judged = request._replace(path=join_path(segments) if segments else request.path)
-        reply = await self._judge(rule, judged)
+        reply = await self._answer(rule, judged)
         return reply._replace(body=b"") if request.method == "HEAD" and isinstance(reply.body, bytes) else reply
 
     def for_head(self, head: RequestHead) -> Handler:
@@ -117,24 +117,41 @@ class Authorizer(Handler):
         """Return a request as the handler gets it."""
         return request._replace(path=path, user=user, quotas=self._quotas)
 
-    async def _judge(self, rule: Rule, request: Request) -> Reply:
+    async def _answer(self, rule: Rule, request: Request) -> Reply:
         if rule.operation is not None and rule.operation.handle is log_in:
             return await self._log_in(request)
         if rule.right == NO_RIGHT:
             return await self._handler.handle(request)
         cookie = None if "authorization" in request.headers else cookie_of(request)
-        if cookie is not None:
-            return await self._judge_session(rule, request, cookie)
-        is_from_page = _is_from_the_page(request.headers)
-        if is_from_page and "authorization" not in request.headers and uid_of(request.address) is None:
-            return _without_dialogue(_UNKNOWN)  # so the page finds out that it has to ask: no login has failed
-        user = await self._user(request.address, request.headers.get("authorization", ""))
+        user = await self._user_of(request) if cookie is None else self._session_user(rule, request, cookie)
         if isinstance(user, Reply):
-            return _without_dialogue(user) if is_from_page else user
-        return await self._judge_user(rule, request._replace(user=user), user)
+            return user
+        refusal = self._note_user(request, user)
+        if refusal is not None:
+            return refusal
+        request = request._replace(user=user, quotas=self._quotas)
+        judged: Request | Reply = request
+        if not _allows(user, rule) and not _may_do_less(user, rule):
+            judged = _forbidden(rule.right, rule.queue)
+        elif rule.operation is not None and rule.operation.sends_to:
+            judged = await _with_judged_body(user, rule, rule.operation, request)
+        reply = judged if isinstance(judged, Reply) else await self._handler.handle(judged)
+        if reply.status == HTTPStatus.FORBIDDEN:
+            self._note_refusal(rule, request, user)
+        _audit(rule, request, reply, user.name)
+        return reply
 
-    async def _judge_session(self, rule: Rule, request: Request, cookie: str) -> Reply:
-        """As :meth:`_judge`, for a user with a session of the page."""
+    async def _user_of(self, request: Request) -> User | Reply:
+        """The user of a request without a session, or the reply to a stranger."""
+        authorization = request.headers.get("authorization")
+        is_from_page = _is_from_the_page(request.headers)
+        if is_from_page and authorization is None and uid_of(request.address) is None:
+            return _without_dialogue(_UNKNOWN)  # so the page finds out that it has to ask: no login has failed
+        user = await self._user(request.address, authorization or "")
+        return _without_dialogue(user) if is_from_page and isinstance(user, Reply) else user
+
+    def _session_user(self, rule: Rule, request: Request, cookie: str) -> User | Reply:
+        """The user of a session of the page, or the reply to its request."""
         session = self._sessions.find(cookie)
         if session is None:
             return _without_dialogue(_UNKNOWN)
@@ -149,7 +166,7 @@ class Authorizer(Handler):
             return empty(200, NOT_CACHED, set_cookie(request, "", self._base_path))
         if rule.operation is not None and rule.operation.handle is show_session:
             return document(200, shown_user(session.user, session.csrf), NOT_CACHED)
-        return await self._judge_user(rule, request._replace(user=session.user), session.user)
+        return session.user
 
     async def _log_in(self, request: Request) -> Reply:
         """Begin a session."""
@@ -172,25 +189,21 @@ class Authorizer(Handler):
         given_out = set_cookie(request, cookie, self._base_path)
         return document(200, shown_user(user, session.csrf), NOT_CACHED, given_out)
 
-    async def _judge_user(self, rule: Rule, request: Request, user: User) -> Reply:
+    def _note_user(self, request: Request, user: User) -> Reply | None:
+        """Note who is at the other end of a connection; the reply where that is one too many."""
         connection = CONNECTION.get()
-        if connection is not None:
-            if connection.user != user.name:
-                try:
+        try:
+            if connection is not None:
+                if connection.user != user.name:
                     self._quotas.check_connection(user)
-                except OverLimit as error:
-                    return refusal_of(error)._replace(is_last=True)
-            connection.log_in(user.name)
-        if request.memory is not None:
-            try:
+                connection.log_in(user.name)
+            if request.memory is not None:
                 request.memory.log_in(user.name)
-            except NoMemory as error:
-                return refusal_of(error)
-        reply = await self._reply_to(rule, request._replace(quotas=self._quotas), user)
-        if reply.status == HTTPStatus.FORBIDDEN:
-            self._note_refusal(rule, request, user)
-        _audit(rule, request, reply, user.name)
-        return reply
+        except OverLimit as error:
+            return refusal_of(error)._replace(is_last=True)
+        except NoMemory as error:
+            return refusal_of(error)
+        return None
 
     def _note_refusal(self, rule: Rule, request: Request, user: User) -> None:
         asked = f"{request.method} {'' if rule.operation is None else rule.operation.path}".strip()
@@ -198,13 +211,6 @@ class Authorizer(Handler):
         self._logins.refusals.refused(
             protocol="http", address=request.address, user=user.name, operation=asked, **names
         )
-
-    async def _reply_to(self, rule: Rule, request: Request, user: User) -> Reply:
-        if not _allows(user, rule) and not _may_do_less(user, rule):
-            return _forbidden(rule.right, rule.queue)
-        if rule.operation is not None and rule.operation.sends_to:
-            return await self._judge_body(user, rule, rule.operation, request)
-        return await self._handler.handle(request)
 
     async def _user(self, address: str, authorization: str) -> User | Reply:
         """The user of these credentials, or the reply to a stranger: always the same one, after the same work."""
@@ -233,26 +239,6 @@ class Authorizer(Handler):
     def _stranger(self, address: str, name: str, why: str, reply: Reply) -> Reply:
         self._logins.note_failure("http", address, name, why)
         return reply
-
-    async def _judge_body(self, user: User, rule: Rule, operation: Operation, request: Request) -> Reply:
-        """Check the rights on the queue that the JSON names, or the lesser right where its keys need no more.
-
-        The handler gets the JSON as it was parsed here, so it cannot read another name."""
-        try:
-            value = await read_object(request)
-        except CallerError as error:
-            return refusal_of(error)
-        if not _allows(user, rule) and not (value and value.keys() <= set(operation.lesser_keys)):
-            return _forbidden(rule.right, rule.queue)
-        key = operation.sends_to
-        named = value.get(key)
-        if named is not None and not isinstance(named, str):
-            return problem(400, f"{key} must be a queue's name")  # behind here 7 may be taken for "7"
-        for right, queue in ((Right.CONSUME, rule.queue), (Right.PUBLISH, named)) if named is not None else ():
-            if not user.may(right, queue):
-                return _forbidden(right, queue)
-        understood = json.dumps(value).encode()
-        return await self._handler.handle(request._replace(body=understood, content_length=len(understood)))
 
 
 class _JudgedHead(Handler):
@@ -305,6 +291,28 @@ class Auditor(Handler):
         """Itself, where it may have something to write."""
         operation = find_rule(head.method, split_path(head.path)).operation
         return self if operation is not None and operation.events else self._handler.for_head(head)
+
+
+async def _with_judged_body(user: User, rule: Rule, operation: Operation, request: Request) -> Request | Reply:
+    """The request, if its user has the rights on the queue that the JSON names, or the lesser right where its keys
+    need no more; else the refusal.
+
+    The handler gets the JSON as it was parsed here, so it cannot read another name."""
+    try:
+        value = await read_object(request)
+    except CallerError as error:
+        return refusal_of(error)
+    if not _allows(user, rule) and not (value and value.keys() <= set(operation.lesser_keys)):
+        return _forbidden(rule.right, rule.queue)
+    key = operation.sends_to
+    named = value.get(key)
+    if named is not None and not isinstance(named, str):
+        return problem(400, f"{key} must be a queue's name")  # behind here 7 may be taken for "7"
+    for right, queue in ((Right.CONSUME, rule.queue), (Right.PUBLISH, named)) if named is not None else ():
+        if not user.may(right, queue):
+            return _forbidden(right, queue)
+    understood = json.dumps(value).encode()
+    return request._replace(body=understood, content_length=len(understood))
 
 
 def _audit(rule: Rule, request: Request, reply: Reply, user: str | None) -> None:
