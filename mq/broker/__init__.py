@@ -7,13 +7,13 @@ Its files, in reading order:
 * ``core``: what each part has; ``config``: how a broker works; ``clock``: steady time, wall time and dates, of which
   no step of the wall clock changes the first; ``kernel_clock``: what the kernel knows of time.
 * ``index``: one queue's messages in memory, those of next year, too; ``message_groups``: which of its groups comes
-  next; ``catalog``: all queues, and the messages that are being moved.
-* ``settings``: a queue's settings; ``bodies``: body stats, where settings need them, and bodies that are still in
-  memory; ``body_loader``: loads the former; ``watched_body``: a body whose damage is told.
+  next; ``catalog``: all queues, the messages that are being moved, and the bodies that came a moment ago.
+* ``settings``: a queue's settings; ``bodies``: body stats, where settings need them; ``body_loader``: loads them;
+  ``watched_body``: a body whose damage is told.
 * ``queues``: queues made, deleted, set, emptied; what servers declare.
 * ``publishing``: from a draft to a durable message; ``transient_memory``: room for one that stays in memory; ``jobs``:
-  changes of messages; ``commit``: many under one barrier, and the requests that are not finished; ``fairness``: whose
-  changes come next, and how many at once.
+  changes of messages; ``commit``: many under one barrier, how many at once, and the requests that are not finished;
+  ``fairness``: whose changes come next.
 * ``waiters``: requests that wait for messages; ``dispatch``: which request gets which message; ``leases``: names and
   lengths of leases.
 * ``consuming``: fetch, take, remove, requeue, extend; ``unacked``: messages held by a connection; ``exclusion``: a

@@ -368,6 +368,8 @@ class BrokerAPI(Protocol):
 
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None: ...
 
+    async def change_leases(self, queue: str, changes: Sequence[tuple[str, str, float]]) -> list[MQError | None]: ...
+
     async def hold(
         self,
         queue: str,

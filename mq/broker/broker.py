@@ -100,7 +100,8 @@ class Broker:
         consuming = self._consuming
         self.remove, self.remove_many = counted(consuming.remove), counted(consuming.remove_many)
         self.requeue, self.reschedule = counted(consuming.requeue), counted(consuming.reschedule)
-        self.extend, self.give_back = counted(consuming.extend), consuming.give_back
+        self.extend, self.change_leases = counted(consuming.extend), counted(consuming.change_leases)
+        self.give_back = consuming.give_back
         self.acknowledge, self.put_back = counted(self._unacked.acknowledge), counted(self._unacked.put_back)
         self.reject = counted(self._unacked.reject)
         self.hold_now, self.hold_when_ready = self._unacked.hold_now, self._unacked.hold_when_ready

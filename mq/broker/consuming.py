@@ -235,7 +235,7 @@ class Consumption:
         """Remove a message from where it is; False when a peer has moved it meanwhile."""
         if self._second_names.may_exist:
             removal = self._second_names.removal(entry)
-            return await self._has_moved(self._begin(removal, Kind.REMOVE, "cannot remove the message"))
+            return await self._has_moved(self._begin(removal, Kind.REMOVE, "cannot remove the message").future)
         with suppress(NoSuchMessage):
             await self._remover.remove([entry], durable=True, strict=True).get()
             return True
@@ -334,19 +334,53 @@ class Consumption:
         index = await self._find_queue(queue)
         if reason:
             await self._dead_letters.note_failure(await self._leased(index, id, receipt), reason)
-        while True:
-            entry = await self._leased(index, id, receipt)
-            if self._dead_letters.is_worn_out(entry):
-                await self._dead_letters.dead_letter(entry, RECEIVES).get()
-                return
-            receives = entry.meta.receives
-            seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
-            if seconds > 0:
-                job = self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message")
-            else:
-                job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
-            if await self._has_moved(job):
-                return
+        while not await self._has_moved(await self._begin_requeue(index, id, receipt, delay)):
+            pass
+
+    async def change_leases(self, queue: str, changes: Sequence[tuple[str, str, float]]) -> list[MQError | None]:
+        """Let leases end at other times, in one batch, or a few of very many; for each, in their order, its error, or
+        None if it was changed.
+
+        Args:
+            changes: of each the message, the receipt of the delivery that must still hold it, and the seconds until
+                its lease is to end; 0 to requeue it.
+        """
+        index = await self._find_queue(queue)
+        errors: list[MQError | None] = [None] * len(changes)
+        begun: list[tuple[int, Future[Entry] | Future[None]]] = []
+        async for number, change in turns.in_turns(enumerate(changes), turns.FRAME):
+            try:
+                begun.append((number, await self._begin_change(index, *change)))
+            except MQError as error:
+                errors[number] = error
+        for number, move in begun:
+            try:
+                while not await self._has_moved(move):
+                    move = await self._begin_change(index, *changes[number])
+            except MQError as error:
+                errors[number] = error
+        return errors
+
+    async def _begin_change(
+        self, index: QueueIndex, id: str, receipt: str, seconds: float
+    ) -> Future[Entry] | Future[None]:
+        if not seconds:
+            return await self._begin_requeue(index, id, receipt, 0.0)
+        seconds = check_value("visibility", seconds, VISIBILITY)
+        return await self._begin_extension(index, id, receipt, seconds)
+
+    async def _begin_requeue(
+        self, index: QueueIndex, id: str, receipt: str | None, delay: float | None
+    ) -> Future[Entry] | Future[None]:
+        entry = await self._leased(index, id, receipt)
+        if self._dead_letters.is_worn_out(entry):
+            return self._dead_letters.dead_letter(entry, RECEIVES)
+        receives = entry.meta.receives
+        seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
+        if seconds > 0:
+            return self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message").future
+        move = Move(entry, State.READY, entry.meta.at_rest())
+        return self._begin(move, Kind.REQUEUE, "requeue the message").future
 
     async def reschedule(
         self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
@@ -387,7 +421,7 @@ class Consumption:
                 job = self._begin(move, Kind.DELAY, "delay the message")
             else:
                 job = self._begin(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
-            if await self._has_moved(job):
+            if await self._has_moved(job.future):
                 return
 
     async def extend(self, queue: str, id: str, seconds: float, *, receipt: str | None = None) -> None:
@@ -401,15 +435,16 @@ class Consumption:
 
     async def extend_in(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
         """As :meth:`extend`."""
-        while True:
-            entry = await self._leased(index, id, receipt)
-            meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
-            if meta == entry.meta:
-                # A move to the very same name is none: it ends a millisecond later.
-                meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
-            job = self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
-            if await self._has_moved(job):
-                return
+        while not await self._has_moved(await self._begin_extension(index, id, receipt, seconds)):
+            pass
+
+    async def _begin_extension(self, index: QueueIndex, id: str, receipt: str | None, seconds: float) -> Future[Entry]:
+        entry = await self._leased(index, id, receipt)
+        meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
+        if meta == entry.meta:
+            # A move to the very same name is none: it ends a millisecond later.
+            meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
+        return self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds).future
 
     # Implementation
 
@@ -429,10 +464,10 @@ class Consumption:
         self._jobs.put([job])
         return job
 
-    async def _has_moved(self, job: MoveJob) -> bool:
+    async def _has_moved(self, move: Future[Entry] | Future[None]) -> bool:
         """Wait for a move; False when a peer has moved the message meanwhile."""
         try:
-            await job.future.get()
+            await move.get()
         except NoSuchMessage:
             if not self._others_move:
                 raise

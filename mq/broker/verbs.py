@@ -69,6 +69,7 @@ _ROWS: Final = (
     Verb("requeue", was_done=NotLeased),
     Verb("reschedule"),
     Verb("extend"),
+    Verb("change_leases"),
     Verb("hold", Repeat.NEVER),
     Verb("exclude", Repeat.NEVER),
     Verb("acknowledge", Repeat.NEVER, finishes=True),

@@ -8,9 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
-
-import trio
+from typing import Any, Final, NamedTuple, Self
 
 from mq import turns
 from mq.access import Right
@@ -503,42 +501,52 @@ async def _is_free_since(call: ActionCall, queue: QueueName, handle: ReceiptHand
 
 async def change_visibility(call: ActionCall) -> Mapping[str, Any]:
     """Let a lease end later, or earlier."""
-    await _change_visibility(call, await call.known_queue(Right.CONSUME), call.wanted)
+    queue, change = await call.known_queue(Right.CONSUME), _LeaseChange.read(call.wanted)
+    [error] = await call.desk.broker.change_leases(queue, [change.asked()])
+    await _check_changed(call, queue, change.handle, error)
     return {}
 
 
 async def change_visibility_batch(call: ActionCall) -> Mapping[str, Any]:
-    """Change the leases of up to ten messages, side by side."""
+    """Change the leases of up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
-
-    async def change(entry: Mapping[str, Any]) -> None:
+    changes: dict[str, _LeaseChange] = {}
+    for entry in entries:
         with batch.noting(entry["Id"]):
-            await _change_visibility(call, queue, entry)
-            batch.succeeded(entry["Id"], {})
-
-    async with trio.open_nursery() as nursery:
-        for entry in entries:
-            nursery.start_soon(change, entry)
+            changes[entry["Id"]] = _LeaseChange.read(entry)
+    errors = await call.desk.broker.change_leases(queue, [change.asked() for change in changes.values()])
+    for (id, change), error in zip(changes.items(), errors, strict=True):
+        with batch.noting(id):
+            await _check_changed(call, queue, change.handle, error)
+            batch.succeeded(id, {})
     return batch.answer(entries)
 
 
-async def _change_visibility(call: ActionCall, queue: QueueName, entry: Mapping[str, Any]) -> None:
-    handle = _handle(entry)
-    needed(entry, "VisibilityTimeout")
-    seconds = number(entry, "VisibilityTimeout", 0, LONGEST_LEASE)
-    try:
-        if seconds:
-            await call.desk.broker.extend(queue, handle.id, seconds, receipt=handle.receipt)
-        else:
-            await call.desk.broker.requeue(queue, handle.id, receipt=handle.receipt)
-    except NoSuchMessage:
-        raise SqsError("InvalidParameterValue", _NOT_THERE) from None
-    except (NotLeased, ReceiptMismatch):
+class _LeaseChange(NamedTuple):
+    handle: ReceiptHandle
+    seconds: int
+
+    @classmethod
+    def read(cls, entry: Mapping[str, Any]) -> Self:
+        handle = _handle(entry)
+        needed(entry, "VisibilityTimeout")
+        return cls(handle, number(entry, "VisibilityTimeout", 0, LONGEST_LEASE) or 0)
+
+    def asked(self) -> tuple[str, str, float]:
+        return self.handle.id, self.handle.receipt, self.seconds
+
+
+async def _check_changed(call: ActionCall, queue: QueueName, handle: ReceiptHandle, error: MQError | None) -> None:
+    if isinstance(error, NoSuchMessage):
+        raise SqsError("InvalidParameterValue", _NOT_THERE)
+    if isinstance(error, NotLeased | ReceiptMismatch):
         # A lease that has ended is not renewed, and AWS says nothing of it. A message that another consumer works on
         # is refused all the same: its former consumer had better know.
         if not await _is_free_since(call, queue, handle):
-            raise SqsError("MessageNotInflight", _NOT_THERE) from None
+            raise SqsError("MessageNotInflight", _NOT_THERE)
+    elif error is not None:
+        raise error
 
 
 _NOT_THERE: Final = (

@@ -39,8 +39,14 @@ async def test_a_batch_of_any_length_is_one_barrier(wall_clock: WallClock, count
         assert store.barriers == 1
         messages = await broker.fetch_many("q", count)
         assert (len(messages), store.barriers) == (count, 2)
-        assert await broker.remove_many("q", [Removal(each.id, each.receipt) for each in messages]) == [None] * count
-        assert store.barriers == 3
+        changes = [(each.id, each.receipt, 600 * (number % 2)) for number, each in enumerate(messages)]
+        assert await broker.change_leases("q", changes) == [None] * count
+        assert store.barriers <= 3 + count // 100  # in turns of the event loop
+        store.barriers = 3
+        status = await broker.status("q")
+        assert (status.ready, status.leased) == (count - count // 2, count // 2)
+        assert await broker.remove_many("q", [Removal(each.id) for each in messages]) == [None] * count
+        assert store.barriers == 4
 
 
 async def test_a_batch_comes_out_in_its_order(broker: Broker) -> None:
@@ -89,6 +95,28 @@ async def test_each_removal_has_an_outcome_of_its_own(broker: Broker) -> None:
     ]
     status = await broker.status("q")
     assert (status.ready, status.leased) == (0, 1)
+
+
+async def test_each_change_of_a_lease_has_an_outcome_of_its_own(broker: Broker) -> None:
+    await broker.publish_many("q", [Draft(b"x") for _ in range(3)])
+    one, two, three = await broker.fetch_many("q", 3)
+    outcomes = await broker.change_leases(
+        "q",
+        [
+            (one.id, one.receipt, 600),
+            (one.id, one.receipt, 700),
+            (two.id, three.receipt, 600),
+            (three.id, three.receipt, 0),
+            (three.id, three.receipt, 600),
+            (two.id, two.receipt, -1),
+            (MessageIds().new(), two.receipt, 0),
+            ("not an id", two.receipt, 600),
+        ],
+    )
+    expected = [None, None, ReceiptMismatch, None, ReceiptMismatch, InvalidSetting, NoSuchMessage, InvalidId]
+    assert [outcome and type(outcome) for outcome in outcomes] == expected
+    status = await broker.status("q")
+    assert (status.ready, status.leased) == (1, 2)
 
 
 @pytest.mark.parametrize("steps", range(25))
