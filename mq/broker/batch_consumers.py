@@ -28,7 +28,7 @@ import trio
 
 from mq import turns
 from mq.broker.bodies import close
-from mq.broker.commit import BatchTimes, Future, InFlight
+from mq.broker.commit import BatchTimes, Future
 from mq.broker.config import GRACE_SECONDS, LONGEST_LEASE_SECONDS, MARGIN_SECONDS, RETRY_SECONDS
 from mq.broker.consuming import Remover
 from mq.broker.core import Core
@@ -143,10 +143,9 @@ class BatchConsumers:
         claimed: ClaimedMessages,
         upkeep: Upkeep,
         look_up: Callable[[str], Awaitable[QueueIndex]],
-        in_flight: InFlight,
     ) -> None:
         self._look_up = look_up
-        self._in_flight = in_flight
+        self._in_flight = core.in_flight
         self._consumers = consumers
         self._claimed = claimed
         self._upkeep = upkeep

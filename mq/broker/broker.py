@@ -86,7 +86,7 @@ class Broker:
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
         self.declarations: Declarations = wiring.declarations  # what a server declares beyond messages
-        self._in_flight = wiring.in_flight
+        self._in_flight = core.in_flight
         self.claims = wiring.claims
         self.writes = wiring.writes
         self.browsing = wiring.browse
@@ -401,7 +401,10 @@ class Wiring:
         self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
         self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
-        self.core = core = Core(storage, config, self.catalog, self.committer, jobs, ids, clock, random, writer)
+        in_flight = InFlight(self.committer)
+        self.core = core = Core(
+            storage, config, self.catalog, self.committer, in_flight, jobs, ids, clock, random, writer
+        )
         self.waiters = waiters = Waiters(config.workers, self.committer.progress)
         second_names = SecondNames(core, leases)
         self.watcher = watcher = StoreWatcher(core, waiters, second_names)
@@ -423,19 +426,18 @@ class Wiring:
         self.declarations = Declarations(core, self.queues, sinks)
         keys = self._keys
         self._keyed = None if keys is None else KeyedJobs(core, keys)
-        self.in_flight = InFlight(self.committer)
-        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct, self.in_flight)
+        self.publishing = Publisher(core, loader, self._keys, self._keyed, direct)
         self._unacked_deliverer = unacked_deliverer = UnackedDeliverer(core, waiters, self._ready, dead, leases)
         remover = Remover(core, second_names)
         lessor, find_queue = self._lessors[0], self.queues.get
-        self.consuming = Consumption(core, dead, unacked_deliverer, remover, lessor, self.in_flight, find_queue)
-        self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases, self.in_flight)
+        self.consuming = Consumption(core, dead, unacked_deliverer, remover, lessor, find_queue)
+        self.unacked = Unacked(core, waiters, unacked_deliverer, self.consuming, dead, remover, leases)
         self.peek = Peek(core, dead)
-        self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get, self.in_flight)
+        self.writes = WriteJobs(core, self._keys, self.publishing, upkeep, self.queues.get)
         self.browse = SequenceBrowser(core, self.peek, self._get_caught_up)
         claimed = ClaimedMessages(core, upkeep, dead, remover)
         records = ConsumerRecords(core, leases)
-        self.claims = BatchConsumers(core, records, claimed, upkeep, self.queues.get, self.in_flight)
+        self.claims = BatchConsumers(core, records, claimed, upkeep, self.queues.get)
         self.check = BackgroundCheck(core)
         self.columns = ColumnReader.of(core, self.claims, self.queues.get, self._get_caught_up)
 

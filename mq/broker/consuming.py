@@ -17,7 +17,7 @@ import trio
 from mq import turns
 from mq.broker.bodies import close
 from mq.broker.catalog import Catalog
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, InFlight, Together
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Done, Future, Together
 from mq.broker.core import Core
 from mq.broker.dead_letters import RECEIVES, DeadLetters
 from mq.broker.dispatch import Lessor, UnackedDeliverer
@@ -49,7 +49,6 @@ class Consumption:
 
     Args:
         remover: removes messages on a store that no other broker changes.
-        in_flight: counts the operations that begin in their callers' steps.
         find_queue: as :meth:`mq.broker.queues.Queues.get`.
     """
 
@@ -60,12 +59,11 @@ class Consumption:
         unacked_deliverer: UnackedDeliverer,
         remover: Remover,
         lessor: Lessor,
-        in_flight: InFlight,
         find_queue: Callable[..., Awaitable[QueueIndex]],
     ) -> None:
         self._find_queue = find_queue
         self._storage = core.storage
-        self._in_flight = in_flight
+        self._in_flight = core.in_flight
         self._committer = core.committer
         self._known = core.catalog.queues
         self._lessor = lessor

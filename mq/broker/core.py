@@ -8,7 +8,7 @@ from random import Random
 
 from mq.broker.catalog import Catalog
 from mq.broker.clock import Clock
-from mq.broker.commit import Committer, Future, Together
+from mq.broker.commit import Committer, Future, InFlight, Together
 from mq.broker.config import BrokerConfig
 from mq.broker.index import QueueIndex
 from mq.broker.jobs import Job
@@ -33,6 +33,7 @@ class Core:
     """What every part of a broker has.
 
     Attributes:
+        in_flight: counts the requests that have not ended.
         clock: steady time for deadlines, wall time for instants that users gave, dates.
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
@@ -46,6 +47,7 @@ class Core:
     config: BrokerConfig
     catalog: Catalog
     committer: Committer
+    in_flight: InFlight
     jobs: Together[Job]
     ids: MessageIds
     clock: Clock

@@ -20,7 +20,7 @@ import trio
 from mq import turns
 from mq.broker.bodies import BodyStats, digest_of
 from mq.broker.body_loader import BodyLoader
-from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future, InFlight
+from mq.broker.commit import LARGEST_BATCH, BatchTimes, Future
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.core import Core
 from mq.broker.dispatch import DirectDispatch
@@ -138,12 +138,11 @@ class Publisher:
         keys: Keys | None,
         keyed: KeyedJobs | None,
         direct: DirectDispatch,
-        in_flight: InFlight,
     ) -> None:
         self._storage = core.storage
         self.catalog = core.catalog
         self._known = core.catalog.queues
-        self.in_flight = in_flight
+        self.in_flight = core.in_flight
         self.took = core.catalog.tellers_of(Span.PUBLISH)
         self.now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self.memory = TransientMemory(core.storage)

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 import trio
 
 from mq import turns
-from mq.broker.commit import Done, Future, InFlight
+from mq.broker.commit import Done, Future
 from mq.broker.consuming import Consumption, Removal, Remover
 from mq.broker.core import Core
 from mq.broker.dead_letters import LIMIT, RECEIVES, REJECTED, DeadLetters
@@ -66,10 +66,9 @@ class Unacked:
         dead_letters: DeadLetters,
         remover: Remover,
         leases: Leases,
-        in_flight: InFlight,
     ) -> None:
         self._leases = leases
-        self._in_flight = in_flight
+        self._in_flight = core.in_flight
         self._known = core.catalog.queues
         self._random = core.random
         self._catalog = core.catalog

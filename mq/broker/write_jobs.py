@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from mq import turns
-from mq.broker.commit import Future, InFlight
+from mq.broker.commit import Future
 from mq.broker.config import RETRY_SECONDS
 from mq.broker.consuming import removing
 from mq.broker.core import Core
@@ -151,10 +151,9 @@ class WriteJobs:
         publisher: Publisher,
         upkeep: Upkeep,
         look_up: Callable[[str], Awaitable[QueueIndex]],
-        in_flight: InFlight,
     ) -> None:
         self._look_up = look_up
-        self._in_flight = in_flight
+        self._in_flight = core.in_flight
         self._core = core
         self._keys = keys
         self._publisher = publisher
