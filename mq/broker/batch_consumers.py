@@ -349,8 +349,8 @@ class BatchConsumers:
                 claim = _check_places(consumer, batch, of)
                 if not 0 <= start < stop <= of:
                     raise Conflict(
-                        f"the range {start} to {stop} is outside batch {batch} of consumer {name}, which has positions "
-                        f"0 to {of}"
+                        f"the range {start} to {stop} is outside batch {batch} of consumer {name}: the batch has "
+                        f"positions 0 to {of}"
                     )
                 state = consumer.state
                 if state.checkpoint and checkpoint not in ("", state.checkpoint):

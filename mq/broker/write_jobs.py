@@ -615,7 +615,7 @@ class WriteJobs:
         for chunk, stored in zip(chunks, await self._core.storage.read([chunk.entry for chunk in chunks]), strict=True):
             if stored is None:
                 raise CorruptMessage(
-                    f"the messages of part {chunk.part}, request {chunk.number}, of write job {job.name} no longer "
+                    f"the messages of request {chunk.number} in part {chunk.part} of write job {job.name} no longer "
                     "exist"
                 )
             try:
@@ -826,14 +826,14 @@ class _Job:
         held = self.parts[part, number]
         queue, incarnation = held[0].queue, held[0].incarnation
         if (queue, incarnation) != (index.name, index.incarnation):
-            origin = f"queue {queue}" if queue != index.name else f"the deleted queue {queue}"
+            origin = f"for queue {queue}" if queue != index.name else f"for the deleted queue {queue}"
         elif sum(chunk.rows for chunk in held) != len(drafts) or sum(chunk.bytes for chunk in held) != _size_of(drafts):
-            origin = "an earlier request"
+            origin = "from an earlier request"
         else:
             return
         raise Conflict(
-            f"part {part} of write job {self.name} already contains request number {number}, with messages from "
-            f"{origin}. Use a different number for each request in a part"
+            f"number {number} in part {part} of write job {self.name} is already used for messages {origin}. Use a "
+            "different number for each request in a part"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:

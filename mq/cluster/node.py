@@ -238,7 +238,9 @@ class ClusterNode:
             try:
                 await self._note(self._tenure)
             except (CandidacyEnded, CoordinatorError) as error:  # it is noted with the next candidacy
-                raise NotServed(f"the other nodes have not been notified yet: {error}") from error
+                raise NotServed(
+                    f"the other nodes have not yet been notified of this node's new state: {error}"
+                ) from error
         logger.info("node %s is draining" if to else "node %s is accepting clients again", self._config.node)
 
     def _others_to_lead(self) -> Iterator[Member]:
@@ -497,7 +499,8 @@ class ClusterNode:
         def broken(reason: str) -> None:
             stop(
                 CandidacyEnded(
-                    f"stopped serving the cluster queues, because the database that stores them is unusable: {reason}"
+                    "this node stopped serving the cluster queues, because the database that stores them is "
+                    f"unusable: {reason}"
                 )
             )
 

@@ -389,7 +389,7 @@ async def test_places_that_a_claim_has_not_are_not_noted(broker: Broker, start: 
     await fill(broker, 3)
     epoch = await claim_first_batch(broker)
     with pytest.raises(
-        Conflict, match=f"the range {start} to {stop} is outside batch 1 of consumer c, which has positions 0 to 3"
+        Conflict, match=f"the range {start} to {stop} is outside batch 1 of consumer c: the batch has positions 0 to 3"
     ):
         await broker.claims.note_read("q", "c", 1, epoch, start, stop, 3)
 

@@ -69,7 +69,7 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     try:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():
-            raise ValueError("it does not contain the version of the root's format")
+            raise ValueError("the file does not contain the version of the root's format")
         use = RootUse(word) if int(number) == FORMAT else None
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error

@@ -150,7 +150,8 @@ def _bytes(text: str) -> int:
         size = 0
     if not size:
         raise StorageUnusable(
-            f"invalid quota: {shorten(text)}. Use the value of etcd's --quota-backend-bytes, such as quota=4GiB"
+            f'invalid value for the etcd option "quota": {shorten(text)}. Use the value of etcd\'s '
+            "--quota-backend-bytes, such as quota=4GiB"
         )
     return size
 
@@ -174,6 +175,7 @@ def _fence(text: str) -> Fence:
     key, at, revision = text.rpartition("@")
     if not at or not key or not revision.isascii() or not revision.isdecimal():
         raise StorageUnusable(
-            f"invalid fence: {shorten(text)}. Use KEY@REVISION, with the revision at which the key was created"
+            f'invalid value for the etcd option "fence": {shorten(text)}. Use KEY@REVISION, with the revision at '
+            "which the key was created"
         )
     return Fence(key, int(revision))

@@ -158,7 +158,9 @@ def _seconds(options: dict[str, str]) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds:
-        raise StorageUnusable(f"deadline must be a duration, not {shorten(text)}. Use a value such as deadline=10s")
+        raise StorageUnusable(
+            f'the option "deadline" must be a duration, not {shorten(text)}. Use a value such as deadline=10s'
+        )
     return seconds
 
 
@@ -166,6 +168,6 @@ def _term(options: dict[str, str]) -> int:
     text = options.get("term", "0")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
         raise StorageUnusable(
-            f"term must be a number, not {shorten(text)}. Omit the option, because the master of a cluster sets it"
+            f'the option "term" must be a number, not {shorten(text)}. Omit this option: in a cluster, mq sets it'
         )
     return int(text)

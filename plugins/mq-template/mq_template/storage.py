@@ -102,7 +102,7 @@ class TemplateStorage:
             await self._hop(self._database.open)
         except sqlite3.Error as error:
             raise StorageUnusable(
-                f"cannot serve {self._path}: {error}. The file may be in use or may not be a store"
+                f"cannot serve {self._path}: {error}. The file may be in use, or it may not be an mq database"
             ) from error
 
     async def aclose(self) -> None:
