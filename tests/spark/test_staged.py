@@ -93,7 +93,7 @@ def test_what_is_aborted_leaves_nothing(client: Client, staged: Options) -> None
     assert held(client, staged) == []
     with pytest.raises(SparkSourceError, match=r'option "commitMode": nothing was written: .* was aborted'):
         writer.commit([told])
-    with pytest.raises(SparkSourceError, match=r'option "commitMode": .* does not accept more rows'):
+    with pytest.raises(SparkSourceError, match=r'option "commitMode": .* does not accept more messages'):
         run_task(writer, 2, some("of a task that did not know"))
 
 
