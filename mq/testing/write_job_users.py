@@ -247,7 +247,7 @@ class WriteJobUsers:
             try:
                 return (await self._broker.writes.commit(CONSUMED, job.name, job.parts, len(rows))).state
             except Conflict as error:
-                if f"no rows for queue {CONSUMED}" in str(error):
+                if f"no messages for queue {CONSUMED}" in str(error):
                     return (await self._broker.writes.commit(BROWSED, job.name, job.parts, len(rows))).state
                 return str(error)
             except CorruptMessage as error:
