@@ -48,6 +48,7 @@ SAME_TESTS: Final = {
         "tests/storage/test_conformance.py",
         "-k=posix or not conformance",
     ],
+    "groups on a log": ["tests/storage/test_logged.py", "-k=group"],
     "amqp": [
         *(f"tests/amqp/test_{topic}.py" for topic in ("deliveries", "publishes", "served_connection")),
         "-k=not (a_get_that_fails or went_just_before or deleted_meanwhile)",
