@@ -420,7 +420,7 @@ class Settings:
         "1GiB,7d",
     )
     cluster: str = _line(
-        "", _FILE, "configuration file of the cluster; if it is set, this daemon is a node of the cluster", "none"
+        "", _FILE, "cluster configuration file; if set, the daemon runs as a node of this cluster", "none"
     )
     node: str = _line(
         "", _NAME, "name of this cluster node; overrides the name in the cluster file", "from the cluster file"

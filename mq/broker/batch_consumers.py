@@ -1096,8 +1096,8 @@ class ConsumerRecords:
             index = queues.get(queue)
             if index is None and queue in damaged:
                 logger.error(
-                    "consumer %s is suspended, because the record of its queue is damaged. Run mq doctor to find "
-                    "the damaged files",
+                    "consumer %s is suspended because the file that describes its queue is damaged. Run mq doctor to "
+                    "find the damaged file",
                     key,
                 )
             elif index is None or incarnation_of(record) != index.incarnation:

@@ -74,7 +74,7 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
         "given",
         metavar="NAME=VALUE",
         multiple=True,
-        help="Option of the Spark data source to set. Can be repeated.",
+        help="Set an option of the Spark data source. Can be repeated.",
     )
     return url(more(_master(command)))
 

@@ -77,7 +77,7 @@ class Receiver(Protocol):
     help="Maximum time for handling one message. During this time, its lease is extended automatically.",
 )
 @click.option(
-    "--keep", is_flag=True, help="Do not acknowledge the messages: each one is delivered again when its lease ends."
+    "--keep", is_flag=True, help="Do not acknowledge the messages: each one is delivered again when its lease expires."
 )
 @click.option(
     "--exec",
@@ -266,7 +266,9 @@ class _Runner:
         except LeaseLost as error:
             warn(f"message {message.id} may be processed twice: {error}")
         except StillRuns as error:
-            fail(f"{error}, so message {message.id} was not requeued and will be delivered again when its lease ends")
+            fail(
+                f"{error}, so message {message.id} was not requeued and will be delivered again when its lease expires"
+            )
         except BaseException:
             with contextlib.suppress(ClientError):
                 client.requeue(message)

@@ -242,7 +242,11 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 
 @user_command.command("token")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Revoke the user's password and other tokens.")
+@click.option(
+    "--only",
+    is_flag=True,
+    help="Make the new token the user's only credential: revoke the password and all other tokens.",
+)
 @click.option(
     "--expires",
     "lasts",
@@ -259,7 +263,7 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 
 @user_command.command("aws-key")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Revoke the user's other AWS access keys.")
+@click.option("--only", is_flag=True, help="Make the new key the user's only AWS access key: revoke all others.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
     """Create another AWS access key for a user and print it. The key cannot be shown again."""

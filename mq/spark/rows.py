@@ -190,7 +190,7 @@ def check_written(schema: StructType, queue: str) -> None:
     if "value" not in types:
         raise InvalidSchema(f'the column "value" (the message body) is missing; the columns are {", ".join(types)}')
     if not queue and QUEUE not in types:
-        raise InvalidSchema('the write has no target queue. Set the option "queue", or add a column "queue"')
+        raise InvalidSchema('the write has no target queue. Set the "queue" option or add a "queue" column')
     for name in types:
         if name not in (*WRITTEN, *NOT_WRITTEN):
             raise InvalidSchema(f"unknown column {name}; known columns: {', '.join(WRITTEN)}")

@@ -55,8 +55,8 @@ class ConfirmedFile:
             return 0
         except (OSError, ValueError) as error:
             logger.error(
-                "the file %s is damaged: %s. During this startup, mq cannot check whether the database "
-                "server has all confirmed changes",
+                "the file %s is damaged: %s. During this startup, mq cannot check that the database server still has "
+                "every confirmed change",
                 path,
                 error,
             )
@@ -75,8 +75,8 @@ class ConfirmedFile:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "cannot record in folder %s which changes the store %s has confirmed (%s). At the next "
-                    "start, mq cannot check whether the database server has all confirmed changes",
+                    "cannot save the list of confirmed changes to folder %s for store %s (%s). The next time mq "
+                    "starts, it will not be able to check that the database server still has every confirmed change",
                     self._folder,
                     store,
                     error.strerror,

@@ -362,14 +362,14 @@ class Array:
         elif self._depth == 0 and mark == b"[" and not self._is_over:
             self._depth = 1
         else:
-            raise InvalidRequest("a batch in application/json must be an array of objects")
+            raise InvalidRequest("a batch sent as application/json must be an array of objects")
         return end + 1
 
     def _add(self, data: bytes, out: bytearray) -> None:
         if not data or data.isspace():
             return
         if self._depth == 0:
-            raise InvalidRequest("a batch in application/json must be an array of objects")
+            raise InvalidRequest("a batch sent as application/json must be an array of objects")
         self._is_empty = False
         out += data.translate(_BLANK)
 

@@ -107,9 +107,9 @@ def check(queue: Queue) -> None:
             if wrong:
                 raise _invalid(argument, queue, wrong)
     if DEAD_LETTER_ROUTING_KEY in arguments and DEAD_LETTER_EXCHANGE not in arguments:
-        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"the argument requires {DEAD_LETTER_EXCHANGE}")
+        raise _invalid(DEAD_LETTER_ROUTING_KEY, queue, f"{DEAD_LETTER_ROUTING_KEY} requires {DEAD_LETTER_EXCHANGE}")
     if arguments.get(GROUPS) and arguments.get(MAX_PRIORITY):
-        raise _invalid(GROUPS, queue, f"the argument cannot be combined with {MAX_PRIORITY}")
+        raise _invalid(GROUPS, queue, f"{GROUPS} cannot be combined with {MAX_PRIORITY}")
     if arguments.get(QUEUE_TYPE) == QUORUM and not queue.is_lasting:
         raise _invalid(QUEUE_TYPE, queue, "a quorum queue must be durable and must not be exclusive")
     if arguments.get(QUEUE_TYPE) == QUORUM and queue.name.startswith(SERVER_NAMED):

@@ -133,7 +133,7 @@ class ClientSocket:
         try:
             self._memory.cover(self.unsent)
         except MQError as error:
-            logger.info("disconnected AMQP client %s because it does not read its messages: %s", self._peer, error)
+            logger.info("disconnected AMQP client %s because it was not reading its messages: %s", self._peer, error)
             self._lost()
         self._memory.begin_sending()
 

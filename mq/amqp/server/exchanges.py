@@ -154,6 +154,5 @@ def _outcome(errors: Sequence[MQError | None]) -> bool | MQError:
     if len(failed) == len(errors):
         return failed[0]
     return StorageUnsure(
-        f"{len(errors) - len(failed)} of {len(errors)} queues stored the message, but another queue refused it: "
-        f"{failed[0]}"
+        f"only {len(errors) - len(failed)} of {len(errors)} queues stored the message; the first error was: {failed[0]}"
     )

@@ -69,15 +69,15 @@ def read_use(calls: Calls, layout: Layout) -> RootUse | None:
     try:
         mq, number, word = without_checksum(line.removesuffix(b"\n")).decode("ascii").split()
         if mq != "mq" or not number.isdigit():
-            raise ValueError("the file does not contain the version of the root's format")
+            raise ValueError("the file does not contain a format version")
         use = RootUse(word) if int(number) == FORMAT else None
     except ValueError as error:
         raise FormatDamaged(f"{shorten(path, 200)} is damaged ({error})") from error
     if use is None:
         root = os.path.dirname(layout.state)
         raise StorageUnusable(
-            f"root {shorten(root)} has format {number}, but this version of mq only "
-            f"supports format {FORMAT}: use the version of mq that created the root ({shorten(path, 200)})"
+            f"root {shorten(root)} has format {number}, according to {shorten(path, 200)}, but this version of mq "
+            f"supports only format {FORMAT}. Use the version of mq that created the root"
         )
     return use
 

@@ -43,14 +43,14 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const isOffered = ({ isFor = () => true }) => messages.some(isFor);
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
-  const timed = titles().indexOf("Available"), died = titles().indexOf("Dead-letter reason"); // columns that are shown where they say something
+  const timed = titles().indexOf("Available at"), died = titles().indexOf("Dead-letter reason"); // columns that are shown where they say something
   let messages = [], rows = new Map();
   update();
 
   function titles() {
     return isDead
       ? ["Reason", "Message", "Source queue", "Dead-lettered", "Size"]
-      : ["Message", "Age", "Available", "Deliveries", "Size", "Dead-letter reason"];
+      : ["Message", "Age", "Available at", "Deliveries", "Size", "Dead-letter reason"];
   }
 
   function fill(found) {
