@@ -29,8 +29,8 @@ class BodyStats:
         is_listed: whether every message of the queue is known or unread.
     """
 
-    def __init__(self, ids: Iterable[MessageId], *, is_listed: bool = True) -> None:
-        self.is_listed = is_listed
+    def __init__(self, ids: Iterable[MessageId]) -> None:
+        self.is_listed = False
         self.unread = dict.fromkeys(ids)
         self.total = 0
         self._known: dict[MessageId, _Known] = {}

@@ -49,7 +49,7 @@ class BodyLoader:
 
     async def _list(self, index: QueueIndex) -> None:
         """Note which messages there are. What comes and goes meanwhile is noted by the catalog."""
-        bodies = index.bodies = BodyStats(self._catalog.on_their_way(index), is_listed=False)
+        bodies = index.bodies = BodyStats(self._catalog.on_their_way(index))
         async for entry in turns.in_turns(index.seen(), turns.LIGHT // 2):
             if index.bodies is bodies:
                 bodies.arrived(entry.id)

@@ -66,11 +66,12 @@ class Authorizer(Handler):
 
     Args:
         base_path: the path under which a proxy serves the daemon.
+        quotas: hold users to their limits.
     """
 
     def __init__(self, handler: Handler, logins: Logins, base_path: str = "", quotas: Quotas | None = None) -> None:
         self._handler = handler
-        self._quotas = quotas or Quotas()
+        self.quotas = quotas or Quotas()
         self._base_path = base_path
         self._logins = logins
         self._sessions = Sessions(logins.access)
@@ -113,10 +114,6 @@ class Authorizer(Handler):
         self._logins.note_success("http", request.address, user)
         return user
 
-    def begin_for(self, user: User, request: Request, path: bytes) -> Request:
-        """Return a request as the handler gets it."""
-        return request._replace(path=path, user=user, quotas=self._quotas)
-
     async def _answer(self, rule: Rule, request: Request) -> Reply:
         if rule.operation is not None and rule.operation.handle is log_in:
             return await self._log_in(request)
@@ -129,7 +126,7 @@ class Authorizer(Handler):
         refusal = self._note_user(request, user)
         if refusal is not None:
             return refusal
-        request = request._replace(user=user, quotas=self._quotas)
+        request = request._replace(user=user, quotas=self.quotas)
         judged: Request | Reply = request
         if not _allows(user, rule) and not _may_do_less(user, rule):
             judged = _forbidden(rule.right, rule.queue)
@@ -195,7 +192,7 @@ class Authorizer(Handler):
         try:
             if connection is not None:
                 if connection.user != user.name:
-                    self._quotas.check_connection(user)
+                    self.quotas.check_connection(user)
                 connection.log_in(user.name)
             if request.memory is not None:
                 request.memory.log_in(user.name)
@@ -262,7 +259,7 @@ class _JudgedHead(Handler):
         user = self._authorizer.may_begin(self._rule, self._secret, request)
         if user is None:
             return None
-        return self._handler.begin(self._authorizer.begin_for(user, request, self._path), answer)
+        return self._handler.begin(request._replace(path=self._path, user=user, quotas=self._authorizer.quotas), answer)
 
     def for_message(self, id: str) -> Handler | None:
         """The same for another message."""

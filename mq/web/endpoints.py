@@ -326,7 +326,7 @@ class _Routed(Handler):
             if self._operation.needs_queue and not await self._head.broker.has_queue(self._head.queue):
                 # What no queue takes need not be sent. And a cluster's broker publishes to names that are no queues.
                 raise no_such_queue(self._head.queue)
-            reply = await self._operation.handle(RequestContext(*self._head, request))
+            reply = await self._operation.handle(RequestContext.of(self._head, request))
         except MQError as error:
             reply = refusal_of(error)
         if self._head.broker.node_control.is_draining:

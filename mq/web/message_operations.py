@@ -197,7 +197,7 @@ def _fetched(
     if error is not None:
         raise error
     if not future.value:
-        return partial(fetch, RequestContext(*head, request)) if head.query["wait"] else _EMPTY
+        return partial(fetch, RequestContext.of(head, request)) if head.query["wait"] else _EMPTY
     [message] = future.value
     return message_reply_now(message) or partial(message_reply, message)
 

@@ -71,21 +71,17 @@ class HeadContext(NamedTuple):
     id: str = ""
 
 
-class RequestContext(NamedTuple):
-    """What a handler gets: a request, and what :class:`HeadContext` has of it."""
+class RequestContext(HeadContext):
+    """What a handler gets: a request, and what its head says."""
 
-    broker: BrokerAPI
-    metrics: Metrics
-    waits: WaitingRequests
-    max_body: int
-    budget: Budget
-    connections: OpenConnections
-    overview: Overview
-    schedules: Scheduler | ClusterSchedules
-    query: Mapping[str, Any]
-    queue: str
-    id: str
     request: Request
+
+    @classmethod
+    def of(cls, head: HeadContext, request: Request) -> RequestContext:
+        """Return what a handler gets for a request with that head."""
+        context = cls(*head)
+        context.request = request
+        return context
 
     @property
     def memory(self) -> ClientMemory:
