@@ -335,7 +335,7 @@ class Settings:
         1 << 30,
         _size(LARGEST_STAGING),
         "maximum disk space, for all clients together, for large message bodies that are being uploaded over HTTP "
-        "and for write jobs (staged writes) that are not yet committed",
+        "and for batch writes, such as Spark's, that are not yet committed",
         "1GiB",
     )
     storage: str = _line(
@@ -344,13 +344,13 @@ class Settings:
     no_mover: bool = _line(
         False,
         _SWITCHED,
-        "do not move published messages into their queues; start the separate program mq-mover to move them",
+        "do not move published messages into their queues; you must run the separate program mq-mover to move them",
         "",
     )
     no_reaper: bool = _line(
         False,
         _SWITCHED,
-        "do not delete the files of removed messages; start the separate program mq-reaper to delete them",
+        "do not delete the files of removed messages; you must run the separate program mq-reaper to delete them",
         "",
     )
     verify_every: float = _line(

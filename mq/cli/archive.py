@@ -182,7 +182,7 @@ _format_option = click.option(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
-    help="File format. [default: determined by the suffix of FILE; jsonl for -]",
+    help="File format. [default: determined by the suffix of FILE; jsonl if FILE is -]",
 )
 
 

@@ -62,14 +62,12 @@ class Timed(NamedTuple):
     type=Size(),
     default="1000",
     show_default=True,
-    help="Size of each message body.",
+    help="Size of each message body, in bytes or with a unit, such as 64KiB.",
 )
 @click.option(
     "--no-keys",
     is_flag=True,
-    help=(
-        "Do not send idempotency keys. Required if the daemon runs with --peers, because it then does not support them."
-    ),
+    help="Do not send idempotency keys. Required if the daemon runs with --peers, which does not support them.",
 )
 @json_option
 @remote

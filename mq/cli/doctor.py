@@ -73,10 +73,10 @@ def doctor_command(
     as_json: bool,
     trust: Mapping[str, Any],
 ) -> None:
-    """Check a root for damaged, foreign and duplicate files.
+    """Check a root for damaged and duplicate files, and for files that do not belong to mq.
 
     A root is the folder in which mq stores its queues. Without --repair, --quarantine or --accept-loss, nothing is
-    changed, and a daemon may serve the root during the check. The exit status is 5 if problems remain.
+    changed, so the check can run while a daemon is serving the root. The exit status is 5 if problems remain.
     """
     try:
         if accept_loss:

@@ -58,8 +58,8 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move 
 def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
     """Show messages without fetching them.
 
-    With an ID, print the body of that message unchanged; on a terminal, control characters are escaped. For delayed
-    and leased messages, show when they can be fetched again, in local time.
+    Delayed and leased messages are shown with the local time at which they become available. With an ID, the body of
+    that message is printed unchanged; on a terminal, control characters are escaped.
     """
     with remote.client() as client:
         if id is not None:

@@ -133,9 +133,7 @@ class _BodyFile(click.Path):
 @click.option(
     "--no-keys",
     is_flag=True,
-    help=(
-        "Do not send idempotency keys. Required if the daemon runs with --peers, because it then does not support them."
-    ),
+    help="Do not send idempotency keys. Required if the daemon runs with --peers, which does not support them.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not print message IDs.")
 @json_option

@@ -92,19 +92,19 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         "--max-connections",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of connections that the user may have open; none means no limit.",
+        help='Maximum number of connections that the user may have open; the value "none" means no limit.',
     )
     @click.option(
         "--max-queues",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum number of queues that the user may create; none means no limit.",
+        help='Maximum number of queues that the user may create; the value "none" means no limit.',
     )
     @click.option(
         "--max-publish-rate",
         metavar="N",
         callback=_parse_limit,
-        help="Maximum rate at which the user may publish, in messages per second; none means no limit.",
+        help='Maximum rate at which the user may publish, in messages per second; the value "none" means no limit.',
     )
     @functools.wraps(command)
     def with_limits(*args: Any, **rest: Any) -> Any:
@@ -245,7 +245,7 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 @click.option(
     "--only",
     is_flag=True,
-    help="Make the new token the user's only credential: revoke the password and all other tokens.",
+    help="Revoke the user's password and all other tokens. AWS access keys are not affected.",
 )
 @click.option(
     "--expires",

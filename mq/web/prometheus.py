@@ -169,12 +169,12 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
         "mq_staging_reserved_bytes",
-        "bytes of disk space reserved for incoming message bodies and uncommitted write jobs (staged writes)",
+        "disk space in bytes that is reserved for message bodies being uploaded and for uncommitted Spark writes",
         reserved,
     )
     yield GaugeMetricFamily(
         "mq_staging_limit_bytes",
-        "maximum number of bytes of disk space for incoming message bodies and uncommitted write jobs (staged writes)",
+        "maximum disk space in bytes for message bodies being uploaded and for uncommitted Spark writes",
         limit,
     )
     yield CounterMetricFamily(
@@ -220,7 +220,7 @@ def _of_health(health: Health) -> Iterator[Metric]:
         "mq_messages_torn", "partially written, unconfirmed messages that were deleted at startup", health.torn
     )
     yield GaugeMetricFamily(
-        "mq_store_foreign_files", "files in the root that do not belong to mq and are ignored", health.skipped
+        "mq_store_foreign_files", "files in mq's root folder that do not belong to mq and are ignored", health.skipped
     )
     yield CounterMetricFamily(
         "mq_messages_unchecked",
@@ -240,16 +240,18 @@ def _of_health(health: Health) -> Iterator[Metric]:
 
 def _room(room: os.statvfs_result) -> Iterator[Metric]:
     yield GaugeMetricFamily(
-        "mq_root_size_bytes", "size in bytes of the file system that holds the root", room.f_blocks * room.f_frsize
+        "mq_root_size_bytes",
+        "size in bytes of the file system that holds mq's root folder",
+        room.f_blocks * room.f_frsize,
     )
     yield GaugeMetricFamily(
         "mq_root_free_bytes",
-        "bytes available to mq on the file system that holds the root; if the value is 0, new messages are refused",
+        "bytes available on the file system that holds mq's root folder; at 0, new messages are refused",
         room.f_bavail * room.f_frsize,
     )
     yield GaugeMetricFamily(
         "mq_root_free_inodes",
-        "number of files that can still be created on the file system that holds the root",
+        "number of files that can still be created on the file system that holds mq's root folder",
         room.f_favail,
     )
 
@@ -289,11 +291,13 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
         "mq_cluster_lease_remaining_seconds", "seconds until this node's membership expires unless it is renewed", left
     )
     up = GaugeMetricFamily(
-        "mq_cluster_link_up", "1 if this node is connected to the neighboring node, otherwise 0", labels=["neighbor"]
+        "mq_cluster_link_up",
+        "1 if this node's outgoing connection to the neighboring node is up, otherwise 0",
+        labels=["neighbor"],
     )
     heard = GaugeMetricFamily(
         "mq_cluster_link_inbound_up",
-        "1 if the neighboring node is connected to this node, otherwise 0",
+        "1 if the incoming connection from the neighboring node is up, otherwise 0",
         labels=["neighbor"],
     )
     lag = GaugeMetricFamily(
@@ -309,7 +313,11 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
 
 def _stores(snapshot: Scrape) -> Iterator[Metric]:
     """Where each queue lives, of those that have series of their own."""
-    stores = InfoMetricFamily("mq_queue", "where a queue is stored: disk, memory, node or cluster", labels=["queue"])
+    stores = InfoMetricFamily(
+        "mq_queue",
+        "where a queue is stored: disk, memory, node (this cluster node only) or cluster (all nodes)",
+        labels=["queue"],
+    )
     for status in snapshot.queues:
         if status.name in snapshot.totals.counts:
             stores.add_metric([status.name], {"store": status.store})

@@ -64,7 +64,7 @@ export function consumersView({ onState }) {
       ["Delivered", (each) => number(each.delivered), true],
       ["Delivered / s", (each) => (each.protocol === "amqp" ? rate(each.delivered_per_second) : "—"), true],
       ["Idle for", (each) => duration(each.idle_seconds), true],
-      ["Active for", (each) => duration(each.open_seconds), true],
+      ["Consuming for", (each) => duration(each.open_seconds), true],
     ],
     onState,
   });

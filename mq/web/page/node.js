@@ -30,7 +30,7 @@ export function nodeView({ onState }) {
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
     ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
-    ["Time as member", (each) => duration(each.uptime_seconds), true],
+    ["Member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is not part of a cluster.");
   const links = makeTable("Connections to other nodes", [
     ["Neighboring node", (each) => each.node || each.address],
@@ -128,7 +128,7 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_available ? "available" : "currently unavailable";
-  return `Node ${membership.node} is ${membership.role}. ${many(membership.queues, "cluster queue")}, ${served}; term ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
+  return `Node ${membership.node} is ${membership.role}. The cluster has ${many(membership.queues, "queue")} (${served}). Election term: ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
 }
 
 /** That one machine has all of it. */
@@ -139,5 +139,5 @@ function warned({ voters, nodes }) {
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "This node is not a member of the cluster at the moment." : `This node's lease of ${whole} s expires in ${left.toFixed(1)} s.`;
+  return left === null ? "This node is not a member of the cluster at the moment." : `This node's membership (${whole} s) expires in ${left.toFixed(1)} s unless it is renewed.`;
 }

@@ -31,7 +31,7 @@ export function schedulesView({ onState }) {
 
 function when({ cron, zone, every, unless_waiting: unlessWaiting }) {
   const instants = cron ? `${cron} ${zone}` : `every ${every < 60 ? `${every} s` : duration(every)}`;
-  return unlessWaiting ? `${instants}, skipped if the previous message is still queued` : instants;
+  return unlessWaiting ? `${instants}; a run is skipped while the previous message is still in the queue` : instants;
 }
 
 function newSchedule() {
