@@ -86,7 +86,8 @@ class MessageId(str):
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
             raise InvalidId(
-                f"invalid message ID: {shorten(text)}. Use the X-Message-Id from the response to a publish or fetch"
+                f"invalid message ID: {shorten(text)}. Use the X-Message-Id header from the response to a publish or "
+                "fetch request"
             )
         return super().__new__(cls, text)
 
@@ -348,7 +349,7 @@ def without_checksum(block: bytes) -> bytes:
     """
     content = block[:-_CHECKSUM_LENGTH]
     if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
-        raise ValueError("the checksum does not match")
+        raise ValueError("the checksum does not match the content")
     return content
 
 

@@ -100,7 +100,7 @@ def parse_keys(file: Mapping[str, Any], path: str) -> tuple[AwsKey, ...]:
 def _key(path: str, id: str, table: Any) -> AwsKey:
     where = f"keys.{shorten(id)}"
     if _KEY_ID.fullmatch(id) is None:
-        raise _wrong(path, f"{where} is not an access key ID that was created with mq user aws-key")
+        raise _wrong(path, f"{where} is not a valid access key ID. Create access keys with mq user aws-key")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
         raise _wrong(path, f"{where} must have exactly two keys: user and secret")
     user, secret = table["user"], table["secret"]

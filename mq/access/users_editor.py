@@ -82,8 +82,8 @@ class UsersEditor(ABC):
         if unix is not None:
             if uid_of_login(unix) is None:
                 raise InvalidSetting(
-                    f"login name {shorten(unix)} cannot be used: this machine has no such user, or it is the "
-                    "system user nobody"
+                    f"login name {shorten(unix)} cannot be used: the user does not exist on this machine, or is the "
+                    'system user "nobody"'
                 )
             table["unix"] = unix
         if password is not None:

@@ -349,8 +349,8 @@ class BatchConsumers:
                 claim = _check_places(consumer, batch, of)
                 if not 0 <= start < stop <= of:
                     raise Conflict(
-                        f"the range {start} to {stop} is outside batch {batch} of consumer {name}: the batch has "
-                        f"positions 0 to {of}"
+                        f"the range {start} to {stop} is not within batch {batch} of consumer {name}, which has {of} "
+                        "messages (positions start at 0; the end is exclusive)"
                     )
                 state = consumer.state
                 if state.checkpoint and checkpoint not in ("", state.checkpoint):
@@ -433,8 +433,8 @@ class BatchConsumers:
     def _check_alone(self) -> None:
         if self._others_move:
             raise Conflict(
-                "batch consumers, such as Spark streams, are not supported if several daemons share a root. Start "
-                "mq with --peers=0"
+                "batch consumers, such as Spark streams, are not supported if several daemons share a root folder. "
+                "Start mq with --peers=0"
             )
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
@@ -535,7 +535,10 @@ class BatchConsumers:
         try:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
-            raise StorageFull(f"{error}. Claim fewer than {len(ids)} messages to use less space") from None
+            raise StorageFull(
+                f"{error}. The record of this claim of {len(ids)} messages may need too much space in the store; if "
+                "possible, claim fewer messages"
+            ) from None
         places = await _in_slices(_sequences, chosen)
         return ClaimedBatch(batch, len(chosen), 0, min(places), max(places), is_new=True)
 
@@ -896,7 +899,7 @@ class LeaseEnds:
                 return
             except (StorageFull, StorageUnsure) as error:
                 logger.warning(
-                    "temporarily unable to requeue messages whose lease for consumer %s of queue %s has expired: %s",
+                    "temporarily unable to requeue messages with expired leases (consumer %s, queue %s): %s",
                     consumer.name,
                     index.name,
                     error,
@@ -1304,9 +1307,8 @@ def _check_places(consumer: BatchConsumer, batch: int, of: int | None) -> Claim:
         raise Conflict(f"batch {batch} of consumer {consumer.name} is not open. Claim the batch first")
     if of is not None and of != len(claim.ids):
         raise ReceiptMismatch(
-            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but {of} were expected. "
-            "Claim the batch again to find out what happened to the missing messages, then read the batch again "
-            "from position 0"
+            f"batch {batch} of consumer {consumer.name} has {len(claim.ids)} messages, but the request expected {of}. "
+            "Claim the batch again to get its current messages, then read it from position 0"
         )
     return claim
 
@@ -1323,9 +1325,9 @@ def _check_read(consumer: BatchConsumer) -> None:
 
 def _other_checkpoint(consumer: BatchConsumer, checkpoint: str) -> Conflict:
     return Conflict(
-        f"consumer {consumer.name} was started with checkpoint {consumer.state.checkpoint}, but this query "
-        f"has checkpoint {checkpoint or 'none'}. Use the original checkpoint, use another consumer name, or "
-        "start with take_over=true"
+        f"consumer {consumer.name} was started with checkpoint {consumer.state.checkpoint}, but this request "
+        f"uses a different one (checkpoint: {checkpoint or 'none'}). Use the original checkpoint, use another "
+        "consumer name, or start with take_over=true"
     )
 
 

@@ -265,8 +265,8 @@ class Broker:
         index = await self._queues.get(queue)
         if not index.settings.unique:
             raise Conflict(
-                f"queue {queue} does not detect duplicates, so it cannot look up a message by its body. To "
-                f"enable this, run mq queue set {queue} unique=true"
+                f"messages in queue {queue} cannot be looked up by their body, because duplicate detection is off. To "
+                f"turn it on, run mq queue set {queue} unique=true"
             )
         digest = digest_of(body) if isinstance(body, bytes) else body.digest
         return await self._publishing.find(index, digest)

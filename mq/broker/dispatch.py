@@ -506,8 +506,8 @@ class Deliverer:
             if not request.takes:  # after a barrier this slow, a lease would not outlive a restart
                 self.upkeep.give_back(entry)
                 served[request].error = StorageSlow(
-                    f"the store took {seconds:.1f} s to record the lease, which is too long, so no message "
-                    "was delivered. Try again"
+                    f"the store took too long ({seconds:.1f} s) to record the lease, so no message was delivered. "
+                    "Try again"
                 )
         return [each for each in held if each.request.takes]
 

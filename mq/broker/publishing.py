@@ -380,7 +380,7 @@ class Publisher:
         if draft.key is not None:
             if self._keys is None:
                 raise Conflict(
-                    "idempotency keys are not supported if several daemons share a root. Publish without a key"
+                    "idempotency keys are not supported if several daemons share a root folder. Publish without a key"
                 )
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)
@@ -683,9 +683,8 @@ def check_room(index: QueueIndex, messages: int, size: int) -> None:
         raise QueueFull(f"queue {index.name} is full: {excess}. Try again later")
     bytes_then = index.reserved_bytes + size + (index.bodies.total if index.bodies is not None else 0)
     if most_bytes is not None and bytes_then > most_bytes:
-        raise QueueFull(
-            f"queue {index.name} is full: a message of {size} bytes would exceed max_bytes. Try again later"
-        )
+        added = f"a message of {size} bytes" if messages == 1 else f"{messages} messages of {size} bytes in total"
+        raise QueueFull(f"queue {index.name} is full: adding {added} would exceed max_bytes. Try again later")
 
 
 class _Prepared(NamedTuple):

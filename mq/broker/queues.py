@@ -557,7 +557,9 @@ class Queues:
     async def _check(self, index: QueueIndex, settings: QueueSettings) -> None:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._others_move:
-            raise Conflict("unique queues are not supported if several daemons share a root. Start mq with --peers=0")
+            raise Conflict(
+                "unique queues are not supported if several daemons share a root folder. Start mq with --peers=0"
+            )
         if settings.groups:
             check_groups(self._config)
         if settings.unique and any(
@@ -665,7 +667,9 @@ def check_groups(config: BrokerConfig) -> None:
         Conflict: others hand out messages of the store, too.
     """
     if config.others_move:
-        raise Conflict("message groups are not supported if several daemons share a root. Start mq with --peers=0")
+        raise Conflict(
+            "message groups are not supported if several daemons share a root folder. Start mq with --peers=0"
+        )
 
 
 async def _let_go(*parts: BodyStats | MessageGroups | None) -> None:

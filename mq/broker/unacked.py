@@ -195,7 +195,7 @@ class Unacked:
         """
         if self._config.sharing is Sharing.PEERS:
             raise Conflict(
-                "exclusive consumers are not supported if several daemons share a root. Start mq with --peers=0"
+                "exclusive consumers are not supported if several daemons share a root folder. Start mq with --peers=0"
             )
         self._consuming.check_exclusion(index, None)
         exclusion = Exclusion(index)

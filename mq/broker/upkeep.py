@@ -549,7 +549,8 @@ class Upkeep(CatalogEvents):
             self._mover.cancel(entry.id)
             if outcome.result is Result.NO_QUEUE and index is not None and not index.is_going:
                 logger.warning(
-                    "the folder of queue %s is missing; messages of this queue in other folders are left unchanged",
+                    "the folder of queue %s is missing; mq leaves this queue's messages in other folders where they "
+                    "are",
                     index.name,
                 )
                 self.forget(index)

@@ -221,7 +221,7 @@ class WriteJobs:
         if self._keys is None or self._core.storage.description.shared:
             raise Conflict(
                 "write jobs (messages that are staged and then committed together) are not supported if several "
-                "daemons share a root. Start mq with --peers=0"
+                "daemons share a root folder. Start mq with --peers=0"
             )
         async with self._loading:
             if not self._is_loaded:
@@ -279,8 +279,8 @@ class WriteJobs:
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
             logger.error(
-                "found a file with staged messages of a write job whose record is missing; the file was left in "
-                "the folder new/: %s",
+                "found a file with staged messages, but the record of their write job is missing; the file was left "
+                "in the folder new/: %s",
                 entry.id,
             )
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
@@ -363,7 +363,8 @@ class WriteJobs:
                 if rows == 0:
                     return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
                 raise Conflict(
-                    f"write job {shorten(name)} does not exist: it was deleted or timed out. Write the messages again"
+                    f"write job {shorten(name)} does not exist; it may have been deleted or timed out. Write the "
+                    "messages again"
                 )
             job.check_owner(user)
             async with job.ending:
@@ -832,8 +833,8 @@ class _Job:
         else:
             return
         raise Conflict(
-            f"number {number} in part {part} of write job {self.name} is already used for messages {origin}. Use a "
-            "different number for each request in a part"
+            f"request number {number} in part {part} of write job {self.name} was already used for messages {origin}. "
+            "Use a different number for each request in a part"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:
@@ -935,8 +936,8 @@ def _check_fits(index: QueueIndex, drafts: Sequence[Draft]) -> None:
     settings, size = index.settings, _size_of(drafts)
     if settings.overflow == REJECT and settings.max_bytes is not None and size > settings.max_bytes:
         raise TooLargeForQueue(
-            f"these messages have {size} bytes, but queue {index.name} can store at most {settings.max_bytes} bytes "
-            "in total (max_bytes)"
+            f"the total size of these messages is {size} bytes, but queue {index.name} can store at most "
+            f"{settings.max_bytes} bytes in total (max_bytes)"
         )
 
 

@@ -122,7 +122,7 @@ def _read_lines(file: IO[bytes]) -> Iterator[Outgoing]:
                 raise ValueError("the line is not a JSON object")
             yield _outgoing(body_of(found), found)
         except ValueError as error:
-            raise BadArchive(f"line {number} is not a message: {error}") from error
+            raise BadArchive(f"line {number} is not a valid message: {error}") from error
 
 
 def _read_tar(file: IO[bytes]) -> Iterator[Outgoing]:

@@ -108,7 +108,10 @@ def restore_command(
         say(_description(header))
     if damaged:
         ids = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
-        warn(f"{len(damaged)} messages were not restored because they are damaged or missing in the backup: {ids}")
+        warn(
+            f"{len(damaged)} messages were not restored because they are damaged in the backup or missing from it: "
+            f"{ids}"
+        )
         sys.exit(REFUSED)
 
 

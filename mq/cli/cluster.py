@@ -162,7 +162,10 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
         places |= {link["node"]: link["address"] for link in seen["links"] if link["node"]}
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
-        fail(f"only node {' and '.join(sorted(names))} knows the new address. Specify the URLs of both other nodes")
+        fail(
+            f"only node {' and '.join(sorted(names))} knows the new address. Specify the URLs of both nodes that were "
+            "not replaced"
+        )
     say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")
     say("# Cluster file for the new machine; copy coordinator, password_file and the other settings from another node.")
     say(f'name = "{node}"')

@@ -123,9 +123,9 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
         say(
-            f"losses accepted: {len(losses)}. mq can serve this root again"
+            f"recorded {len(losses)} losses as accepted. mq can serve this root folder again"
             if losses
-            else "no data was lost, so mq can serve this root"
+            else "no data was lost, so mq can serve this root folder"
         )
 
 

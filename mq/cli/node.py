@@ -43,16 +43,18 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                "neighbors must be the comma-separated addresses of the other two nodes, but "
-                f"{len(settings.neighbors)} addresses were given. To list all three nodes, use the name of "
-                f"this node ({settings.node or '--node'}) as its host name"
+                "neighbors must be a comma-separated list of the addresses of the other two nodes (number given: "
+                f"{len(settings.neighbors)}). The list may also contain all three nodes if the host name in this "
+                f"node's address is the node's name ({settings.node or '--node'})"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}
     if not settings.cluster and not given:
         return None
-    if settings.peers or not settings.serves_amqp:
-        raise InvalidSetting("a cluster node cannot be started with --peers, and it requires --amqp-port")
+    if settings.peers:
+        raise InvalidSetting("--peers cannot be combined with --cluster or --neighbors")
+    if not settings.serves_amqp:
+        raise InvalidSetting("a cluster node requires --amqp-port")
     if settings.strict:
         raise InvalidSetting(
             "--strict cannot be combined with --cluster, because cluster queues are not stored as folders"

@@ -41,7 +41,7 @@ def _fields(**types: type | tuple[type, ...]) -> Check:
     def check(value: Value) -> None:
         for name, type in types.items():
             if not isinstance(value.get(name), type):
-                raise ValueError(f"the field {name} has the invalid value {value.get(name)!r}")
+                raise ValueError(f"the field {name} has an invalid value: {value.get(name)!r}")
 
     return check
 
@@ -50,7 +50,7 @@ def _entries(fits: Callable[[Any], bool]) -> Check:
     def check(value: Value) -> None:
         for key, kept in value.get("entries", {}).items():
             if not fits(kept):
-                raise ValueError(f"the entry {key} has the invalid value {kept!r}")
+                raise ValueError(f"the entry {key} has an invalid value: {kept!r}")
 
     return check
 

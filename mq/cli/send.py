@@ -72,7 +72,11 @@ class _BodyFile(click.Path):
             if Path(value).exists():
                 raise
             message = shlex.quote(shorten(value)[1:-1])
-            self.fail(f"file {shorten(value)} does not exist. To send this text, use -m {message}", param, error.ctx)
+            self.fail(
+                f"file {shorten(value)} does not exist. To send {shorten(value)} as the message text, use -m {message}",
+                param,
+                error.ctx,
+            )
 
 
 @click.command("send")

@@ -276,7 +276,7 @@ def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) 
 def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Revoke all tokens of a user except the newest."""
     count = editor.retire(name)
-    say(f"Revoked {count} tokens; the newest is still valid. {_takes_effect(editor)}", err=True)
+    say(f"Revoked {count} older tokens; the user's newest token is still valid. {_takes_effect(editor)}", err=True)
 
 
 def _file(users: str | None) -> UsersFile:

@@ -161,7 +161,7 @@ def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
     if is_unsure and text != detail:
         text = f"{text}: the request may have been executed"
     elif was_unsure and not is_unsure:
-        text = f"{text}. An earlier attempt may have been executed"
+        text = f"{text}. An earlier attempt may have succeeded"
     return refusal(answer.status, text, is_unsure=is_unsure or was_unsure)
 
 

@@ -192,7 +192,7 @@ class ClusterBroker(Forwarding):
         at = await self._at(queue)
         if to is not None and await self._at(to) is not at:
             raise Conflict(
-                f"queues {queue} and {to} are not in the same store: one is a cluster queue and the other "
+                f"messages cannot be moved from queue {queue} to {to}, because one is a cluster queue and the other "
                 "is local to this node. Use mq export and mq import instead"
             )
         return await at.redrive(queue, to, most, ids)

@@ -259,7 +259,8 @@ class ClusterDeclarations:
                 await self._local.drop(record.kind, record.key)
             except CallerError as error:
                 logger.warning(
-                    "node %s cannot share an exchange or binding with the other nodes, so only this node uses it: %s",
+                    "node %s cannot share an exchange or binding with the other nodes, so it exists only on that "
+                    "node: %s",
                     self._node,
                     error,
                 )

@@ -221,7 +221,7 @@ class GraceStorage:
             try:
                 outcomes = await self._commit_unlinks(some)
             except StorageFull as error:
-                logger.info("temporarily unable to delete removed messages: %s", error)
+                logger.info("temporarily unable to delete messages that were removed from their queues: %s", error)
                 return False
             for entry, outcome in zip(some, outcomes, strict=True):
                 if outcome.result in (Result.DONE, Result.GONE, Result.EXISTS):

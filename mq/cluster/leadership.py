@@ -150,7 +150,7 @@ class Leadership:
         if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
         logger.debug(
-            "the master of term %d answered request %s at %d ns of the monotonic clock",
+            "the master of term %d answered request %s at monotonic time %d ns",
             self.number,
             method,
             time.monotonic_ns(),

@@ -221,8 +221,8 @@ class LinkSessions:
             session.send(
                 correlation,
                 CallerError(
-                    f"node {self._node} uses version {VERSION} of the link protocol. Run the same version of mq on "
-                    "all nodes"
+                    f"node {self._node} uses version {VERSION} of the link protocol, but the connecting node uses a "
+                    "different version. Run the same version of mq on all nodes"
                 ),
             )
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):

@@ -196,7 +196,7 @@ class ClusterNode:
             raise Conflict(f"address {neighbor} is already used by another neighbor of node {self._config.node}")
         await self._moved.put(link.filed, neighbor)
         link.move(neighbor)
-        logger.info("now connecting to node %s at %s", node, neighbor)
+        logger.info("connecting to node %s at %s", node, neighbor)
 
     def on_users(self, told: TellUsers, check: CheckUser) -> None:
         """Take the cluster's users. Before :meth:`run`.
@@ -487,7 +487,8 @@ class ClusterNode:
                 CandidacyEnded(
                     f"this node is the master, but no neighbor has reached it for {self._silence.most_seconds:g} "
                     f"seconds. Other members: {', '.join(others)}. Check the links between the nodes and the "
-                    "cluster password. This node will rejoin as the youngest member"
+                    "cluster password. This node now gives up the master role and will rejoin the cluster as its "
+                    "youngest member"
                 )
             )
 

@@ -174,15 +174,15 @@ class Budget:
         self._much_is_freed = trio.Event()
         self._refusals = {
             use: Refusals(
-                f"refused %d requests for %s (purpose: {use}), most recently for %d bytes by %s. In use by %s: %d "
-                "of at most %d bytes (%s)"
+                f"refused %d requests for %s (purpose: {use}); the most recent was for %d bytes, from %s. In use by "
+                "%s: %d of at most %d bytes (setting: %s)"
             )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"disconnected %d slow clients to free %s (purpose: {use}), most recently %s, which used %d bytes. "
-                "In use by %s: %d of at most %d bytes (%s)"
+                f"disconnected %d slow clients to free %s (purpose: {use}); the most recent was %s, which used %d "
+                "bytes. In use by %s: %d of at most %d bytes (setting: %s)"
             )
             for use in Use
         }

@@ -158,7 +158,7 @@ class Crowd:
             "(--connections-per-address)"
         )
         self._no_handles = Refusals(
-            "refused %d connections, most recently from %s: mq may open %d files (LimitNOFILE in systemd, "
+            "refused %d connections, most recently from %s: mq can open at most %d files (LimitNOFILE in systemd, "
             "ulimit -n), and %d of them are reserved for the store"
         )
 

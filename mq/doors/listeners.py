@@ -139,7 +139,7 @@ async def listen(
         raise refusal(f"cannot listen on {address} port {port}: {error.strerror}{hint}") from error
     except UnicodeError as error:
         raise CannotListen(
-            f"cannot listen on {shorten(address)}, because it is not an address or a host name"
+            f"cannot listen on {shorten(address)}: it is neither a valid IP address nor a known host name"
         ) from error
 
 

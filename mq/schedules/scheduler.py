@@ -111,14 +111,14 @@ class ScheduleLimits(NamedTuple):
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
                 f"user {owner} has reached the maximum of {len(others)} schedules per user. Delete a schedule "
-                "first, or start mq with a higher number in --schedules-per-user"
+                "first, or restart mq with a higher limit in --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
             raise Conflict(
-                f"the schedules of user {owner} would publish {rate:.4g} messages per second in total, but "
-                f"the limit is {self.rate:g}. Run them less often, or start mq with a higher rate in "
-                "--schedules-per-user"
+                f"the schedules of user {owner} would publish {rate:.4g} messages per second, but the limit is "
+                f"{self.rate:g} (--schedules-per-user). Run them less often, or restart mq with a higher rate limit "
+                "in --schedules-per-user"
             )
 
 

@@ -69,6 +69,5 @@ def _check(python: str) -> None:
         why = f"cannot import mq ({done.stderr.strip().rpartition(chr(10))[2]})"
     raise SparkSourceError(
         f"Spark uses the Python interpreter {found or python}, which {why}: set PYSPARK_PYTHON to {sys.executable} "
-        "before "
-        'creating the session, or install "mq[spark]" there'
+        'before creating the session, or install "mq[spark]" for the interpreter that Spark uses'
     )

@@ -276,7 +276,7 @@ def _check_queues(options: Options, way: str | None) -> None:
         raise InvalidOption('option "queue" is missing: set it, or set "queuePattern"')
     if way == WRITE and len(options.queues) > 1:
         raise InvalidOption(
-            'option "queue" must be the name of a single queue for a write. To write to several queues, omit '
+            'for a write, the option "queue" must be the name of a single queue. To write to several queues, omit '
             'this option and add a column "queue"'
         )
 

@@ -260,7 +260,10 @@ class LineMaker:
     def _line(self, row: Mapping[str, Any], own: str | None) -> dict[str, Any]:
         value = row["value"]
         if value is None:
-            raise ValueError('column "value" is null, but a message must have a body. Filter out or coalesce such rows')
+            raise ValueError(
+                'column "value" is null, but a message must have a body. Filter out such rows, or replace the null '
+                "(for example with coalesce())"
+            )
         body = value.encode() if isinstance(value, str) else bytes(value)
         line: dict[str, Any] = _as_member(body)
         for column, name in _AS_MEMBERS:

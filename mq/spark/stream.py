@@ -317,8 +317,9 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For each queue the number of its batch, and how many rows that has."""
         if offset["consumer"] != self._options.consumer:
             raise SparkSourceError(
-                f'option "consumer" is {self._options.consumer}, but the checkpoint was created by consumer '
-                f"{offset['consumer']}. Use another checkpointLocation, or the name {offset['consumer']}"
+                f'option "consumer" is {self._options.consumer}, but the checkpoint was created with the '
+                f"consumer {offset['consumer']}. Use another checkpointLocation, or set the option to "
+                f"{offset['consumer']}"
             )
         if "queues" in offset:
             return dict(offset["queues"])
@@ -579,8 +580,8 @@ class QueueClaims:
             )
         raise SparkSourceError(
             f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
-            f"acknowledged batches only up to {self._acknowledged}, and does not have batch {batch}. Either the "
-            "consumer was deleted, or the daemon's root was restored from an old copy. To continue from batch "
+            f"acknowledged batches only up to {self._acknowledged}, and has no record of batch {batch}. Either the "
+            "consumer was deleted, or the daemon's root folder was restored from an old copy. To continue after batch "
             f"{self._acknowledged}, start the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
         )
 
@@ -620,8 +621,9 @@ class QueueClaims:
         return ClaimLost(
             f"{count} of {planned} messages of batch {batch} are missing: "
             f"{reasons} (queue {options.queue}, consumer {options.consumer} at {options.url}). "
-            f"{' '.join(advice)} To continue without them, set the "
-            'option "failOnClaimLost" to false: messages that still exist are then read in a later batch'
+            f"{' '.join(advice)} To continue, set the option "
+            '"failOnClaimLost" to false: those of the missing messages that are still in the queue are then read in '
+            "a later batch, and the others are skipped"
         )
 
 

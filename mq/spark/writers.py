@@ -101,8 +101,8 @@ class MqWriter(DataSourceArrowWriter):
         written again with the same ``writeId``."""
         if not self._options.is_staged and not self._options.write_id:
             logger.warning(
-                "the write to queue %s failed after some of its rows may have been stored; running the write "
-                'again would store them twice. To make writes repeatable, set the option "writeId" to a name '
+                "the write to queue %s failed, and some of its rows may already be stored. Running the write "
+                'again could store these rows twice. To make writes repeatable, set the option "writeId" to a name '
                 'for the write, or set "commitMode" to staged, which stores all rows or none',
                 self._options.asked_for,
             )
@@ -319,7 +319,7 @@ class _Publisher:
                 if pause is None:
                     raise SparkSourceError(
                         f'option "queue": {self._options.queue} was full for longer than "retrySeconds" '
-                        f"({len(left)} rows are left)"
+                        f"({len(left)} rows have not been written)"
                     )
                 if is_first:  # else a job would stand still for minutes without a word why
                     patience = self._options.retry_seconds

@@ -131,9 +131,9 @@ def _refuse(name: str, text: str) -> None:
         if text:
             raise SqsError(
                 "UnsupportedOperation",
-                f"{name} is not supported. Set user rights in mq's users file (docs/access.md)"
+                f"{name} is not supported. Set user rights in mq's users file (see docs/access.md)"
                 if name == "Policy"
-                else f"{name} is not supported. Encrypt the disk of mq's root instead",
+                else f"{name} is not supported. Encrypt the disk that holds mq's root folder instead",
             )
         return
     raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
@@ -232,7 +232,7 @@ def _noted_allowance(name: str, text: str) -> str:
         raise _wrong(name, f"byQueue requires 1 to {_MOST_SOURCES} sourceQueueArns.")
     for source in sources:
         if not isinstance(source, str):
-            raise _wrong(name, "sourceQueueArns must be ARNs.")
+            raise _wrong(name, "sourceQueueArns must be a list of queue ARNs.")
         queue_of_arn(source, "sourceQueueArns")
     return json.dumps({"redrivePermission": permission, "sourceQueueArns": sources})
 

@@ -92,7 +92,9 @@ class MoveTask:
             done = await broker.redrive(self.source, self.target, self.per_second or LARGEST_SLICE)
             self.moved += done.moved
             if not done.moved and done.left:
-                raise QueueFull(f"{done.left} messages were not moved, because their queue is full or no longer exists")
+                raise QueueFull(
+                    f"{done.left} messages were not moved, because their destination queue is full or no longer exists"
+                )
             if not done.moved:
                 return
             await trio.sleep(0 if self.per_second is None else _STALL_SECONDS)

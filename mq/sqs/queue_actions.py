@@ -116,7 +116,9 @@ async def _check_target(call: ActionCall, queue: QueueName, target: str) -> None
             "standard queue must be a standard queue."
         )
     if (await broker.status(target)).settings.unique:
-        raise _wrong_policy(f"queue {target} has unique=true, so it would refuse some dead letters.")
+        raise _wrong_policy(
+            f"queue {target} has unique=true, so it would refuse dead letters that duplicate one of its messages."
+        )
     if not allows_source(await call.desk.notes.read(target), queue):
         raise _wrong_policy(f"The RedriveAllowPolicy of {target} does not allow this source queue.")
 
@@ -253,8 +255,8 @@ def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
         if _TAG_KEY.fullmatch(key) is None or _TAG_VALUE.fullmatch(text) is None:
             raise SqsError(
                 "InvalidParameterValue",
-                f"The tag {shorten(key)} is invalid. Use keys of 1 to 128 and values of up to 256 "
-                "letters, digits, spaces and _ . : / = + - @. Keys must not begin with aws:",
+                f"The tag {shorten(key)} is invalid. Keys must have 1 to 128 characters and values at most 256; "
+                "both may contain letters, digits, spaces and _ . : / = + - @. Keys must not begin with aws:",
             )
     return tags
 
@@ -264,7 +266,7 @@ async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
     call.queue(Right.CONFIGURE)
     raise SqsError(
         "UnsupportedOperation",
-        "Permissions cannot be changed through the SQS API. Set user rights in mq's users file (docs/access.md)",
+        "Permissions cannot be changed through the SQS API. Set user rights in mq's users file (see docs/access.md)",
     )
 
 
@@ -294,7 +296,7 @@ async def _check_move(call: ActionCall, source: QueueName, target: QueueName | N
         if queue is not None and not await broker.has_queue(queue):
             raise SqsError("ResourceNotFoundException", "The resource that you specified does not exist.")
     if source == target:
-        raise SqsError("InvalidParameterValue", "DestinationArn must not be the same queue as SourceArn.")
+        raise SqsError("InvalidParameterValue", "DestinationArn and SourceArn must not refer to the same queue.")
     if not any(status.settings.dead_letter_queue == source for status in await broker.queues()):
         raise SqsError("InvalidParameterValue", "The source queue must be configured as a dead-letter queue.")
 

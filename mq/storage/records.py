@@ -68,14 +68,14 @@ def error_of(outcome: Outcome, failure: str) -> MQError:
         return NoSuchMessage("the message is no longer in the queue")
     if outcome.result is Result.FAILED:
         return StorageFailed(
-            f"the store failed during the request, so its outcome is unknown ({outcome.reason}). "
+            f"the store failed during the request, so the outcome of the request is unknown ({outcome.reason}). "
             "Repair and remount the disk, then restart mq"
         )
     if outcome.result is Result.UNKNOWN:
         return StorageUnsure(
             f"{failure}: the outcome is unknown "
             f"({outcome.reason or 'the store did not respond in time'}). Retry with the same "
-            "idempotency key, or retry if a duplicate does no harm"
+            "idempotency key. If there was none, retry only if a duplicate does no harm"
         )
     if outcome.result is Result.FENCED:
         return StorageFenced(

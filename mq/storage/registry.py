@@ -105,7 +105,8 @@ def _make(entry_point: EntryPoint, rest: str, options: StorageOptions) -> Storag
     missing = [verb for verb in _VERBS if verb not in dir(storage)]
     if missing:
         raise StorageUnusable(
-            f"{backend} did not return a store: its {type(storage).__name__} does not have {', '.join(missing)}"
+            f"{backend} did not return a store: it returned an object of type {type(storage).__name__}, which does "
+            f"not have {', '.join(missing)}"
         )
     return storage
 

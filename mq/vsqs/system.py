@@ -220,6 +220,6 @@ def _translated(path: str, error: OSError) -> MQError:
 
 def _no_queue(path: str) -> NoSuchQueue:
     return NoSuchQueue(
-        f"the folder {path} does not exist, or was replaced since it was opened. Create the folder with "
-        "mkdir, or open the queue again"
+        f"the folder {path} does not exist, or has been replaced since it was opened. If it is missing, create it "
+        "with mkdir; otherwise open the queue again"
     )

@@ -293,7 +293,7 @@ async def change_message(context: RequestContext) -> Reply:
     if wanted.keys() != {"visibility"}:
         raise InvalidRequest(
             'the request body must be one of: {"visibility": seconds} to extend the lease (0 ends '
-            'it); {"delay": seconds, "reason": text} to requeue the message (null for the queue\'s '
+            'it); {"delay": seconds, "reason": text} to requeue the message ("delay": null uses the queue\'s '
             'own delay); {"delay": seconds} or {"at": time} to reschedule a delayed message'
         )
     seconds = check_value("visibility", wanted["visibility"], RETRY)

@@ -109,7 +109,7 @@ class Parts:
         except ParseError as error:
             raise _not_well_formed(error) from None
         if not self._is_whole:
-            raise InvalidRequest("the multipart body is incomplete: its last boundary is missing")
+            raise InvalidRequest("the multipart body is incomplete: its closing boundary is missing")
 
     def _parse(self, data: bytes) -> None:
         try:

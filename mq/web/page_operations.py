@@ -181,7 +181,7 @@ def _queue_feed(context: RequestContext) -> EventFeed:
         NoSuchQueue: the user may not see it, or would not know whether it exists.
     """
     if context.query["queue"] is None:
-        raise InvalidRequest("the parameter queue is missing. Use queue=NAME")
+        raise InvalidRequest('the parameter "queue" is missing. Use queue=NAME')
     queue, user = QueueName(context.query["queue"]), context.request.user
     unseen = NoSuchQueue(f"queue {queue} does not exist, or you do not have permission to see it")
     if user is not None and not user.may(Right.MONITOR, None) and not user.may_something(queue):

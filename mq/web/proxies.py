@@ -142,7 +142,7 @@ def hops_of(headers: Mapping[str, str]) -> Sequence[Hop]:
         # A proxy adds one of the two and passes on what the client sent as the other.
         raise ContradictoryReports(
             "the headers X-Forwarded-For and Forwarded contain different client addresses. Configure the "
-            "proxy to set or remove both headers"
+            "proxy to overwrite or remove each of these headers"
         )
     hops = found[0] if found else [Hop()]
     return [_with_rest(hop, headers, len(hops) - at) for at, hop in enumerate(hops)]

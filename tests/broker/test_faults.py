@@ -137,7 +137,7 @@ async def test_what_a_deleted_queue_left_is_tried_again_in_a_while_not_at_once(
 
 SAID: Final = {
     Result.UNKNOWN: (StorageUnsure, "cannot store the message: the outcome is unknown (away)"),
-    Result.FAILED: (StorageFailed, "its outcome is unknown (away)"),
+    Result.FAILED: (StorageFailed, "the outcome of the request is unknown (away)"),
     Result.FULL: (StorageFull, "cannot store the message: away"),
 }
 

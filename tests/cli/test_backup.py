@@ -112,7 +112,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
     assert done.status == 1
     assert (
         done.error
-        == f"mq: 1 messages were not restored because they are damaged or missing in the backup: {body.name}\n"
+        == f"mq: 1 messages were not restored because they are damaged in the backup or missing from it: {body.name}\n"
     )
 
 

@@ -212,4 +212,4 @@ def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
     assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
     waiting.append(seen("a"))
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
-    assert (done.status, "Specify the URLs of both other nodes" in done.error) == (1, True)
+    assert (done.status, "Specify the URLs of both nodes that were not replaced" in done.error) == (1, True)

@@ -112,7 +112,7 @@ def test_unreadable_record_is_moved_aside_and_not_deleted(root: Path, mq: Mq, tm
     content = record.read_bytes().replace(b"created", b"createD")
     record.write_bytes(content)
     done = mq("doctor", root)
-    assert f"record   {record}: the checksum does not match" in done.lines
+    assert f"record   {record}: the checksum does not match the content" in done.lines
     mq("doctor", root, "--quarantine", tmp_path / "q")
     assert not record.exists()
     assert (tmp_path / "q" / record.relative_to(root)).read_bytes() == content
@@ -130,7 +130,7 @@ def test_record_that_makes_no_sense_is_found(root: Path, mq: Mq) -> None:
 
 def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Path, mq: Mq) -> None:
     progress = PassProgress(began_ms=1_700_000_000_000, queue="a", after=-1, checked=20, total=40)
-    damaged = [["a", "the-id", "the checksum does not match"]]
+    damaged = [["a", "the-id", "the checksum does not match the content"]]
 
     async def put(record: dict[str, object]) -> None:
         async with open_broker(f"posix:{root}") as broker:
@@ -139,7 +139,7 @@ def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Pa
     assert not any(line.startswith("background check") for line in mq("doctor", root).lines)
     trio.run(put, {**progress._asdict(), "damaged": damaged})
     found, passes = mq("doctor", root).lines[-2:]
-    assert found == "background check: message the-id of queue a is damaged: the checksum does not match"
+    assert found == "background check: message the-id of queue a is damaged: the checksum does not match the content"
     assert passes.endswith(
         "no pass has been completed yet; current pass: 20 of 40 messages, started at 2023-11-14T22:13:20Z"
     )

@@ -74,7 +74,7 @@ def test_a_queue_without_groups_refuses_them_until_they_are_left_out(client: Cli
     assert sorted((found.body, found.group) for found in client.browse("q")) == [(b"1", None), (b"2", None)]
     (tmp_path / "a").write_text('{"body": "1", "group": 7}')
     assert (
-        'line 1 is not a message: "content_type", "content_encoding" and "group" must be strings'
+        'line 1 is not a valid message: "content_type", "content_encoding" and "group" must be strings'
         in mq("import", "q", tmp_path / "a").error
     )
 

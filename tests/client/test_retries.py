@@ -275,14 +275,14 @@ UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
         True,
         "the daemon returned status 503: the request may have been executed",
     ),
-    "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier attempt may have been executed"),
-    "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier attempt may have been executed"),
+    "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier attempt may have succeeded"),
+    "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier attempt may have succeeded"),
     "broke": (lambda: [lost()], True, "the request may have been executed"),
     "nobody there": (lambda: [httpx.ConnectError("x")], False, "cannot connect to"),
     "broke, then nobody there": (
         lambda: [lost(), httpx.ConnectError("x")],
         True,
-        "an earlier attempt may have been executed",
+        "an earlier attempt to send the request may have succeeded",
     ),
     "full, then nobody there": (lambda: [refused(503), httpx.ConnectError("x")], False, "cannot connect to"),
 }

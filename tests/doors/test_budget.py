@@ -287,9 +287,10 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
                 memory.reserve(Use.ANSWER, 7)
         [line] = caplog.messages
         assert line.startswith(
-            "refused 1 requests for memory (purpose: answer), most recently for 7 bytes by user alice, connection a con"
+            "refused 1 requests for memory (purpose: answer); the most recent was for 7 bytes, from user alice, "
+            "connection a con"
         )
-        assert line.endswith("In use by user alice: 200 of at most 200 bytes (--memory)")
+        assert line.endswith("In use by user alice: 200 of at most 200 bytes (setting: --memory)")
         await trio.sleep(61)
         with pytest.raises(NoMemory):
             memory.reserve(Use.ANSWER, 7)
@@ -322,10 +323,10 @@ async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, cap
         memory.reserve(Use.STAGED, 7)
     [line] = caplog.messages
     assert line.startswith(
-        "refused 1 requests for disk space (purpose: staged), most recently for 7 bytes by user -, connection a "
-        "connection"
+        "refused 1 requests for disk space (purpose: staged); the most recent was for 7 bytes, from user -, "
+        "connection a connection"
     )
-    assert line.endswith("In use by this connection: 20 of at most 20 bytes (--staging)")
+    assert line.endswith("In use by this connection: 20 of at most 20 bytes (setting: --staging)")
     assert budget.refused == {Use.STAGED: 1}
 
 

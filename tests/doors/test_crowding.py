@@ -89,7 +89,7 @@ async def test_open_files_are_kept_for_the_store(
     room = [handle for handle in range(most_handles) if ExitStack().enter_context(crowd.room("127.0.0.1", handle))]
     assert room == list(range(most_handles - reserved))
     [said] = [record.getMessage() for record in caplog.records]
-    assert f"mq may open {most_handles} files" in said
+    assert f"mq can open at most {most_handles} files" in said
     assert f"{reserved} of them are reserved for the store" in said
 
 

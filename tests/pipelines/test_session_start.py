@@ -47,12 +47,12 @@ def test_java_home_without_a_java_for_spark_is_one_line(
         fake_java(tmp_path, script)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(
-        InvalidSetting, match=rf"^the folder {tmp_path} in JAVA_HOME cannot be used: {why}\. .* unset it$"
+        InvalidSetting, match=rf"^JAVA_HOME is set to {tmp_path}, which cannot be used: {why}\. .* unset it$"
     ):
         provide_java()
     result = CliRunner().invoke(main, ["archive", "q", "--out", str(tmp_path / "out")])
     assert result.exit_code == 2
-    assert result.stderr.startswith(f"mq-pipeline: the folder {tmp_path} in JAVA_HOME cannot be used: {why}. ")
+    assert result.stderr.startswith(f"mq-pipeline: JAVA_HOME is set to {tmp_path}, which cannot be used: {why}. ")
     assert result.stderr.count("\n") == 1
 
 

@@ -70,7 +70,7 @@ def test_what_spark_hands_on_means_nothing() -> None:
         ({"queue": "q", "leaseSeconds": "nan", "consumer": "c"}, READ_STREAM, "a duration from 1s to 12h"),
         ({"queue": "q", "includeHeaders": "yes"}, READ, "true or false"),
         ({"queue": "a,b,a"}, READ, "without duplicates"),
-        ({"queue": "a,b"}, WRITE, 'option "queue" must be the name of a single queue for a write'),
+        ({"queue": "a,b"}, WRITE, 'for a write, the option "queue" must be the name of a single queue'),
         ({"queue": "a", "queuePattern": "b"}, READ, 'the options "queue" and "queuePattern" cannot be combined'),
         ({"queuePattern": "("}, READ, "a regular expression"),
         ({"queuePattern": "a"}, WRITE, 'option "queuePattern" is only supported for read and readStream'),

@@ -312,7 +312,7 @@ def test_a_checkpoint_that_is_older_than_the_consumer(client: Client, options: O
     assert rows(going_on, going_on.partitions(offsets[1], end)) == bodies[10:]
     assert going_on.latestOffset(end, LIMIT) == end
     other = stream(with_options(options, consumer="d"))
-    with pytest.raises(SparkSourceError, match="the checkpoint was created by consumer c"):
+    with pytest.raises(SparkSourceError, match="the checkpoint was created with the consumer c"):
         other.latestOffset(end, LIMIT)
 
 
@@ -346,7 +346,7 @@ def test_slices_are_those_of_the_claim_as_it_was_planned(client: Client, options
     rows(reader, [first])
     client.remove(next(message for message in client.browse(options.queue, state="leased") if message.body == b"0"))
     reader.partitions(start, end)  # as the lease is renewed
-    with pytest.raises(SparkSourceError, match="has 5 messages, but 6 were expected"):
+    with pytest.raises(SparkSourceError, match="has 5 messages, but the request expected 6"):
         rows(reader, [second])
     with pytest.raises(SparkSourceError, match="only 2 of its 5 rows"):
         reader.latestOffset(end, LIMIT)

@@ -382,7 +382,7 @@ def test_log_in_use_is_refused_when_a_segment_is_a_copy_of_another_time(machine:
     append(log, b"two")
     log.empty()
     shutil.copy(machine.folder / "copy", machine.folder / "log" / "0")
-    with pytest.raises(LogDamaged, match="do not follow each other"):
+    with pytest.raises(LogDamaged, match="are not consecutive"):
         machine.log(in_use=True)
 
 

@@ -520,10 +520,7 @@ async def test_thousands_of_foreign_names_are_not_remembered(disk: Disk, caplog:
         await disk.storage.scan(State.NEW)
     assert disk.folders.health.skipped == 1000
     assert len(caplog.records) == 1001
-    assert (
-        caplog.records[-1].getMessage()
-        == "ignored 1000 files so far; files that are ignored from now on are not logged"
-    )
+    assert caplog.records[-1].getMessage() == "ignored 1000 files so far; further ignored files will not be logged"
 
 
 # Errors of reading

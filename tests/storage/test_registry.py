@@ -165,7 +165,8 @@ async def test_names_the_package_that_makes_no_store(register: Register) -> None
     register(("broken", "make_text", "mq-broken"))
     text = await refusal("broken:x")
     assert text.startswith(
-        'storage backend "broken" of package mq-broken did not return a store: its str does not have '
+        'storage backend "broken" of package mq-broken did not return a store: it returned an object of '
+        "type str, which does not have "
     )
     assert "commit" in text
 

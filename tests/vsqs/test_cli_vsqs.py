@@ -89,7 +89,7 @@ def test_waiting(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["size", "{}/none"], "Create the folder with mkdir"),
+        (["size", "{}/none"], "create it with mkdir"),
         (["delete", "{}", "../x"], "is not a message ID"),
         (["send", "{}", "--capacity", "1"], "the queue is full (1 messages)"),
     ],

@@ -406,7 +406,7 @@ def test_a_release_changes_nothing_once_the_time_ran_out(place: Place) -> None:
 
 def test_a_folder_that_is_not_there(place: Place) -> None:
     for path in (place.folder / "none", place.put("file")):
-        with pytest.raises(NoSuchQueue, match="Create the folder with mkdir"):
+        with pytest.raises(NoSuchQueue, match="create it with mkdir"):
             Queue(path)
     with Queue(place.folder / "made", create=True) as queue:
         assert queue.size() == 0

@@ -219,7 +219,8 @@ class Channel(PublishingChannel):
         if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"the client has {self._session.unsettled} unacknowledged deliveries. Acknowledge some of them first",
+                "the client has reached the limit of unacknowledged deliveries "
+                f"({self._session.limits.unsettled_max}). Acknowledge some of them first",
             )
         if not method.no_ack and not self._session.may_hold(1):
             raise Refusal(

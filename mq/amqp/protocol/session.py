@@ -286,7 +286,7 @@ class Session:
             Refusal: 506; that is too much.
         """
         if self.buffered + size > self.limits.buffered_max:
-            why = "this client's messages that are incomplete or in an uncommitted transaction exceed the size limit"
+            why = "the total size of this client's incomplete and uncommitted messages exceeds the limit"
             raise Refusal(Code.RESOURCE_ERROR, why)
 
     def demand(self, right: Right, what: str, name: str | None) -> None:

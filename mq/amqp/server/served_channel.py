@@ -108,7 +108,8 @@ class ServedChannel:
         if self._broker.description.shared:
             raise Refusal(
                 Code.NOT_IMPLEMENTED,
-                f"{SINGLE_ACTIVE_CONSUMER} is not supported if several daemons share a root. Start mq with --peers=0",
+                f"{SINGLE_ACTIVE_CONSUMER} is not supported if several daemons share a root folder. Start mq with "
+                "--peers=0",
             )
 
     async def cancel(self, command: commands.Cancel) -> Result:
@@ -166,7 +167,9 @@ class ServedChannel:
         if _has_single_consumer(queue):
             what = f"queue '{queue.name}' in vhost '{queue.vhost}'"
             raise Refusal(
-                Code.RESOURCE_LOCKED, f"{what} has a single active consumer. Use basic.consume instead of basic.get"
+                Code.RESOURCE_LOCKED,
+                f"{what} is declared with a single active consumer, so basic.get is not allowed. Use basic.consume "
+                "instead",
             )
         if not held:
             await self._client.socket.wait_for_room()
@@ -223,7 +226,7 @@ class ServedChannel:
         if refused:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"the transaction was only partially committed: queues refused {refused} messages",
+                f"the transaction was only partially committed: {refused} messages were refused by their queues",
             )
         while command.settled:
             settled = command.settled.pop(0)

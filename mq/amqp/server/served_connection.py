@@ -452,7 +452,7 @@ class ServedConnection(ClientConnection):
         if self.publishes.lost:
             failure = self.publishes.failure
             why = "mq stopped before they were stored" if failure is None else str(failure)
-            lost = "%d messages that AMQP client %s published were not stored, or may not have been stored: %s"
+            lost = "mq cannot confirm that %d messages published by AMQP client %s were stored: %s"
             logger.error(lost, self.publishes.lost, self.peer, why)
 
 

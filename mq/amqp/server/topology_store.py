@@ -66,7 +66,8 @@ class TopologyStore:
             for binding in self._topology.stranded:
                 logger.error(
                     "the binding of exchange %r to %r has no effect because one of the two exchanges does "
-                    "not exist. Declare the missing exchange again and restart mq, or delete the binding (%s)",
+                    "not exist. Declare the missing exchange again and restart mq, or delete the binding "
+                    "(stored in record %s)",
                     binding.source,
                     binding.to.name,
                     binding.record().key,

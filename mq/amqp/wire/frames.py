@@ -412,11 +412,11 @@ def _fill(method: base.Frame, data: bytes) -> None:
             used, value = decode.by_type(data, kind, bit)
         bit += kind == "bit"
         if used > len(data):
-            raise ValueError(f"{name} is incomplete")
+            raise ValueError(f"the frame ends within the field {name} of the method")
         data = data[used:]
         setattr(method, name, value)
     if len(data) != (bit > 0):
-        raise ValueError("the length of the method does not match its frame")
+        raise ValueError("the length of the method does not match the size of its frame")
 
 
 def _content_header(channel: int, payload: bytes) -> HeaderFrame:

@@ -129,7 +129,9 @@ class PublishChannel(ClientChannel):
                 publication.fail(lambda: refusal(event.code, event.text))
             else:
                 publication.fail(
-                    lambda: Interrupted(f"the server refused one of {len(waiting)} messages: {event.text}")
+                    lambda: Interrupted(
+                        f"the server refused at least one of the {len(waiting)} unconfirmed messages: {event.text}"
+                    )
                 )
         super().refused(event)
 

@@ -25,6 +25,7 @@ from mq.message import MessageIds
 PREFETCH: Final = 100
 DEFAULT_ARGUMENTS: Final[Mapping[str, Any]] = {"x-requeue": "back"}
 """The seed's way: a message that was not acknowledged well goes to the back of its queue."""
+_PURPOSES: Final[Mapping[Role, str]] = {Role.PRODUCER: "publish", Role.CONSUMER: "get, consume or acknowledge messages"}
 _MOST_GETTING: Final = 64
 _HIGHEST_TAG: Final = 2**63 - 1
 
@@ -211,7 +212,8 @@ class AmqpClient:
     def _may(self, role: Role) -> None:
         if self._role not in (role, Role.BOTH):
             raise WrongRole(
-                f"this connection has the role {self._role.value}. Open a connection with role={role.value!r} or 'both'"
+                f"this connection has the role {self._role.value} and cannot be used to {_PURPOSES[role]}. Open a "
+                f"connection with role={role.value!r} or 'both'"
             )
 
     async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:

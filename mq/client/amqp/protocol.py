@@ -319,7 +319,11 @@ class Protocol:
     def _tune(self, method: methods.Connection.Tune) -> Iterator[Event]:
         """Agree on the lowest limits and the shortest heartbeat; 0 is no limit, and no heartbeat."""
         if 0 < method.frame_max < SMALLEST_FRAME_MAX:
-            raise Refusal(Code.SYNTAX_ERROR, f"the maximum frame size of {method.frame_max} bytes is too small")
+            raise Refusal(
+                Code.SYNTAX_ERROR,
+                f"the server's maximum frame size of {method.frame_max} bytes is too small: AMQP requires at least "
+                f"{SMALLEST_FRAME_MAX:,} bytes",
+            )
         self.channel_max = _least(method.channel_max, CHANNEL_MAX)
         self._frame_max = self._reader.frame_max = _least(method.frame_max, FRAME_MAX)
         wanted = self._login.heartbeat_seconds

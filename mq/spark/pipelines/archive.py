@@ -99,7 +99,10 @@ def finish(spark: SparkSession, out: str, progress: Progress | None = None) -> N
     root = Path(out).absolute()
     folders = sorted(root.glob(f"{_PREFIX}*"))
     if not folders and not (root / _CHECKPOINTS).exists():
-        raise InvalidSetting(f"{out} is not an archive, because it does not contain a folder {_PREFIX}QUEUE")
+        raise InvalidSetting(
+            f"{out} is not an archive, because it does not contain a folder named {_PREFIX}QUEUE, where QUEUE is the "
+            "name of a queue"
+        )
     for number, folder in enumerate(folders):
         if progress is not None:
             progress(folder.name.removeprefix(_PREFIX), number, len(folders))
@@ -132,7 +135,7 @@ def read_archive(spark: SparkSession, folder: str, queues: Sequence[str] = ()) -
     unfinished = [path.name for path in wanted.values() if not _is_drained(path) and not (path / _DONE).exists()]
     if unfinished:
         raise InvalidSetting(
-            f"archive {folder} is incomplete for {', '.join(unfinished)}: run mq-pipeline archive again"
+            f"archive {folder} is incomplete for these queues: {', '.join(unfinished)}. Run mq-pipeline archive again"
         )
     # Spark takes a folder's name for a number where it looks like one, so the queue is not read from it.
     tables = [
@@ -173,8 +176,8 @@ def _check(folder: Path, checkpoint: Path) -> None:
     if latest >= 0 and (latest > _latest(checkpoint / _OFFSETS) or query != _query_of(checkpoint)):
         raise Conflict(
             f"archive {folder} has more batches than its checkpoint {checkpoint} (the checkpoint was lost, or "
-            "is an old copy), so new batches would overwrite existing ones. Restore the checkpoint, or use "
-            "another archive with --option takeOver=true"
+            "is an old copy), so new batches would overwrite existing ones. Restore the checkpoint, or write "
+            "to a new archive and add --option takeOver=true to the command"
         )
 
 

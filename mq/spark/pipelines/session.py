@@ -77,8 +77,8 @@ def _check_java_home(home: str) -> None:
     else:
         return
     raise InvalidSetting(
-        f"the folder {home} in JAVA_HOME cannot be used: {why}. Set JAVA_HOME to Java {_OLDEST_JAVA} or "
-        "newer, or unset it"
+        f"JAVA_HOME is set to {home}, which cannot be used: {why}. Set JAVA_HOME to the folder of Java "
+        f"{_OLDEST_JAVA} or newer, or unset it"
     )
 
 

@@ -144,8 +144,8 @@ def servable(calls: Calls, root: str, *, is_remote: bool) -> Iterator[None]:
     try:
         if is_remote and not try_lock(calls, partial(calls.open, layout.lock, _LOCK_FILE), locks, exclusive=True):
             raise StorageUnusable(
-                f"{shown} is in use on a network file system that does not report changes by other machines: "
-                "stop all daemons during the backup"
+                f"{shown} is on a network file system that does not report changes made by other machines, and "
+                "daemons are using it: stop all daemons during the backup"
             )
         yield
     finally:
@@ -216,7 +216,7 @@ def save(
     if before is not None and before.header.root != root:
         raise StorageUnusable(
             f"{shorten(backups.path, 200)} contains backups of root {shorten(before.header.root, 200)}: "
-            f"choose another folder for root {shorten(root, 200)}"
+            f"choose another backup folder for root {shorten(root, 200)}"
         )
     known = {_id_of(path): saved for path, saved in before.messages.items()} if before is not None else {}
     # A body that is gone from the folder is copied again. Without this no backup would have it as long as it waits.

@@ -314,7 +314,7 @@ class Folders:
             return Opened(expected, fd=fd)
         data = self._read_all(fd, size)
         if len(data) != size or (expected.checksum is not None and checksum(data) != expected.checksum):
-            return Opened(expected, damage="the checksum does not match")
+            return Opened(expected, damage="the checksum does not match the content")
         return Opened(expected, data)
 
     def _properties(self, entry: Entry, fd: int) -> Properties | None:
@@ -356,7 +356,7 @@ class Folders:
         found = 0
         while chunk := self.read_chunk(fd):
             found = checksum(chunk, found)
-        return "" if found == opened.properties.checksum else "the checksum does not match"
+        return "" if found == opened.properties.checksum else "the checksum does not match the content"
 
     def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
         if state is State.READY:
@@ -384,9 +384,7 @@ class Folders:
         self.health.skipped = len(self._skipped)
         logger.warning("ignored, %s: %s", why, ascii(path))
         if len(self._skipped) == _REMEMBERED_SKIPS:
-            logger.warning(
-                "ignored %d files so far; files that are ignored from now on are not logged", _REMEMBERED_SKIPS
-            )
+            logger.warning("ignored %d files so far; further ignored files will not be logged", _REMEMBERED_SKIPS)
 
 
 def _opened_whole(data: bytes, noted: bytes, attributes: bytes) -> Opened | None:

@@ -158,8 +158,8 @@ class Guard:
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
             f"{_shown(path)} is owned by {owner}, who could redirect mq to other folders, but mq runs as "
-            f"{user}. Run mq as {owner}, check the folder's contents and change its owner "
-            f"(chown), choose another --root, or trust {owner} with --root-owner {owner}{mapped}"
+            f"{user}. Do one of the following: run mq as {owner}; check the folder's contents, then change its "
+            f"owner (chown); choose another --root; or trust {owner} with --root-owner {owner}{mapped}"
         )
 
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:

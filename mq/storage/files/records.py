@@ -168,7 +168,7 @@ class Records:
             try:
                 record = decode_record(content)
                 if file != file_of(record["key"]):
-                    raise ValueError("the record in the file has a different key")
+                    raise ValueError("the key of the record in the file does not match the file's name")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
                 self._note_damaged(kind, file, version)

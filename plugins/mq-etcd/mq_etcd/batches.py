@@ -107,8 +107,8 @@ class Batches:
                 found = (await self._client.range(key, revision=revision - 1)).found
             except Compacted as error:
                 raise StorageFailed(
-                    f"etcd has compacted the earlier version of record {key}, which mq needs because the "
-                    "outcome of a change is unknown. Restart mq to accept the current version"
+                    f"the outcome of a change to record {key} is unknown, and etcd has compacted the earlier version "
+                    "that mq needs to determine it. Restart mq to accept the current version"
                 ) from error
             before[key] = found[0].value if found else None
         return [nested for each in steps for nested in each.undoing(revision, before)]

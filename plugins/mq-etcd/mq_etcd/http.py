@@ -118,7 +118,7 @@ class ReplyParser:
             self._check_length()
             return None
         if self._buffer[:start] != b"\r\n"[:start]:
-            raise Malformed("a chunk of the response is longer than its chunk size")
+            raise Malformed("a chunk of the response is longer than its declared size")
         size = _number(bytes(self._buffer[start:end]).partition(b";")[0], 16)
         if size:
             del self._buffer[: end + 2]

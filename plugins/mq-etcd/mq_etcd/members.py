@@ -225,7 +225,9 @@ class Members:
             return (
                 error
                 if self._user
-                else Rejected(f"{error}. This etcd requires authentication: set user and password-file")
+                else Rejected(
+                    f"{error}. The etcd server requires authentication: set the etcd options user and password-file"
+                )
             )
         return error
 

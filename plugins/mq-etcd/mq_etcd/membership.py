@@ -250,8 +250,8 @@ class EtcdCandidacy:
         store = make_storage(messages + term, options_of_messages)
         if not is_for_cluster(store):
             raise StorageUnusable(
-                f'{messages} cannot store a cluster\'s messages. Set "store" in the cluster file to a postgres: '
-                "address, or omit it"
+                f'{messages} cannot store a cluster\'s messages. In the cluster file, set "store" to a '
+                'postgres: address, or omit "store"'
             )
         return SplitStorage(names, store)
 

@@ -75,7 +75,7 @@ BROKEN = {
         CHUNKED + b"five\r\nhello\r\n0\r\n\r\n",
         "the Content-Length or chunk size of the response is invalid",
     ),
-    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than its chunk size"),
+    "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than its declared size"),
     "an endless head": (HEAD + b"X: " + b"x" * LONGEST_HEAD, "exceeds"),
     "an endless chunk line": (CHUNKED + b"1" * (LONGEST_HEAD + 1), "exceeds"),
     "endless trailers": (CHUNKED + b"0\r\n" + b"x" * LONGEST_HEAD, "exceeds"),

@@ -152,7 +152,7 @@ class SimpleMessageQueue:
         if not self.unique:
             raise ValueError(
                 f"queue {self.name} does not detect duplicates, so it cannot check whether it contains a "
-                "message. Open it with unique=True"
+                "given message. Open it with unique=True"
             )
         with self._translated():
             number = self._listed(_body(_encode(message)))

@@ -62,8 +62,8 @@ class Address(NamedTuple):
                 if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & stat.S_IROTH:
                     raise StorageUnusable(
                         "every user of this machine can read the password file "
-                        f"{shorten(self.password_file)}: run chmod 600 on the file, or chmod 640 with a group "
-                        "for mq"
+                        f"{shorten(self.password_file)}: run chmod 600 on the file, or chmod 640 if only "
+                        "mq's user is in the file's group"
                     )
                 return file.readline().rstrip("\r\n")
         except (OSError, UnicodeDecodeError) as error:

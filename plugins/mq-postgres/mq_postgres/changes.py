@@ -126,7 +126,7 @@ class Changes:
                 landed = self._withdrawn(number, ends)
             except (NotNow, StorageFenced) as error:  # a successor says nothing of what we did before it came
                 self._doubt = number, undo
-                raise InDoubt(f"{reason}, and the outcome of the change could not be read: {error}") from error
+                raise InDoubt(f"{reason}, and the outcome of the change could not be determined: {error}") from error
             if landed is not None:
                 return landed
             if time.monotonic() > ends:

@@ -94,7 +94,7 @@ class Landed:
     def move(self, server: str, place: tuple[str, str]) -> None:
         """Note that changes go to this server from now on."""
         if self.server not in ("", server):
-            logger.info("%s is now writing to PostgreSQL %s", self._store, server)
+            logger.info("store %s is now writing to the PostgreSQL server %s", self._store, server)
         self.server, self.place = server, place
         self.news += 1
 
@@ -225,7 +225,7 @@ class Link:
             raise self._translated(connection, error) from error
         if self._is_behind:
             self.close()
-            raise Lost("in the meantime, changes were written to another PostgreSQL server")
+            raise Lost("changes have been written to another PostgreSQL server since this session was opened")
         if self._warnings:
             warning = self._warnings[0]
             self.close()

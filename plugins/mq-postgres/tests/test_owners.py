@@ -117,7 +117,9 @@ async def test_a_leader_takes_it_from_every_earlier_one(place) -> None:
                 results = [(await old.commit([Write("orders", IDS.new(), b"late")]))[0].result for _ in range(3)]
                 assert results[-1] is Result.FENCED
                 assert Result.DONE not in results
-                with pytest.raises(StorageUnusable, match="took over the store in a later term than 100"):
+                with pytest.raises(
+                    StorageUnusable, match="taken over the store in a term later than this node's term 100"
+                ):
                     async with open_storage(first):
                         pytest.fail("it was deposed")
                 assert (await new.commit([Write("orders", IDS.new(), b"new")]))[0].result is Result.DONE

@@ -336,7 +336,8 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
             logger.warning(
-                "created the folder of queue %s, which was missing although the write-ahead log contains the queue",
+                "created the folder of queue %s, which was missing although the queue is recorded in the "
+                "write-ahead log",
                 queue,
             )
             calls.mkdir(f"{layout.queues}/{queue}")
@@ -347,5 +348,5 @@ def _redo_records(records: Records, sayings: Iterable[Saying]) -> None:
         if kept is None:
             records.drop(kind, key)
         elif records.get(kind, key) != kept.value:
-            logger.info("restored a missing record from the write-ahead log: type %s, key %s", kind, shorten(key))
+            logger.info("used the write-ahead log to restore a missing record: type %s, key %s", kind, shorten(key))
             records.put(kind, key, kept.value)

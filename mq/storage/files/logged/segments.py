@@ -190,7 +190,7 @@ def open_both(calls: Calls, folder: str) -> list[Segment]:
         older, newer = sorted(segments, key=lambda segment: segment.epoch)
         if newer.epoch - older.epoch != 1:
             raise LogDamaged(
-                f"the write-ahead log files {older.path} and {newer.path} do not follow each other (epochs "
+                f"the write-ahead log files {older.path} and {newer.path} are not consecutive (epochs "
                 f"{older.epoch} and {newer.epoch}): one of the files is an old copy"
             )
     except (OSError, LogDamaged):
