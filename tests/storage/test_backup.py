@@ -615,7 +615,10 @@ async def test_a_half_restored_root_is_refused(disk: Disk) -> None:
 async def test_backups_of_two_roots_are_not_mixed(disk: Disk) -> None:
     target = make_calls()
     backed_up(disk, target)
-    with open_backups(target, BACKUPS, make=True) as backups, pytest.raises(StorageUnusable, match="another folder"):
+    with (
+        open_backups(target, BACKUPS, make=True) as backups,
+        pytest.raises(StorageUnusable, match="another backup folder"),
+    ):
         save(disk.calls, "/elsewhere", backups, Still(), keep=1)
 
 
