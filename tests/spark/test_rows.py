@@ -108,7 +108,7 @@ def test_what_was_read_can_be_written() -> None:
 
 
 def test_rows_of_which_no_queue_is_known() -> None:
-    with pytest.raises(InvalidSchema, match='Set the option "queue", or add a column "queue"'):
+    with pytest.raises(InvalidSchema, match='Set the "queue" option or add a "queue" column'):
         check_written(of(("value", BinaryType())), "")
     with pytest.raises(InvalidSchema, match="column queue must be string, not bigint"):
         check_written(of(("value", BinaryType()), ("queue", LongType())), "")

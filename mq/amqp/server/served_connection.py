@@ -451,7 +451,7 @@ class ServedConnection(ClientConnection):
             _CLOSED.write(self.peer, self.connection.why)
         if self.publishes.lost:
             failure = self.publishes.failure
-            why = "mq stopped before they were stored" if failure is None else str(failure)
+            why = "mq stopped before the store had confirmed them" if failure is None else str(failure)
             lost = "mq cannot confirm that %d messages published by AMQP client %s were stored: %s"
             logger.error(lost, self.publishes.lost, self.peer, why)
 
