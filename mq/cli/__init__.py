@@ -79,10 +79,7 @@ VERBS: Final = {
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."
     ),
-    "doctor": CliVerb(
-        "mq.cli.doctor:doctor_command",
-        "Check a root for damaged and duplicate files, and for files that do not belong to mq.",
-    ),
+    "doctor": CliVerb("mq.cli.doctor:doctor_command", "Check a root for damaged, duplicate and unrelated files."),
     "backup": CliVerb("mq.cli.backup:backup_command", "Back up a root, even while a daemon is serving it."),
     "restore": CliVerb("mq.cli.backup:restore_command", "Restore a backup to an empty root."),
     "bench": CliVerb("mq.cli.bench:bench_command", "Measure the throughput and latency of a daemon."),

@@ -73,7 +73,7 @@ def doctor_command(
     as_json: bool,
     trust: Mapping[str, Any],
 ) -> None:
-    """Check a root for damaged and duplicate files, and for files that do not belong to mq.
+    """Check a root for damaged, duplicate and unrelated files.
 
     A root is the folder in which mq stores its queues. Without --repair, --quarantine or --accept-loss, nothing is
     changed, so the check can run while a daemon is serving the root. The exit status is 5 if problems remain.
