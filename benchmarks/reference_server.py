@@ -104,7 +104,8 @@ class _Broker:
     def dispatch(self, queue: _Queue) -> None:
         while queue.ready and queue.consumers:
             served, channel, tag = queue.consumers.popleft()
-            if served.connection.credit(channel, tag):  # else it comes back when it has credit again
+            found = served.connection.channel(channel)
+            if found is not None and found.deliveries.credit(tag):  # else it comes back when it has credit again
                 queue.consumers.append((served, channel, tag))
                 served.connection.deliver(channel, tag, [self.take(queue).arrival()])
                 self.touched.add(served)

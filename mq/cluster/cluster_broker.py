@@ -266,7 +266,7 @@ class ClusterBroker(Forwarding):
 
     def _begins(self, queue: str) -> bool:
         """Whether operations on a queue may begin in the caller's step: those on a queue of this node, unless it is
-        being drained. Then each answer ends its connection, which is left to the full path."""
+        being drained. Then each HTTP answer ends its connection, which is left to the full path."""
         return not self._sessions.owns(queue) and not self.node_control.is_draining
 
     async def _local_body(self, body: bytes | Upload) -> bytes | Upload:

@@ -37,7 +37,7 @@ logger = logging.getLogger("mq.cluster")
 REQUESTS: Final = "mq.cluster.requests"
 REPLIES: Final = "mq.cluster.replies."
 """The prefix of the queues of replies; something unique follows."""
-VERSION: Final = 5
+VERSION: Final = 6
 """Of the links' protocol. Nodes with different versions of it do not talk to each other."""
 LARGEST_REPLY: Final = 32 * 1024 * 1024
 """Bytes of bodies in one reply."""

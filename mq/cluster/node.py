@@ -498,12 +498,7 @@ class ClusterNode:
         logger.info("node %s is the oldest member and becomes the master for term %d", node, number)
 
         def broken(reason: str) -> None:
-            stop(
-                CandidacyEnded(
-                    "this node stopped serving the cluster queues, because the database that stores them is "
-                    f"unusable: {reason}"
-                )
-            )
+            stop(CandidacyEnded(f"this node stopped serving the cluster queues: {reason}"))
 
         store = GraceStorage(tenure.candidacy.storage(self._config.store), broken)
         try:

@@ -20,7 +20,7 @@
   guards: the base path, and what trusted proxies report of a client.
 * ``http_connection``: a connection: its stream, which ends once its client is silent for too long, its user, its
   waiting requests, and when its client hangs up.
-* ``fast_http1``: plain HTTP/1.1 requests, served straight on the stream.
+* ``fast_http1``: plain HTTP/1.1 requests, served straight on the socket.
 * ``app``: all others, as a Quart-Trio app; ``hypercorn_server``: Hypercorn's connection, with limits of its own;
   ``http2_requests``: the requests of one over HTTP/2, which begin in the step that read them, or end with their
   streams.

@@ -174,7 +174,7 @@ class Heads:
 
 class DirectSocket:
     """A connection's socket, which is read and written without Trio's stream around it: that costs half as much. Under
-    TLS it passes everything to the stream. Only for a task that is alone with the connection.
+    TLS it passes everything to the stream. Only a task that is alone with the connection may read.
 
     Attributes:
         sends_now: whether :meth:`send_now` sends: not under TLS.

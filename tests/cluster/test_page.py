@@ -45,11 +45,11 @@ def look_on(hand: Hand, master: Machine) -> None:
 
     def shown() -> dict[str, str]:
         cells = [row.split("\t") for row in nodes.all_inner_texts()]
-        return {name: role for name, role, _ in cells}
+        return {row[0]: row[1] for row in cells if len(row) > 1}  # one cell says that there are no nodes yet
 
     hand.until(lambda: shown() == {name: "master" if name == master.name else "mirror" for name in "abc"})
     hand.sees("The cluster has 1 queue (available)")
-    links = hand.tab.get_by_role("region", name="Links").locator("tbody tr")
+    links = hand.tab.get_by_role("region", name="Connections to other nodes").locator("tbody tr")
     hand.until(lambda: [row.split("\t")[1:3] for row in links.all_inner_texts()] == [["up", "up"], ["up", "up"]])
     hand.open(f"#/queue/{QUEUE}")
     hand.press("Publish a message")
