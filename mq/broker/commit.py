@@ -2,6 +2,7 @@
 :class:`Together` makes one submission of what many calls bring, :class:`Future` is one answer to one task.
 
 :class:`InFlight` counts the requests that the broker has accepted and not finished: it ends only after the last.
+:class:`Pace` measures how fast the store has been.
 """
 
 from __future__ import annotations
@@ -883,7 +884,7 @@ class StoreProgress:
 
 
 class InFlight:
-    """Counts in-flight requests: each runs in a ``with in_flight:``.
+    """Counts in-flight requests: each runs in a ``with in_flight:``, or counts itself until its completion.
 
     Args:
         committer: knows whether the medium has failed.

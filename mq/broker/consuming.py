@@ -332,12 +332,14 @@ class Consumption:
         index = await self._find_queue(queue)
         if reason:
             await self._dead_letters.note_failure(await self._leased(index, id, receipt), reason)
-        while not await self._has_moved(await self._begin_requeue(index, id, receipt, delay)):
+        while not await self._has_moved(
+            self._put(self._requeued(index, await self._leased(index, id, receipt), delay))
+        ):
             pass
 
     async def change_leases(self, queue: str, changes: Sequence[tuple[str, str, float]]) -> list[MQError | None]:
-        """Let leases end at other times, in one batch, or a few of very many; for each, in their order, its error, or
-        None if it was changed.
+        """Let leases end at other times, in one batch; for each, in their order, its error, or None if it was changed.
+        Those of messages that are being moved, and further changes of one message, wait and hold up no other.
 
         Args:
             changes: of each the message, the receipt of the delivery that must still hold it, and the seconds until
@@ -345,40 +347,54 @@ class Consumption:
         """
         index = await self._find_queue(queue)
         errors: list[MQError | None] = [None] * len(changes)
-        begun: list[tuple[int, Future[Entry] | Future[None]]] = []
-        async for number, change in turns.in_turns(enumerate(changes), turns.FRAME):
+        begun: list[tuple[int, MoveJob | Future[None]]] = []
+        left: list[int] = []
+
+        async def change(number: int) -> None:
+            id, receipt, seconds = changes[number]
             try:
-                begun.append((number, await self._begin_change(index, *change)))
+                entry = await self._leased(index, id, receipt)
+                while not await self._has_moved(self._put(self._with_lease(index, entry, seconds))):
+                    entry = await self._leased(index, id, receipt)
             except MQError as error:
                 errors[number] = error
-        for number, move in begun:
+
+        async for number, (text, receipt, seconds) in turns.in_turns(enumerate(changes), turns.FRAME):
             try:
-                while not await self._has_moved(move):
-                    move = await self._begin_change(index, *changes[number])
+                id = MessageId(text)
+                if self._others_move or id in self._catalog.locks:
+                    left.append(number)
+                    continue
+                entry = _checked(index, id, index.find(id), receipt)
+                begun.append((number, self._with_lease(index, _checked_lease(index, entry), seconds)))
             except MQError as error:
                 errors[number] = error
+        self._jobs.put([job for _, job in begun if isinstance(job, MoveJob)])
+        async with trio.open_nursery() as nursery:
+            for number in left:
+                nursery.start_soon(change, number)
+            for number, job in begun:
+                try:
+                    await (job.future if isinstance(job, MoveJob) else job).get()
+                except MQError as error:
+                    errors[number] = error
         return errors
 
-    async def _begin_change(
-        self, index: QueueIndex, id: str, receipt: str, seconds: float
-    ) -> Future[Entry] | Future[None]:
+    def _with_lease(self, index: QueueIndex, entry: Entry, seconds: float) -> MoveJob | Future[None]:
+        """The job that lets a lease end then, still to be put; the dead letter of a message that was requeued too
+        often."""
         if not seconds:
-            return await self._begin_requeue(index, id, receipt, 0.0)
-        seconds = check_value("visibility", seconds, VISIBILITY)
-        return await self._begin_extension(index, id, receipt, seconds)
+            return self._requeued(index, entry, 0.0)
+        return self._extended(entry, check_value("visibility", seconds, VISIBILITY))
 
-    async def _begin_requeue(
-        self, index: QueueIndex, id: str, receipt: str | None, delay: float | None
-    ) -> Future[Entry] | Future[None]:
-        entry = await self._leased(index, id, receipt)
+    def _requeued(self, index: QueueIndex, entry: Entry, delay: float | None) -> MoveJob | Future[None]:
         if self._dead_letters.is_worn_out(entry):
             return self._dead_letters.dead_letter(entry, RECEIVES)
         receives = entry.meta.receives
         seconds = index.settings.retry_seconds(receives, self._random) if delay is None else delay
         if seconds > 0:
-            return self._begin(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message").future
-        move = Move(entry, State.READY, entry.meta.at_rest())
-        return self._begin(move, Kind.REQUEUE, "requeue the message").future
+            return self._job(self._leases.delayed(entry, seconds, receives), Kind.DELAY, "delay the message")
+        return self._job(Move(entry, State.READY, entry.meta.at_rest()), Kind.REQUEUE, "requeue the message")
 
     async def reschedule(
         self, queue: str, id: str, *, receipt: str | None = None, delay: float = 0.0, at_ms: int | None = None
@@ -433,16 +449,15 @@ class Consumption:
 
     async def extend_in(self, index: QueueIndex, id: str, seconds: float, receipt: str | None) -> None:
         """As :meth:`extend`."""
-        while not await self._has_moved(await self._begin_extension(index, id, receipt, seconds)):
+        while not await self._has_moved(self._put(self._extended(await self._leased(index, id, receipt), seconds))):
             pass
 
-    async def _begin_extension(self, index: QueueIndex, id: str, receipt: str | None, seconds: float) -> Future[Entry]:
-        entry = await self._leased(index, id, receipt)
+    def _extended(self, entry: Entry, seconds: float) -> MoveJob:
         meta = entry.meta._replace(deadline_ms=self._leases.deadline_ms(seconds))
         if meta == entry.meta:
             # A move to the very same name is none: it ends a millisecond later.
             meta = meta._replace(deadline_ms=self._leases.deadline_ms(seconds) + 1)
-        return self._begin(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds).future
+        return self._job(Move(entry, State.DELAYED, meta), Kind.EXTEND, "extend the lease", seconds)
 
     # Implementation
 
@@ -456,11 +471,23 @@ class Consumption:
         await close(request.future.value or [])
 
     def _begin(self, move: Move, kind: Kind, what: str, seconds: float | None = None) -> MoveJob:
-        """Submit a job that moves an entry; where others change the store, the index need not have it."""
-        self._catalog.begin(move.entry, is_leaving=move.state is State.REMOVED)
-        job = MoveJob(self._catalog, move, kind, what, seconds)
+        """Submit a job that moves an entry."""
+        job = self._job(move, kind, what, seconds)
         self._jobs.put([job])
         return job
+
+    def _job(self, move: Move, kind: Kind, what: str, seconds: float | None = None) -> MoveJob:
+        """A job that moves an entry, which is locked from now on: the caller must submit it. Where others change the
+        store, the index need not have the entry."""
+        self._catalog.begin(move.entry, is_leaving=move.state is State.REMOVED)
+        return MoveJob(self._catalog, move, kind, what, seconds)
+
+    def _put(self, job: MoveJob | Future[None]) -> Future[Entry] | Future[None]:
+        """Submit a job, unless it is a dead letter, which is submitted already."""
+        if not isinstance(job, MoveJob):
+            return job
+        self._jobs.put([job])
+        return job.future
 
     async def _has_moved(self, move: Future[Entry] | Future[None]) -> bool:
         """Wait for a move; False when a peer has moved the message meanwhile."""
@@ -473,15 +500,7 @@ class Consumption:
         return True
 
     async def _leased(self, index: QueueIndex, id: str, receipt: str | None) -> Entry:
-        entry = await self._locate(index, MessageId(id), receipt, is_leased=True)
-        if entry.id in index.claimed:
-            raise NotLeased(
-                f"message {id} of queue {index.name} was claimed as part of a batch, and all messages of the "
-                "batch share one lease. Renew or acknowledge the whole batch instead"
-            )
-        if entry.state is not State.DELAYED or entry.meta.receipt is None:
-            raise NotLeased(f"message {id} of queue {index.name} is not leased. Fetch the message first")
-        return entry
+        return _checked_lease(index, await self._locate(index, MessageId(id), receipt, is_leased=True))
 
     async def _locate(self, index: QueueIndex, id: MessageId, receipt: str | None, *, is_leased: bool = False) -> Entry:
         """Where the message is now; it is not locked.
@@ -697,4 +716,16 @@ def _checked(index: QueueIndex, id: MessageId, entry: Entry | None, receipt: str
         raise NoSuchMessage(f"message {shorten(id)} is not in queue {index.name}")
     if receipt is not None and (entry.state is not State.DELAYED or entry.meta.receipt != receipt):
         raise ReceiptMismatch(f"the lease of message {id} has expired. Fetch the message again")
+    return entry
+
+
+def _checked_lease(index: QueueIndex, entry: Entry) -> Entry:
+    """The entry, if a delivery of its own holds the message."""
+    if entry.id in index.claimed:
+        raise NotLeased(
+            f"message {entry.id} of queue {index.name} was claimed as part of a batch, and all messages of the "
+            "batch share one lease. Renew or acknowledge the whole batch instead"
+        )
+    if entry.state is not State.DELAYED or entry.meta.receipt is None:
+        raise NotLeased(f"message {entry.id} of queue {index.name} is not leased. Fetch the message first")
     return entry

@@ -38,7 +38,7 @@ class Core:
         writer: 12 hexadecimal digits, unique among the processes that write to the store now.
         secure_keys: called with messages that are about to leave their queue; makes their idempotency keys durable
             first. Set before any part that calls it is made.
-        unsecured: messages whose keys are not durable yet.
+        unsecured: messages of whose keys it is not yet sure that they are durable (:mod:`mq.broker.keys`).
         keyed_publishes: returns the outcomes of a queue's publishes with keys that have not ended. Set by the
             publisher.
     """

@@ -20,12 +20,12 @@ What opens a root, or looks at it from outside, knows both:
 
 What both engines use knows neither:
 
-* ``layout``: what a store writes besides bytes: folders, names, properties, and where an operation leads; pure.
+* ``layout``: what a store writes besides bytes: folders, names, properties; pure.
 * ``folders``: what is in the four folders, and how a message is read.
 * ``volume``: the file system below a root: its traits, its syncs, and whether it has failed.
 * ``sync``: what makes a file, a folder, or everything durable.
-* ``writes``: a message's file is written and named, with its properties. ``unlinks``: messages and deleted queues are
-  unlinked. ``outcomes``: what both report.
+* ``writes``: where an operation leads; a message's file is written and named, with its properties. ``unlinks``:
+  messages and deleted queues are unlinked. ``outcomes``: what both report.
 * ``records``: small JSON files with checksums, never half there. ``record_changes``: Puts and Drops of queues, with
   their folders, and of all records without a log.
 * ``staging``: large bodies on their way to the disk, and read from it.
@@ -33,7 +33,7 @@ What both engines use knows neither:
 * ``inventory``: a list of all records, by which a start finds those that are missing.
 * ``recovery``: brings every state that a crash can leave back to one that mq knows.
 * ``reserve``: room that is given up for removals when the disk is full.
-* ``movers``: the lock between a broker and mq-mover and mq-reaper.
+* ``movers``: the lock between a broker and mq-mover and mq-reaper, and how a lock is tried.
 * ``ownership``: refuses a root that a stranger could change, or that another process has to itself.
 * ``probes``: tries whether a file system has the calls that mq needs.
 * ``mount``: what the file system below keeps over a power cut.

@@ -15,7 +15,7 @@ an entry has exactly one name. Whatever does not fit the grammar is not mq's. Th
 100 (queue) + 1 + 36 (id) + 17 + 11 + 18 + 21 + 17 = 221 of the 255 bytes that a name may have.
 
 *Properties.* A message's file holds exactly the posted bytes. Its properties are in extended attributes (:class:`Sum`,
-:func:`encode_attributes`):
+:mod:`~mq.storage.files.writes`):
 
 * ``user.mq.sum``: ``size:crc32`` in decimal and hexadecimal, then ``:a`` or ``:f`` where there are attributes,
   in the other extended attribute or in a side file. It is set *before* the bytes are written, so that a file
