@@ -41,7 +41,7 @@ def test_the_view_of_a_node_shows_who_leads(tmp_path: Path) -> None:
 def look_on(hand: Hand, master: Machine) -> None:
     """At a node that is not the master, which dies meanwhile."""
     hand.open("#/node")
-    nodes = hand.tab.get_by_role("region", name="Nodes").locator("tbody tr")
+    nodes = hand.tab.get_by_role("region", name="Nodes", exact=True).locator("tbody tr")
 
     def shown() -> dict[str, str]:
         cells = [row.split("\t") for row in nodes.all_inner_texts()]
