@@ -1318,8 +1318,8 @@ def _check_read(consumer: BatchConsumer) -> None:
     if claim is not None and claim.messages_read < len(claim.ids):
         raise Conflict(
             f"only {claim.messages_read} of the {len(claim.ids)} messages in batch {claim.batch} of "
-            f"consumer {consumer.name} are recorded as read, so nothing was removed. Read the remaining messages and "
-            "record them as read"
+            f"consumer {consumer.name} are marked as read, so nothing was removed. Read the remaining messages and "
+            "mark them as read"
         )
 
 

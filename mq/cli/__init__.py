@@ -62,9 +62,7 @@ VERBS: Final = {
     "resume": CliVerb("mq.cli.queues:resume_command", "Resume a paused queue: allow delivery and publishing again."),
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead letters back to their original queues."),
     "move": CliVerb("mq.cli.messages:move_command", "Move ready messages to another queue."),
-    "schedule": CliVerb(
-        "mq.cli.schedules:schedule_command", "Manage schedules, which publish messages at regular times."
-    ),
+    "schedule": CliVerb("mq.cli.schedules:schedule_command", "Manage schedules, which publish messages at set times."),
     "export": CliVerb("mq.cli.archive:export_command", "Copy all messages of a queue to a file."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages in an export file."),
     "top": CliVerb("mq.cli.top:top_command", "Show the queues with the most messages, updated live."),

@@ -44,8 +44,8 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         if len(others) != 2:
             raise InvalidSetting(
                 "neighbors must be a comma-separated list of the addresses of the other two nodes (number given: "
-                f"{len(settings.neighbors)}). The list may also contain all three nodes if the host name in this "
-                f"node's address is the node's name ({settings.node or '--node'})"
+                f"{len(settings.neighbors)}). You may list all three addresses if the host name in this "
+                f"node's own address is the node's name ({settings.node or 'set with --node'})"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}

@@ -20,7 +20,7 @@ _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
 
 @click.group("schedule", cls=Commands)
 def schedule_command() -> None:
-    """Manage schedules, which publish messages at regular times."""
+    """Manage schedules, which publish messages at set times."""
 
 
 @schedule_command.command("list")

@@ -138,7 +138,7 @@ class SharedRecords:
                 await self._news.wait()
             if patience.cancelled_caught:
                 nodes = f"node {' and '.join(behind)}" if behind else "this node"
-                raise NotServed(f"the change is stored but not yet in effect on {nodes}. Try again")
+                raise NotServed(f"the change is stored, but {nodes} have not applied it yet. Repeat the request")
 
     # Keeping up
 

@@ -60,7 +60,9 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         StorageUnusable: something follows the colon, or another process is to take part.
     """
     if rest:
-        raise StorageUnusable('the storage backend "memory" has no address. Use memory: without an address')
+        raise StorageUnusable(
+            'the storage backend "memory" does not take an address. Use "memory:" with nothing after the colon'
+        )
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
             'the storage backend "memory" only supports a single process. Omit --peers, --no-mover and --no-reaper'

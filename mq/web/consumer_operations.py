@@ -509,7 +509,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         query=(
             _BATCH,
             _EPOCH,
-            Parameter("if_read", SWITCH, "`true`: only if all messages are recorded as read"),
+            Parameter("if_read", SWITCH, "`true`: only if all messages are marked as read"),
             _WITHIN,
         ),
         is_of_messages=True,
