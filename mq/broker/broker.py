@@ -397,7 +397,7 @@ class Wiring:
     ) -> None:
         writer = f"{random.getrandbits(48) | 1 << 40:012x}"
         ids = MessageIds(clock.date_ns, int(writer, 16))
-        self._leases = leases = Leases(config.visibility_seconds, clock, random)
+        self._leases = leases = Leases(config.visibility_seconds, clock, random, mover=config.mover)
         self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
         self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)

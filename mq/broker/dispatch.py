@@ -84,7 +84,7 @@ class Fulfilment:
         error: the request fails with it if there is no message.
         size: bytes of the bodies.
         latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
-        ends: when its leases end, as they were asked for (Trio's clock).
+        ends: when its leases end (Trio's clock); momentary ones, if their messages are not handed out.
         broken: message groups of which one message cannot be handed out, so none behind it may be.
     """
 
@@ -475,7 +475,7 @@ class Deliverer:
                     stored = each.stored or self._recent.take(each.entry.id)
                     held.append(_Leased(each.request, each.entry, outcome.entry, stored))
                 if not each.request.takes:
-                    lease_seconds = self.leases.seconds(each.request)
+                    lease_seconds = self.leases.standing_seconds(each.request)
                     due = now + lease_seconds + allowance
                     sure = barrier.began + MARGIN_SECONDS + allowance
                     served[each.request].latest = sure + lease_seconds / 2
@@ -605,6 +605,10 @@ class Deliverer:
                 for entry in served.entries:
                     self.upkeep.give_back(entry)
         elif served.messages:
+            if not request.takes and self.leases.is_momentary(request):
+                ends = trio.current_time() + self.leases.seconds(request) + self.leases.allowance
+                for entry in served.entries:
+                    self.upkeep.end_lease(entry, ends)
             request.held = served.entries
             request.future.set(served.messages)
         elif served.error is not None:

@@ -10,6 +10,7 @@ import trio
 
 from mq.broker.clock import Clock
 from mq.broker.config import MARGIN_SECONDS
+from mq.broker.settings import SHORTEST_SECONDS
 from mq.broker.waiters import FetchRequest
 from mq.lifecycle import State
 from mq.storage.interface import GIVEN_MS, Entry, Meta, Move
@@ -28,6 +29,7 @@ class Leases:
     Args:
         clock: steady time, in which deadlines are named.
         random: seeds receipts that no other broker makes.
+        mover: whether this broker ends its leases itself, by their timers.
 
     Attributes:
         allowance: seconds by which the deadline is later than the lease's end. Where the event loop is late, the lease
@@ -35,9 +37,10 @@ class Leases:
         come_too_late: whether the event loop is too late to give leases.
     """
 
-    def __init__(self, seconds: float, clock: Clock, random: Random) -> None:
+    def __init__(self, seconds: float, clock: Clock, random: Random, *, mover: bool) -> None:
         self._seconds = seconds
         self._clock = clock
+        self._mover = mover
         self._receipts = random.getrandbits(64)
         self.allowance = 0.0
         self.come_too_late = False
@@ -65,6 +68,17 @@ class Leases:
         visibility = request.index.settings.visibility
         return self._seconds if visibility is None else visibility
 
+    def is_momentary(self, request: FetchRequest) -> bool:
+        """Whether the lease is over as soon as its message was handed out. Its end has to be set then."""
+        # Where others end leases, they go by the name: that is not much longer than the lease.
+        return self._mover and self.seconds(request) <= SHORTEST_SECONDS
+
+    def standing_seconds(self, request: FetchRequest) -> float:
+        """The length of the lease until its message is handed out. A momentary one stands for as long as any other, or
+        else it would end while the body is read."""
+        seconds = self.seconds(request)
+        return max(seconds, self._seconds) if self.is_momentary(request) else seconds
+
     def meta(self, entry: Entry, seconds: float) -> Meta:
         """The meta of `entry` once it is leased, with a receipt of its own."""
         self._receipts = (self._receipts + 1) % (1 << 64)
@@ -75,7 +89,7 @@ class Leases:
         """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
         if request.takes:
             return Move(entry, State.REMOVED)
-        return Move(entry, State.DELAYED, self.meta(entry, self.seconds(request) + allowance), reads=reads)
+        return Move(entry, State.DELAYED, self.meta(entry, self.standing_seconds(request) + allowance), reads=reads)
 
     def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
         """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until

@@ -202,6 +202,12 @@ class Upkeep(CatalogEvents):
             meta = entry.meta.at_rest()._replace(receives=max(0, entry.meta.receives - 1))
             self._jobs.put([MoveJob(self._catalog, Move(entry, State.READY, meta), Kind.REQUEUE, "requeue it")])
 
+    def end_lease(self, entry: Entry, due: float) -> None:
+        """Let a lease end by itself at `due` (Trio's clock), if it stands: sooner than its name says."""
+        index = self._catalog.queues.get(entry.queue)
+        if index is not None and index.find(entry.id) == entry and entry.id not in self._catalog.locks:
+            self._set_timer(index, entry, due)
+
     def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
         """Whether a READY message has expired or was received too often. If so, its removal has begun."""
         for reason, is_so in ((EXPIRED, self._dead_letters.is_expired), (RECEIVES, self._dead_letters.is_worn_out)):

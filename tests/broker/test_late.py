@@ -7,7 +7,7 @@ A loop is late by construction here: virtual time passes in each of its steps.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 
 import pytest
 import trio
@@ -15,15 +15,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq.broker import Broker, BrokerConfig, Draft, open_broker
 from mq.broker.catalog import LARGEST_BODY
-from mq.broker.config import GLANCE_SECONDS
+from mq.broker.config import GLANCE_SECONDS, MARGIN_SECONDS
 from mq.broker.dispatch import LARGEST_GROUP, FetchWorker
 from mq.broker.index import QueueIndex
 from mq.broker.leases import MOST_ALLOWED_SECONDS
+from mq.broker.settings import SHORTEST_SECONDS
 from mq.broker.upkeep import Upkeep
 from mq.errors import StorageSlow
 from mq.lifecycle import State
 from mq.message import Message
-from mq.storage.interface import Entry, Operation, Outcome, Stored
+from mq.storage.interface import Entry, Move, Operation, Outcome, Stored
 from mq.storage.memory import MemoryStorage
 from mq.storage.outcomes import Outcomes
 from tests.broker.conftest import WallClock
@@ -197,6 +198,66 @@ async def test_a_short_lease_that_ended_while_it_was_read_is_not_handed_out(
             store.read_seconds = 0
             got.append((await fetch(broker, wait=0.2)).receives)
     assert sorted(got) == [0, 2]
+
+
+@pytest.mark.parametrize("peers", [0, 1])
+@pytest.mark.parametrize("size", [1, LARGEST_BODY + 1])  # remembered, or to be read
+async def test_a_lease_that_is_over_at_once_begins_when_its_message_was_read(
+    store: Store, wall_clock: WallClock, peers: int, size: int
+) -> None:
+    """It stands while it is read, however long that takes: nobody else is handed the message, nor does it die unseen.
+    Then it is over at once, and counts."""
+    config = BrokerConfig(visibility_seconds=LEASE_SECONDS, peers=peers)
+    async with open_broker(store, config, clock_ns=wall_clock) as broker:
+        await broker.create_queue("dead")
+        await broker.create_queue("q")
+        await broker.change_settings("q", {"max_receives": 2, "dead_letter_queue": "dead"})
+        await broker.publish("q", bytes(size))
+        await wait_all_tasks_blocked()
+        for receives in (1, 2):
+            store.read_seconds = 10
+            async with trio.open_nursery() as nursery:
+
+                async def fetch_slowly(receives: int = receives) -> None:
+                    message = await broker.fetch("q", visibility=SHORTEST_SECONDS)
+                    assert message is not None
+                    assert message.receives == receives
+                    assert len(await message.body.read()) == size
+
+                nursery.start_soon(fetch_slowly)
+                if size > LARGEST_BODY:
+                    await trio.sleep(5)
+                    assert await broker.fetch("q") is None
+            await trio.sleep(0.1)
+        store.read_seconds = 0
+        assert await broker.fetch("q") is None
+        assert await broker.fetch("dead") is not None
+
+
+@pytest.mark.parametrize("read_seconds", [16.9, 17.1])
+async def test_a_lease_that_is_over_at_once_is_given_back_as_any_other(
+    broker: Broker, store: Store, read_seconds: float
+) -> None:
+    await broker.publish("q", bytes(LARGEST_BODY + 1))
+    await wait_all_tasks_blocked()
+    store.read_seconds = read_seconds
+    is_late = read_seconds > 17
+    with pytest.raises(StorageSlow, match="overloaded") if is_late else nullcontext():
+        assert await broker.fetch("q", visibility=SHORTEST_SECONDS) is not None
+    store.read_seconds = 0
+    assert (await fetch(broker, wait=1)).receives == (1 if is_late else 2)
+
+
+async def test_a_lease_that_is_over_at_once_is_named_short_where_others_end_it(
+    store: Store, wall_clock: WallClock
+) -> None:
+    async with open_broker(store, BrokerConfig(peers=1, mover=False), clock_ns=wall_clock) as broker:
+        await broker.create_queue("q")
+        await broker.publish("q", b"x")
+        [new] = await store.scan(State.NEW)
+        await store.commit([Move(new, State.READY, new.meta)])
+        assert await broker.fetch("q", visibility=SHORTEST_SECONDS) is not None
+        assert await left_seconds(store, wall_clock) < MARGIN_SECONDS + 0.1
 
 
 async def test_an_old_look_at_a_shared_store_makes_no_lease_late(store: Store, wall_clock: WallClock) -> None:
