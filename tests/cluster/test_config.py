@@ -150,6 +150,6 @@ def test_node_leaves_itself_out_of_three_neighbors() -> None:
         assert [str(each) for each in config.neighbors] == [each for each in all_three if f"mq-{number}." not in each]
     with pytest.raises(
         InvalidSetting,
-        match=r"\(number given: 3\)\. .* if the host name in this node's address is the node's name \(other\)",
+        match=r"\(number given: 3\)\. .* if the host name in this node's own address is the node's name \(other\)",
     ):
         cluster_of(Settings(node="other", neighbors=all_three, amqp_port=5672, insecure=True))

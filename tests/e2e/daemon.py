@@ -23,7 +23,7 @@ __all__ = ["START_SECONDS", "TREE", "Daemon", "DaemonFailed"]
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02
-_LISTENS: Final = re.compile(r"(?:is serving .*|is on standby) on http://127\.0\.0\.1:(\d+)")
+_LISTENS: Final = re.compile(r"(?:is serving .* on|is on standby at) http://127\.0\.0\.1:(\d+)")
 
 
 class DaemonFailed(Exception):
