@@ -517,8 +517,9 @@ class Consumption:
             if id in locks:
                 await locks.wait(id)
             entry = index.find(id)
-            # A look that began before this broker leased the message may have put its old place into the index.
-            if self._others_move and not _agrees(entry, receipt, is_leased=is_leased):
+            # A look that began before this broker leased the message may have put its old place into the index. That
+            # of a queue that a peer has deleted is out of the catalog, and failed moves leave their entries in it.
+            if self._others_move and (index.deleted or not _agrees(entry, receipt, is_leased=is_leased)):
                 entry = await self._storage.find(index.name, id)
                 if receipt is not None and self._second_names.may_exist and _is_leased_to_another(entry, receipt):
                     entry = await self._lease_of(index.name, id, receipt) or entry

@@ -20,7 +20,7 @@ import trio
 from mq.broker import Broker, BrokerConfig, open_broker, queues
 from mq.broker.config import GLANCE_SECONDS, POLL_SECONDS, STRANDED_SECONDS
 from mq.broker.shared import do_every
-from mq.errors import NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
+from mq.errors import MQError, NoSuchMessage, StorageFailed, StorageFull, StorageUnusable
 from mq.message import MessageId, MessageIds
 from mq.storage.files.stepwise.peers import Alarm
 from mq.storage.interface import (
@@ -590,6 +590,65 @@ async def test_a_lease_is_found_after_a_look_that_began_before_it(
         assert store.is_stuck
         left = [entry.state for state in (State.READY, State.DELAYED) for entry in await store.scan(state, "q")]
         assert left == {"remove": [], "requeue": [State.READY], "extend": [State.DELAYED]}[end]
+
+
+class LateMoves(Slow):
+    """Every commit takes its time; the next one that moves a message to READY waits, if a test says so."""
+
+    begin: trio.Event | None = None
+
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
+        """As in Storage."""
+        await trio.sleep(0.1)
+        moves = [operation for operation in operations if isinstance(operation, Move)]
+        if self.begin is not None and any(move.state is State.READY for move in moves):
+            begin, self.begin = self.begin, None
+            await begin.wait()
+        return await super().commit(operations)
+
+
+@pytest.mark.parametrize("end", ["remove", "requeue", "extend", "change_leases"])
+async def test_a_message_is_gone_if_a_peer_deletes_its_queue_while_its_lease_ends(
+    end: str, wall_clock: WallClock
+) -> None:
+    """The move to READY fails because the queue is gone: the message is in the index again, which is then dropped."""
+    store, config = LateMoves(), BrokerConfig(peers=1, visibility_seconds=5)
+    async with open_broker(store, config, clock_ns=wall_clock) as one, trio.open_nursery() as nursery:
+        await one.create_queue("q")
+        await one.publish("q", b"x")
+        await trio.testing.wait_all_tasks_blocked()
+        message = await one.fetch("q")
+        assert message is not None
+        other = await nursery.start(_serve, store, BrokerConfig(peers=1, mover=False), wall_clock)
+        store.begin = begin = trio.Event()
+        while store.begin is not None:
+            await trio.sleep(0.1)
+        errors: list[MQError | None] = []
+
+        async def settle() -> None:
+            try:
+                match end:
+                    case "remove":
+                        await one.remove("q", message.id)
+                    case "requeue":
+                        await one.requeue("q", message.id)
+                    case "extend":
+                        await one.extend("q", message.id, 60)
+                    case _:
+                        errors.extend(await one.change_leases("q", [(message.id, message.receipt or "", 60.0)]))
+            except MQError as error:
+                errors.append(error)
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as settling:
+                settling.start_soon(settle)
+                await trio.testing.wait_all_tasks_blocked()
+                await other.delete_queue("q")
+                while await store.find("q", message.id) is not None:
+                    await trio.sleep(0.1)
+                begin.set()
+        assert [type(error) for error in errors] == [NoSuchMessage]
+        nursery.cancel_scope.cancel()
 
 
 async def _serve(

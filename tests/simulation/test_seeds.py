@@ -43,6 +43,7 @@ REGRESSIONS = {
     7712: "the client of an ended lease gave back the next one before its client was told: the checker missed that",
     13447: "none: the checker forgot that a start believes a clock that was set forward by less than a minute",
     14437: "a clock that had been wrong for seconds was recorded as one right for long, and the next start believed it",
+    101029: "a removal tried for ever to move a message of a queue that a peer had deleted meanwhile",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
 }
 """Seeds that found a bug, and which."""
