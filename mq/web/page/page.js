@@ -53,7 +53,10 @@ async function leave() {
   start();
 }
 
+let routed = null; // the address of the view that is shown
+
 function route() {
+  routed = location.hash;
   const [place, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [view, name] = place.split("/").map(decoded);
   end();
@@ -108,6 +111,7 @@ async function start() {
 
 whenStranger(stranger);
 addEventListener("hashchange", () => {
+  if (location.hash === routed) return; // the event of an earlier change came late: this view is shown already
   closeDialogs(); // the browser's Back works beside a dialog, too
   if (views.children.length) { route(); main.focus({ preventScroll: true }); scrollTo(0, 0); }
 });
