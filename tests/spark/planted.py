@@ -271,7 +271,7 @@ FAULTS: Final = {
         test_readers.test_a_batch_that_is_run_again_has_the_same_partitions,
     ),
     "an old checkpoint is taken for today's": Fault(
-        Bug("QueueClaims._check_taken_over", "self._options.take_over", "True"),
+        Bug("QueueClaims._check_taken_over", "options.take_over", "True"),
         test_readers.test_a_checkpoint_that_is_older_than_the_consumer,
     ),
     "a query takes over without being told to": Fault(
