@@ -307,7 +307,7 @@ def test_a_lost_checkpoint_takes_no_message_with_it(spark: SparkSession, tmp_pat
         archive(spark, ["orders"], str(out), options)
         after = publish(daemon, "orders")
         (out / "_checkpoints").rename(tmp_path / "lost")
-        with pytest.raises(Conflict, match=r"has more batches than its checkpoint .* another archive"):
+        with pytest.raises(Conflict, match=r"has more batches than its checkpoint .* a new archive"):
             archive(spark, ["orders"], str(out), options)
         shutil.copytree(tmp_path / "lost", out / "_checkpoints")
         for log in ("offsets", "commits"):  # an old copy
