@@ -140,12 +140,16 @@ class MessageIds:
         self._tail = f"{self._process}-{node:012x}"
         self._last = 0
 
-    def new(self, group: str | None = None) -> MessageId:
-        """The next id: of a message of that group, or of none."""
+    def new(self, group: str | None = None, now_ns: int | None = None) -> MessageId:
+        """The next id: of a message of that group, or of none.
+
+        Args:
+            now_ns: what the clock shows now; None to read it.
+        """
         # The id tells the group, so an index knows it without a look at the message. Ids stay apart: their times differ
         # within a process, their clock sequences between processes.
         tail = self._tail if group is None else f"{self._process}-{group_number(group):012x}"
-        ticks = self._clock_ns() // 100 + _GREGORIAN_TO_UNIX_TICKS
+        ticks = (self._clock_ns() if now_ns is None else now_ns) // 100 + _GREGORIAN_TO_UNIX_TICKS
         if ticks <= self._last:
             ticks = self._last + 1
         self._last = ticks

@@ -225,7 +225,7 @@ class Committer:
         """
         await groups.redo(self._storage)
 
-    def submit(self, make: Make, messages: int, then: Then) -> Submission:
+    def submit(self, make: Make, messages: int, then: Then) -> None:
         """Commit operations in one batch, together with others that wait; more than a batch has, in several. Answers to
         one connection come in order of arrival.
 
@@ -234,13 +234,14 @@ class Committer:
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
+        if self._instant is not None and self.commit_now(partial(_Made, make, then), messages):
+            return
         submission = Submission(make, messages, then, is_divisible=True)
         if self.room > 0:
             self.append(submission)
         else:
             self.stand_in_line(partial(self._take_turn, submission))
         self.begin()
-        return submission
 
     @property
     def room(self) -> int:
@@ -375,24 +376,59 @@ class Committer:
     def begin(self) -> None:
         """Have what waits committed: in this step if the store waits for nothing and it is little, else by a save
         worker."""
-        if self._is_served or (self._instant is not None and self._commit_now(self._instant)):
+        if self._is_served or (self._instant is not None and self._commit_waiting(self._instant)):
             return
         if self._workers:
             self._is_served = True
             self._workers.unpark()
 
-    def _commit_now(self, storage: InstantStorage) -> bool:
+    def commit_now(self, begin: Callable[[], Begun], messages: int) -> bool:
+        """Commit a few operations in the caller's step, and answer. False if they have to wait for others, the step has
+        done its turn, or the store does not do them at once: submit them then.
+
+        Args:
+            begin: called just before the store, if at all.
+        """
+        storage = self._instant
+        if storage is None or self._is_served or messages > MOST_AT_ONCE or self._waiting or self._line.items:
+            return False
+        if self._shut_out is not None or not self._has_turn(messages):
+            return False
+        self._is_served = True  # what completions submit comes behind this
+        try:
+            began = self._now()
+            begun = begin()
+            if not self._do_now(storage, begun.operations, begun.done, began):
+                submission = Submission(lambda: begun.operations, messages, begun.done)
+                submission.begin(began)
+                self.append(submission)
+        except BaseException as error:  # the caller may handle it, but the catalog is half changed: the broker ends
+            self._shut_out = error
+            raise
+        finally:
+            self._is_served = False
+        if self._waiting:
+            self.begin()
+        else:
+            self.progress.flush()
+        return True
+
+    def _commit_waiting(self, storage: InstantStorage) -> bool:
         """Commit what waits, and answer, as far as the turn of this step goes. False if that is not all."""
-        if self._turns is None:
-            self._turns = turns.of_run()
         self._is_served = True  # what completions submit comes behind this, in the loop below
         try:
             while self._waiting and not self._line.items and self._shut_out is None:
-                if self._size > MOST_AT_ONCE or not self._turns.take(self._size * turns.MESSAGE):
+                if self._size > MOST_AT_ONCE or not self._has_turn(self._size):
                     break
-                if not self._commit_some_now(storage):
+                submissions, began = self._take(), self._now()
+                operations = [operation for each in submissions for operation in each.begin(began)]
+                if not self._do_now(storage, operations, partial(_answer_all, submissions), began):
+                    for each in reversed(submissions):
+                        self._waiting.appendleft(each)
+                        self._size += each.messages
+                        self._calls += each.calls
                     break
-        except BaseException as error:  # the caller may handle it, but the catalog is half changed: the broker ends
+        except BaseException as error:  # as in commit_now
             self._shut_out = error
             raise
         finally:
@@ -400,27 +436,24 @@ class Committer:
         self.progress.flush()
         return not self._waiting and self._shut_out is None
 
-    def _commit_some_now(self, storage: InstantStorage) -> bool:
-        """Commit what waits now, and answer. False if it takes longer: nothing is done then."""
-        submissions, began = self._take(), self._now()
-        operations = [operation for each in submissions for operation in each.begin(began)]
+    def _has_turn(self, messages: int) -> bool:
+        """Count work in this step on so many messages; False if the step has done its turn."""
+        if self._turns is None:
+            self._turns = turns.of_run()
+        return self._turns.take(messages * turns.MESSAGE)
+
+    def _do_now(self, storage: InstantStorage, operations: Sequence[AnyOperation], done: Then, began: float) -> bool:
+        """Commit operations now, and answer. False if it takes longer: nothing is done then."""
         outcomes = storage.commit_now(operations) if _PLAIN.issuperset(map(type, operations)) else None  # type: ignore[arg-type] # all are plain
         if outcomes is None:
-            for each in reversed(submissions):
-                self._waiting.appendleft(each)
-                self._size += each.messages
-                self._calls += each.calls
             return False
-        ended, at = self._now(), 0
-        self.progress.is_answering = True
+        progress, ended = self.progress, self._now()
+        progress.is_answering = True
         try:
-            for each in submissions:
-                end = at + len(each.left)
-                each.answer(outcomes[at:end], ended)
-                at = end
+            done(outcomes, BatchTimes(began, ended))
         finally:
-            self.progress.is_answering = False
-        self.progress.note()
+            progress.is_answering = False
+        progress.note()
         self._note_times(began, ended)
         return True
 
@@ -580,6 +613,14 @@ class Submission:
         self.messages = len(self.left)
 
 
+def _answer_all(submissions: Sequence[Submission], outcomes: list[Outcome], times: BatchTimes) -> None:
+    at = 0
+    for each in submissions:
+        end = at + len(each.left)
+        each.answer(outcomes[at:end], times.ended)
+        at = end
+
+
 class _Answering:
     """Answers submissions, in order, as their outcomes come.
 
@@ -659,6 +700,16 @@ class Begun(Protocol):
         """Answer them. There is an outcome for each operation, in order."""
 
 
+class _Made:
+    """Operations of one call of :meth:`Committer.submit`."""
+
+    __slots__ = ("done", "operations")
+
+    def __init__(self, make: Make, done: Then) -> None:
+        self.operations = make()
+        self.done = done
+
+
 class Together(Generic[T]):
     """Items of one kind: what many calls bring until a batch begins is one submission of it, or a few.
 
@@ -685,7 +736,7 @@ class Together(Generic[T]):
         """
         committer = self._committer
         size = len(items) if messages is None else messages
-        if not items:
+        if not items or committer.commit_now(partial(self.begin, items), size):
             return
         if size <= committer.room:
             if messages is None and size > MOST_OF_A_CALL:

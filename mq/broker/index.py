@@ -629,7 +629,7 @@ class QueueIndex:
             self._reordered[entry.id] = key
         is_new = key not in self._ready
         if is_new:
-            if self.groups is None:
+            if self.groups is None and (self._turns is not None or not key & OF_A_PROCESS):
                 self._note_turn(key)
             priority = 0 if entry.meta.order is None else priority_of(entry)
             heapq.heappush(self._higher.setdefault(priority, []) if priority else self._heap, key)
@@ -641,10 +641,9 @@ class QueueIndex:
 
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""
-        if self._turns is None and not key & OF_A_PROCESS:
+        if self._turns is None:
             self._turns = GroupTurns(self._ready, heaps_of(self._ready))
-        if self._turns is not None:
-            self._turns.ready(key)
+        self._turns.ready(key)
 
     def _keys(self) -> list[int]:
         """The sorted keys of the READY messages, and perhaps a few of messages that are gone."""

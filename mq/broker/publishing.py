@@ -158,7 +158,7 @@ class Publisher:
         self.others_move = core.config.others_move
         self.ids = core.ids
         self._config = core.config
-        self._clock = core.clock
+        self.clock = core.clock
         self._by_digest: dict[tuple[QueueIndex, bytes], PublishJob] = {}
         self._by_key: dict[tuple[QueueIndex, str], PublishJob] = {}
         core.keyed_publishes = self._with_keys
@@ -457,7 +457,7 @@ class Publisher:
         ttls = [] if settings.ttl is None else [settings.ttl]
         if draft.ttl is not None:
             ttls.append(check_value("ttl", draft.ttl, TTL))
-        now_ms = self._clock.steady_ms()
+        now_ms = self.clock.steady_ms()
         due_ms = self._due_ms(settings, draft, now_ms)
         if due_ms is None and not ttls:
             return FRESH
@@ -471,7 +471,7 @@ class Publisher:
         if draft.at_ms is not None:
             if draft.delay is not None:
                 raise InvalidSetting("use either a delivery time or a delay for the message, not both")
-            is_over = self._clock.is_over(check_time(draft.at_ms, self._clock.wall_ms()))
+            is_over = self.clock.is_over(check_time(draft.at_ms, self.clock.wall_ms()))
             return None if is_over else GIVEN_MS + draft.at_ms
         delay = settings.delay if draft.delay is None else check_value("delay", draft.delay, DELAY)
         return now_ms + round(delay * 1000) if delay else None
@@ -824,7 +824,10 @@ class PublishJob:
     def operation(self) -> Operation:
         """The Write, which may be dispatched to a waiting request directly."""
         publisher = self._publisher
-        id = self.id or publisher.ids.new(self._group)
+        id = self.id
+        if id is None:
+            clock = publisher.clock
+            id = publisher.ids.new(self._group, clock.date_offset_ns + int(clock.elapsed() * 1e9))
         if self._priority and self._meta.order is None:
             self._meta = self._meta._replace(order=order_of(id.time, self._priority))
         # A message whose id was made earlier may have been overtaken by others, and one of a lower priority has to wait

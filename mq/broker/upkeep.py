@@ -370,7 +370,10 @@ class Upkeep(CatalogEvents):
     def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
         """Have the mover, the timers and the waiters do their part."""
         if entry.state is State.READY:
-            self._ready_add(index, entry)
+            self._expiry.add(entry)
+            self.trim(index)
+            if index in self._waiters.queues:
+                self._waiters.call(index)
         elif entry.state is State.DELAYED:
             self._delayed_add(index, entry, due)
         else:
@@ -407,12 +410,6 @@ class Upkeep(CatalogEvents):
         if id in self._mover.due:
             self._mover.cancel(id)
         self._expiry.forget(id)
-
-    def _ready_add(self, index: QueueIndex, entry: Entry) -> None:
-        self._expiry.add(entry)
-        self.trim(index)
-        if index in self._waiters.queues:
-            self._waiters.call(index)
 
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)

@@ -56,6 +56,8 @@ from mq.storage.registry import make_storage
 
 TRANSIENT: Final = "transient"
 """The key in a queue's record that says: it need not last."""
+_ON_STORED: Final = (Move, Unlink)
+"""Operations on messages that are stored already."""
 
 
 def make_layered(rest: str, options: StorageOptions) -> LayeredStorage:
@@ -299,19 +301,19 @@ class LayeredStorage:
         if not self._transient and (
             not self._is_used or self._above.is_empty
         ):  # nearly always: nothing can leave memory
-            operations = [each for each in operations if not isinstance(each, Move | Unlink)]
+            operations = [each for each in operations if not isinstance(each, _ON_STORED)]
         return not any(map(self._concerns_memory, operations))
 
     def _concerns_memory(self, operation: AnyOperation) -> bool:
         """Whether an operation is done in memory, brings a message up there, or would if there were room. A queue is in
         both layers."""
+        if isinstance(operation, Write):
+            if isinstance(operation.body, bytes):
+                return operation.transient or operation.queue in self._transient
+            return self._full(operation) is not None
         if isinstance(operation, Put | Drop):
             return operation.kind == QUEUE
-        if not isinstance(operation, Write):
-            return self._is_above(operation) or self._has_to_come_up(operation)
-        if isinstance(operation.body, bytes):
-            return operation.transient or operation.queue in self._transient
-        return self._full(operation) is not None
+        return self._is_above(operation) or self._has_to_come_up(operation)
 
     def _full(self, operation: AnyOperation) -> Outcome | None:
         """Why a message for a transient queue, too large to be written to memory, would have no room there when it

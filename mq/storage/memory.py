@@ -72,6 +72,8 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
 
 MOST_BESIDE: Final = 16 << 20
 """Bytes that messages may take besides what bodies may have: a limit of bodies alone is none of messages of a byte."""
+_DONE: Final = Outcome(Result.DONE)
+_GONE: Final = Outcome(Result.GONE)
 
 
 class _KeptMessage(NamedTuple):
@@ -257,15 +259,12 @@ class MemoryStorage:
         return Outcome(Result.DONE)
 
     def _do(self, operation: AnyOperation) -> Outcome:
-        match operation:
-            case Group() | Put() | Drop():
-                raise AssertionError("it may take several turns")
-            case Write():
-                return self._write(operation)
-            case Move():
-                return self._move(operation)
-            case Unlink(entry):
-                return Outcome(Result.GONE if self._take(entry) is None else Result.DONE)
+        if isinstance(operation, Write):
+            return self._write(operation)
+        if isinstance(operation, Move):
+            return self._move(operation)
+        assert isinstance(operation, Unlink), "a group or a record, which may take several turns"
+        return _GONE if self._take(operation.entry) is None else _DONE
 
     def _write(self, write: Write) -> Outcome:
         body = write.body
@@ -276,10 +275,13 @@ class MemoryStorage:
             body = body.data
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
-        size, beside = len(body), _bytes_beside(kept)
-        full = self._no_room_at_all(size + beside) if write.has_room else self.no_room_for(entry.queue, size, beside)
-        if full is not None:
-            return full
+        if self._max_bytes is not None:
+            size, beside = len(body), _bytes_beside(kept)
+            full = (
+                self._no_room_at_all(size + beside) if write.has_room else self.no_room_for(entry.queue, size, beside)
+            )
+            if full is not None:
+                return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
         return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
@@ -317,7 +319,7 @@ class MemoryStorage:
         kept = self._take(move.entry)
         if kept is None:
             return Outcome(Result.GONE)
-        if not self._put(target, kept._replace(meta=target.meta)):
+        if not self._put(target, _KeptMessage(target.meta, kept.data, kept.checksum, kept.attributes)):
             self._put(move.entry, kept)
             return Outcome(Result.EXISTS)
         return Outcome(Result.DONE, target)

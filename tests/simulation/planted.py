@@ -223,7 +223,7 @@ BUGS: Final = {
         "_was_handed_out", "entry.meta.receipt is not None or entry.meta.receives > 0", "entry.meta.receipt is not None"
     ),
     "a message's id does not tell its group": Bug(
-        "PublishJob.operation", "publisher.ids.new(self._group)", "publisher.ids.new()"
+        "PublishJob.operation", "publisher.ids.new(self._group, ", "publisher.ids.new(None, "
     ),
     "a message with a key does not tell its group": Bug(
         "PublishJob.choose_id", "self._publisher.ids.new(self._group)", "self._publisher.ids.new()"
