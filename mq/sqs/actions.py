@@ -12,6 +12,7 @@ import trio
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget, Room
+from mq.doors.quotas import Quotas
 from mq.message import QueueName
 from mq.sqs.attributes import DEDUPLICATION_SECONDS
 from mq.sqs.errors import SqsError
@@ -84,6 +85,7 @@ class ActionCall(NamedTuple):
         demanded: the right that each call of :meth:`allow` asked for, and on which queue. An action that needs the
             right to configure a queue changes it, which the audit log gets. A handler that changed nothing clears the
             list.
+        quotas: hold users to their limits.
         user: its user; None where there are no users.
     """
 
@@ -94,6 +96,7 @@ class ActionCall(NamedTuple):
     request: Request
     room: Room
     demanded: list[tuple[str, str | None]]
+    quotas: Quotas
     user: User | None = None
 
     def needed(self, name: str) -> Any:
@@ -110,8 +113,7 @@ class ActionCall(NamedTuple):
         Raises:
             OverLimit: the user has published too many of late.
         """
-        if self.request.quotas is not None:
-            self.request.quotas.check_publish(self.user, count)
+        self.quotas.check_publish(self.user, count)
 
     def allow(self, right: str, queue: str | None) -> None:
         """Refuse the call if the user lacks a right. Without users every call is allowed.

@@ -10,7 +10,7 @@ import copy
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from os import urandom
 from time import time
 from typing import Any, Final
@@ -252,11 +252,9 @@ class SqsDoor(Handler):
     def _call(
         self, asked: RequestedAction, signer: tuple[User | None, str], request: Request, room: Room
     ) -> ActionCall:
-        (user, region), base = signer, f"{request.scheme}://{_authority(request)}{self._base_path}"
-        request = request._replace(quotas=self._quotas)
-        return ActionCall(
-            self._desk, asked.action.name, asked.wanted, QueueNames(base, region), request, room, [], user
-        )
+        user, region = signer
+        names = QueueNames(_base_of(request.scheme, request.headers.get("host", "")) + self._base_path, region)
+        return ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], self._quotas, user)
 
     def _note_denial(self, error: SqsError, call: ActionCall) -> None:
         if error.name != ACCESS_DENIED:
@@ -388,13 +386,15 @@ def _is_json(head: RequestHead | Request) -> bool:
 
 def _region(request: Request) -> str:
     """The region that a signature names. It is not checked."""
-    matched = _CREDENTIAL.search(request.headers.get("authorization", ""))
+    authorization = request.headers.get("authorization")
+    matched = None if authorization is None else _CREDENTIAL.search(authorization)
     return REGION if matched is None else matched[1]
 
 
-def _authority(request: Request) -> str:
-    host = request.headers.get("host", "")
-    return host if _AUTHORITY.fullmatch(host) else "localhost"
+@lru_cache(maxsize=64)
+def _base_of(scheme: str, host: str) -> str:
+    """The beginning of a queue's URL."""
+    return f"{scheme}://{host if _AUTHORITY.fullmatch(host) else 'localhost'}"
 
 
 def _is_query(request: Request, form: bytes) -> bool:

@@ -227,12 +227,18 @@ async def _rules(call: ActionCall, queue: QueueName) -> QueueRules:
 
 
 def _rules_of(queue: QueueName, notes: Notes) -> QueueRules:
+    if not notes.attributes and not is_fifo(queue):
+        return _DEFAULT_RULES
     return QueueRules(
         int(noted_attribute(notes, LONGEST)),
         is_fifo(queue),
         noted_attribute(notes, BY_CONTENT) == "true",
         noted_attribute(notes, SCOPE) == PER_GROUP,
     )
+
+
+_DEFAULT_RULES: Final = QueueRules(int(noted_attribute(Notes(), LONGEST)), False, False, False)
+"""The rules of a queue that is not a FIFO queue, where no attribute says otherwise."""
 
 
 # Received

@@ -37,6 +37,8 @@ _NUMBER: Final = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[
 _LONGEST_NUMBER: Final = 64
 _TEXT: Final = re.compile(r"[\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]*")
 """What a body and an attribute may have: the characters of XML 1.0."""
+_ASCII_TEXT: Final = bytes(code for code in range(128) if _TEXT.fullmatch(chr(code)))
+"""The same characters as far as they are in ASCII. To delete them takes a third of the time of a match."""
 _TOKEN: Final = re.compile(r"[!-~]{1,128}")
 _SHOWN_NAME: Final = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]{1,64}")
 _SHOWN_TEXT: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
@@ -73,11 +75,16 @@ def read_body(wanted: Mapping[str, Any]) -> bytes:
     text: str = needed(wanted, "MessageBody")
     if not text:
         raise SqsError("InvalidParameterValue", "Value for parameter MessageBody is invalid. Reason: Must be non-empty")
-    if _TEXT.fullmatch(text) is None:
+    if not _is_text(text):
         raise SqsError(
             "InvalidMessageContents", "the body contains characters that SQS does not allow. Send the body as base64"
         )
     return text.encode()
+
+
+def _is_text(text: str) -> bool:
+    """Whether a body has only characters that SQS takes."""
+    return not text.encode().translate(None, _ASCII_TEXT) if text.isascii() else _TEXT.fullmatch(text) is not None
 
 
 def read_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attribute]:
@@ -301,7 +308,7 @@ def _as_text(body: bytes) -> str | None:
         text = body.decode()
     except UnicodeDecodeError:
         return None
-    return text if _TEXT.fullmatch(text) else None
+    return text if _is_text(text) else None
 
 
 def _is_named(name: str, wanted: Collection[str]) -> bool:
@@ -408,7 +415,12 @@ _RECEIPT: Final = re.compile(r"[0-9a-f]{16}")
 
 def md5(data: bytes) -> str:
     """The digest that SDKs compare. It finds damage on the way, and is no protection against forgery."""
-    return hashlib.md5(data, usedforsecurity=False).hexdigest()
+    digest = _MD5.copy()  # OpenSSL looks up the function for each new digest, which takes as long as a kilobyte
+    digest.update(data)
+    return digest.hexdigest()
+
+
+_MD5: Final = hashlib.md5(usedforsecurity=False)
 
 
 def md5_of(attributes: Mapping[str, Attribute]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Final
 from urllib.parse import unquote
 
@@ -21,6 +22,8 @@ _URL: Final = re.compile(r"[a-z]{1,10}://[^/?#]*(/[^?#]*)")
 _ARN: Final = re.compile(r"arn:[a-z-]{1,20}:sqs:[a-z0-9-]{0,40}:[0-9]{0,12}:(.+)", re.DOTALL)
 _NEW_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
 _FIFO: Final = ".fifo"
+_LONGEST_RECALLED: Final = 256
+"""Characters of the longest URL whose queue is remembered."""
 
 
 class QueueNames:
@@ -51,6 +54,10 @@ def queue_of_url(url: str) -> QueueName:
     Raises:
         SqsError: it is not the URL of a queue.
     """
+    return _recall(url) if len(url) <= _LONGEST_RECALLED else _queue_of_url(url)
+
+
+def _queue_of_url(url: str) -> QueueName:
     matched = _URL.fullmatch(url)
     if matched is None:
         return known_name(url)
@@ -59,6 +66,9 @@ def queue_of_url(url: str) -> QueueName:
     if queue is None:
         raise SqsError("InvalidAddress", f"invalid queue URL: {shorten(url)}. Use the URL returned by GetQueueUrl")
     return known_name(queue)
+
+
+_recall: Final = lru_cache(maxsize=512)(_queue_of_url)
 
 
 def queue_of_path(path: str) -> str | None:

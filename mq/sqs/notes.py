@@ -36,13 +36,16 @@ class Notes(NamedTuple):
     @classmethod
     def of(cls, settings: QueueSettings) -> Notes:
         """The notes among a queue's settings."""
-        return cls(**settings.sqs or {})
+        return cls(**settings.sqs) if settings.sqs else _NO_NOTES
 
     def setting(self) -> dict[str, Any]:
         """The same as a change of a queue's settings, which leaves other attributes and tags as they are. An empty
         attribute is at its default."""
         given = {"attributes": {name: text or None for name, text in self.attributes.items()}, "tags": dict(self.tags)}
         return {SQS: given if self.modified is None else {**given, "modified": self.modified}}
+
+
+_NO_NOTES: Final = Notes()
 
 
 class NoteBook:
