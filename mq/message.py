@@ -104,7 +104,7 @@ class MessageId(str):
     @property
     def published_ns(self) -> int:
         """When the id was made, in nanoseconds since 1970."""
-        return self.time_ns(self.time)
+        return (int(self[15:18] + self[9:13] + self[0:8], 16) - _GREGORIAN_TO_UNIX_TICKS) * 100
 
     @staticmethod
     def group_in(key: int) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, cast
 
 import trio
 
@@ -55,7 +55,7 @@ class Catalog:
         self.events = CatalogEvents()
         self.closed: Callable[[str], None] = _close
         self._owned: Counter[str] = Counter()  # queues by owner: there may be very many to count
-        self._begun: dict[MessageId, _Begun] = {}
+        self._begun: dict[MessageId, tuple[QueueIndex, bool]] = {}  # moves: of which queue, and whether out of it
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
         self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "timer")]
@@ -92,7 +92,7 @@ class Catalog:
         if not is_out:
             index.discard(entry.id)
         index.under_way += 1
-        self._begun[entry.id] = _Begun(index, is_leaving)
+        self._begun[entry.id] = index, is_leaving
         if not is_leaving:
             index.moving += 1
         elif index.bodies is not None:
@@ -101,26 +101,27 @@ class Catalog:
     def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, protocol: str = "") -> None:
         """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone."""
         self.locks.end(left.id)
-        begun = self._begun.pop(left.id, None)
+        index, is_leaving = self._begun.pop(left.id, (None, False))
         has_left = now is None or now.state is State.REMOVED or now.queue != left.queue
-        if begun is not None:
-            begun.queue.under_way -= 1
-            begun.queue.moving -= not begun.is_leaving
+        if index is not None:
+            index.under_way -= 1
+            index.moving -= not is_leaving
             if has_left:
-                begun.queue.returned.discard(left.id)
-                if begun.queue.bodies is not None:
-                    begun.queue.bodies.left(left.id)
+                index.returned.discard(left.id)
+                if index.bodies is not None:
+                    index.bodies.left(left.id)
         if now is not None:
             if now.state is State.REMOVED:
                 self.events.departed(left.id)
             self.place(now, due)
             if now is not left and self._observers:
                 self.tell(kind, left, now, protocol=protocol)
-        groups = None if begun is None else begun.queue.groups
-        if begun is not None and groups is not None and (groups.release if has_left else groups.rests)(left.id):
-            self.events.freed(begun.queue)
-        if begun is not None and begun.queue.deleted:
-            self.let_go(begun.queue)
+        if index is None:
+            return
+        if index.groups is not None and (index.groups.release if has_left else index.groups.rests)(left.id):
+            self.events.freed(index)
+        if index.deleted:
+            self.let_go(index)
 
     def end_reaped(self, left: Entry, protocol: str = "", kind: Kind = Kind.REMOVE) -> None:
         """End a removal whose message was unlinked in the same batch."""
@@ -167,7 +168,7 @@ class Catalog:
 
     def on_their_way(self, index: QueueIndex) -> list[MessageId]:
         """The messages of a queue that are being moved."""
-        return [id for id, begun in self._begun.items() if begun.queue is index]
+        return [id for id, (of, _) in self._begun.items() if of is index]
 
     def place(self, entry: Entry, due: float | None = None) -> None:
         """Add an entry to the index of its queue, and tell :attr:`events` of it.
@@ -292,11 +293,6 @@ class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
             if lot is None:
                 lot = self[id] = trio.lowlevel.ParkingLot()
             await lot.park()
-
-
-class _Begun(NamedTuple):
-    queue: QueueIndex
-    is_leaving: bool
 
 
 class RecentBodies:

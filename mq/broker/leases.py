@@ -77,7 +77,7 @@ class Leases:
         """The length of the lease until its message is handed out. A momentary one stands for as long as any other, or
         else it would end while the body is read."""
         seconds = self.seconds(request)
-        return max(seconds, self._seconds) if self.is_momentary(request) else seconds
+        return max(seconds, self._seconds) if self._mover and seconds <= SHORTEST_SECONDS else seconds
 
     def meta(self, entry: Entry, seconds: float) -> Meta:
         """The meta of `entry` once it is leased, with a receipt of its own."""

@@ -620,15 +620,16 @@ class _Submitted:
                 in_flight.__exit__()
             else:
                 in_flight.running -= 1
-        self._done([_published(each) if isinstance(each, PublishJob) else each for each in self.outcomes])
-
-
-def _published(job: PublishJob) -> Published | MQError:
-    """The outcome of a job that is done."""
-    if job.stored is not None:
-        return Published(job.stored)
-    assert isinstance(job.error, MQError)
-    return job.error
+        outcomes: list[Published | MQError] = []
+        for each in self.outcomes:
+            if not isinstance(each, PublishJob):
+                outcomes.append(each)
+            elif each.stored is not None:
+                outcomes.append(Published(each.stored))
+            else:
+                assert isinstance(each.error, MQError)
+                outcomes.append(each.error)
+        self._done(outcomes)
 
 
 def _deleted(index: QueueIndex) -> NoSuchQueue:
@@ -854,9 +855,10 @@ class PublishJob:
             self._body,
             self._attributes,
             meta,
-            transient=transient,
-            state=state,
-            has_room=self._replaces or self._memory > 0,
+            True,
+            transient,
+            state,
+            self._replaces or self._memory > 0,
         )
 
     def _is_placed(self) -> bool:

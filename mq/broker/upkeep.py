@@ -210,11 +210,14 @@ class Upkeep(CatalogEvents):
 
     def is_dead(self, index: QueueIndex, entry: Entry) -> bool:
         """Whether a READY message has expired or was received too often. If so, its removal has begun."""
-        for reason, is_so in ((EXPIRED, self._dead_letters.is_expired), (RECEIVES, self._dead_letters.is_worn_out)):
-            if is_so(entry):
-                self._dead_letters.dead_letter(entry, reason)
-                return True
-        return False
+        dead_letters = self._dead_letters
+        if entry.meta.expires_ms is not None and dead_letters.is_expired(entry):
+            dead_letters.dead_letter(entry, EXPIRED)
+        elif index.settings.max_receives is not None and dead_letters.is_worn_out(entry):
+            dead_letters.dead_letter(entry, RECEIVES)
+        else:
+            return False
+        return True
 
     def trim(self, index: QueueIndex) -> None:
         """Drop the oldest messages of a queue that is over its limits, where its settings say so.

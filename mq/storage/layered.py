@@ -298,11 +298,11 @@ class LayeredStorage:
 
     def _is_below(self, operations: Sequence[AnyOperation]) -> bool:
         """Whether a batch is the store below's alone."""
-        if not self._transient and (
-            not self._is_used or self._above.is_empty
-        ):  # nearly always: nothing can leave memory
-            operations = [each for each in operations if not isinstance(each, _ON_STORED)]
-        return not any(map(self._concerns_memory, operations))
+        can_leave = bool(self._transient) or (self._is_used and not self._above.is_empty)  # nearly never
+        for each in operations:
+            if (can_leave or not isinstance(each, _ON_STORED)) and self._concerns_memory(each):
+                return False
+        return True
 
     def _concerns_memory(self, operation: AnyOperation) -> bool:
         """Whether an operation is done in memory, brings a message up there, or would if there were room. A queue is in

@@ -356,12 +356,13 @@ def texts_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 def headers_of(message: Message) -> list[tuple[str, str]]:
     """What is said of a message beside its body."""
+    attributes = message.properties.attributes  # mostly none
     headers = [
         ("x-message-id", str(message.id)),
-        ("content-type", content_type_of(message.properties.attributes)),
+        ("content-type", content_type_of(attributes) if attributes else DEFAULT_CONTENT_TYPE),
         ("content-length", str(message.body.size)),
     ]
-    codings = codings_of(message.properties.attributes)
+    codings = codings_of(attributes) if attributes else None
     if codings is not None:
         headers.append(("content-encoding", codings))
     if message.receipt:
@@ -369,12 +370,12 @@ def headers_of(message: Message) -> list[tuple[str, str]]:
     headers.append(("x-message-receives", str(message.receives)))
     if message.lease:
         headers.append(("x-message-lease", f"{message.lease:.10g}"))
-    group = group_of(message.properties.attributes)
+    group = group_of(attributes) if attributes else None
     if group is not None:
         headers.append(("x-message-group", group))
     if message.dead_letter_history:
         headers.append(("x-message-dead-letter-history", json.dumps(list(message.dead_letter_history))))
-    for name, text in texts_of(message.properties.attributes).items():
+    for name, text in texts_of(attributes).items() if attributes else ():
         value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))
