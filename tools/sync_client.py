@@ -27,7 +27,7 @@ TEXTS: Final = (
     ("import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable,", "import Callable, Iterable, Iterator,"),
     ("import contextlib\n", "import contextlib\nimport time\n"),
     ("import anyio\nimport httpx\n", "import httpx\n"),
-    ("AsyncBody, Call, Source, asynchronous, given", "Call, Source, SyncBody, given"),
+    ("AsyncBody, Call, Source, as_method_of, asynchronous, given", "Call, Source, SyncBody, as_method_of, given"),
     ("anyio.current_time()", "time.monotonic()"),
     (", anyio.move_on_after(float(GIVING_BACK.patience), shield=True)", ""),
     ("Tasks may share it.", "Threads may share it."),

@@ -1,6 +1,7 @@
 """The client for asyncio and Trio: the connection, the pauses and the public verbs.
 
-What is sent and what answers mean is in :mod:`mq.client.requests`.
+What is sent and what answers mean is in :mod:`mq.client.requests`. So are the arguments and docstrings of methods that
+only send one request: :func:`method_for` makes these.
 
 ``tools/sync_client.py`` generates the client for threads (:mod:`mq.client.sync_client`) from this file.
 """
@@ -13,17 +14,17 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import anyio
 import httpx
 
 from mq.client import requests
-from mq.client.calls import Answer, AsyncBody, Call, Source, asynchronous, given
+from mq.client.calls import Answer, AsyncBody, Call, Source, as_method_of, asynchronous, given
 from mq.client.errors import ClientError, Refused, Requeue, TooLarge, Unavailable
 from mq.client.leases import MAX_HANDLING_SECONDS, AsyncLease
 from mq.client.requests import PublishBatch, cut, outcome_alone
-from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, PAGE, Retry, Tries
+from mq.client.retries import CONSUME_WAIT_SECONDS, GIVING_BACK, ONCE, Retry, Tries
 from mq.client.spans import Spans
 from mq.client.transport import Access, answer_of, is_sent, translated
 from mq.client.values import (
@@ -33,13 +34,11 @@ from mq.client.values import (
     Outgoing,
     Page,
     Published,
-    Queue,
-    QueueSettings,
     Received,
-    Redriven,
     duration,
 )
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -116,6 +115,16 @@ class AsyncConsumeIterator:
         return message
 
 
+def method_for(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+    """Return the method that sends the request of `make`, with the arguments and the docstring of that function."""
+
+    @as_method_of(make)
+    async def send(client: AsyncClient, /, *args: P.args, **named: P.kwargs) -> T:
+        return await client._run(make(*args, **named))
+
+    return send
+
+
 class AsyncClient:
     """Speaks to one daemon. Tasks may share it. Close it, or use it as an asynchronous context manager.
 
@@ -156,34 +165,11 @@ class AsyncClient:
     ) -> None:
         await self.aclose()
 
-    async def create_queue(self, queue: str, store: str | None = None) -> bool:
-        """Make a queue. True when it is new.
-
-        Args:
-            queue: its name.
-            store: where it lives: ``disk``, ``memory``, or ``cluster``, which is highly available; None for
-                wherever it is already, else on disk.
-
-        Raises:
-            Conflict: it is there already, in another place; or there is no cluster.
-        """
-        return await self._run(requests.create_queue(queue, store))
-
-    async def delete_queue(self, queue: str) -> None:
-        """Delete a queue and all its messages."""
-        await self._run(requests.delete_queue(queue))
-
-    async def queue(self, queue: str) -> Queue:
-        """A queue's settings and what is in it."""
-        return await self._run(requests.queue_info(queue))
-
-    async def queues(self) -> tuple[Queue, ...]:
-        """All queues."""
-        return await self._run(requests.queues())
-
-    async def configure(self, queue: str, **settings: Unpack[QueueSettings]) -> None:
-        """Change settings of a queue, all or none; None sets one back to its default."""
-        await self._run(requests.configure(queue, settings))
+    create_queue = method_for(requests.create_queue)
+    delete_queue = method_for(requests.delete_queue)
+    queue = method_for(requests.queue)
+    queues = method_for(requests.queues)
+    configure = method_for(requests.configure)
 
     async def publish(
         self,
@@ -284,24 +270,12 @@ class AsyncClient:
             receiving.got(message)
         return message
 
-    async def show(self, queue: str, id: str) -> Received:
-        """A message, left where it is."""
-        return await self._run(requests.show(queue, id))
-
-    async def peek(self, queue: str, limit: int = PAGE, *, state: str = "ready", after: str | None = None) -> Page:
-        """Messages in their order, left where they are.
-
-        Args:
-            queue: where.
-            limit: messages at the most; a page of long messages has fewer.
-            state: "ready", "leased" or "delayed".
-            after: an id; what comes behind it.
-        """
-        return await self._run(requests.peek(queue, limit, state, after))
+    show = method_for(requests.show)
+    peek = method_for(requests.peek)
 
     def browse(self, queue: str, *, state: str = "ready") -> AsyncBrowseIterator:
         """Every message that is there, page by page."""
-        return AsyncBrowseIterator(requests.peek(queue, PAGE, state, None), self._run, queue)
+        return AsyncBrowseIterator(requests.peek(queue, state=state), self._run, queue)
 
     async def remove(self, message: Head) -> None:
         """Remove a message for good. One with a receipt only while that delivery holds it.
@@ -323,14 +297,7 @@ class AsyncClient:
             found.extend(outcomes)
         return found
 
-    async def extend(self, message: Head, visibility: Duration) -> None:
-        """Let the lease of a message end in `visibility` seconds from now.
-
-        Raises:
-            LeaseLost: it ran out, and the message is, or was, leased by another.
-            Conflict: it ran out.
-        """
-        await self._run(requests.extend(message.queue, message.id, message.receipt, visibility))
+    extend = method_for(requests.extend)
 
     async def requeue(self, message: Head, delay: Duration | None = 0.0, reason: str = "") -> None:
         """Give a leased message back.
@@ -347,22 +314,7 @@ class AsyncClient:
         with self._spans.settling("nack", message.queue, [message]):
             await self._run(requests.requeue(message.queue, message.id, message.receipt, delay, reason))
 
-    async def reschedule(
-        self, queue: str, id: str, *, delay: Duration | None = None, at: datetime | None = None
-    ) -> None:
-        """Change when a delayed message can be fetched. To cancel it, :meth:`remove` it.
-
-        Args:
-            queue: the queue.
-            id: the message, as its publish told.
-            delay: seconds from now; 0 for at once.
-            at: the time instead; with its zone.
-
-        Raises:
-            Conflict: it is delayed no more: it can be fetched, or a consumer has it.
-            NotFound: it is not there.
-        """
-        await self._run(requests.reschedule(queue, id, delay, at))
+    reschedule = method_for(requests.reschedule)
 
     @contextlib.asynccontextmanager
     async def handling(
@@ -429,207 +381,31 @@ class AsyncClient:
         """Message after message, for ever. Each is leased: handle it with :meth:`handling`."""
         return AsyncConsumeIterator(partial(self.fetch, queue, wait=wait, visibility=visibility))
 
-    async def contains(self, queue: str, body: bytes) -> str | None:
-        """The id of the message of that body in a unique queue; None when it has none."""
-        return await self._run(requests.contains(queue, body))
-
-    async def purge(self, queue: str) -> int:
-        """Remove all messages that are not leased. How many that were."""
-        return await self._run(requests.purge(queue))
-
-    async def redrive(
-        self,
-        queue: str,
-        *,
-        to: str | None = None,
-        limit: int = requests.LONGEST_BATCH,
-        ids: Sequence[str] | None = None,
-    ) -> Redriven:
-        """Move up to `limit` messages back to the queues they died in, or to `to`; with `ids` only these."""
-        return await self._run(requests.redrive(queue, to, limit, ids))
-
-    async def stats(self) -> Mapping[str, Any]:
-        """Counts and rates of the daemon."""
-        return await self._run(requests.stats())
-
-    async def cluster(self) -> Mapping[str, Any]:
-        """The cluster as this daemon sees it, as docs/cluster.md has it; ``node`` is empty where it is in none."""
-        return await self._run(requests.cluster())
-
-    async def drain_node(self, *, resume: bool = False) -> Mapping[str, Any]:
-        """Drain this node of a cluster: it hands over mastership, and takes no new clients until it is stopped; with
-        `resume` it takes clients again. Returns the same as :meth:`cluster`.
-
-        Raises:
-            Conflict: no other node could take over, or it is in no cluster.
-        """
-        return await self._run(requests.drain_node(resume))
-
-    async def replace_node(self, node: str, address: str) -> Mapping[str, Any]:
-        """Have this node of a cluster look for a neighbour at another address. Returns the same as :meth:`cluster`.
-
-        Args:
-            node: its name; it is no member now.
-            address: ADDRESS:PORT where it will serve AMQP.
-
-        Raises:
-            Conflict: it is a member, or no neighbour of that name is known.
-        """
-        return await self._run(requests.replace_node(node, address))
-
-    async def users(self) -> Mapping[str, Mapping[str, Any]]:
-        """The users of this node's cluster by name, each as a table of a users file: it holds hashes and no secret.
-
-        Raises:
-            Conflict: this daemon is in no cluster, or takes no users.
-        """
-        return await self._run(requests.users())
-
-    async def put_user(self, name: str, table: Mapping[str, Any]) -> None:
-        """Make a user of the cluster, or replace one; in effect at all nodes that are members on return.
-
-        Args:
-            name: of the user.
-            table: as docs/access.md has it.
-
-        Raises:
-            Conflict: the node's own file has one of that name, or this daemon is in no cluster.
-        """
-        await self._run(requests.put_user(name, table))
-
-    async def delete_user(self, name: str) -> None:
-        """Remove a user of the cluster, if there is one; no member lets that user in any more on return."""
-        await self._run(requests.delete_user(name))
-
-    async def rates(
-        self, *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
-    ) -> Mapping[str, Any]:
-        """Queues with what is in them and how much happens to them, as docs/http.md has it.
-
-        Args:
-            sort: "name", or what there should be most of: "ready", "leased", "delayed", "oldest", "publish", "deliver",
-                "acknowledge", "redeliver", "expire", "dead_letter".
-            filter: only queues whose names have this in them, in small or capital letters.
-            skip: how many to pass over.
-            limit: how many at the most.
-            history: whether to tell the number of messages for each of the last 60 minutes.
-        """
-        return await self._run(requests.rates(sort, filter, skip, limit, history))
-
-    async def queue_rates(self, queue: str) -> Mapping[str, Any]:
-        """The rates of a queue, now and over the last hour."""
-        return await self._run(requests.queue_rates(queue))
-
-    async def connections(self, after: str | None = None) -> Mapping[str, Any]:
-        """A page of the connections that are open at this daemon: ``open``, how many there are, ``connections``, the
-        oldest first, and ``next``, to be given as `after` for the next page; None on the last one."""
-        return await self._run(requests.connections(after))
-
-    async def consumers(self, after: str | None = None) -> Mapping[str, Any]:
-        """A page of ``consumers`` over AMQP, and of requests that wait for messages; the rest as of
-        :meth:`connections`."""
-        return await self._run(requests.consumers(after))
-
-    async def batch_consumers(self) -> list[Mapping[str, Any]]:
-        """The consumers that take batches, as queries of Spark do, in every queue that the user may consume: each with
-        ``queue``, the queue's counts, and how far the consumer is."""
-        return await self._run(requests.batch_consumers())
-
-    async def forget_consumer(self, queue: str, name: str) -> None:
-        """Forget a consumer of batches, and give back the messages that it has claimed.
-
-        Args:
-            queue: the queue's name.
-            name: the consumer's. A name without a consumer changes nothing.
-
-        Raises:
-            NotFound: the queue does not exist.
-        """
-        await self._run(requests.forget_consumer(queue, name))
-
-    async def close_connection(self, id: str) -> None:
-        """End a connection.
-
-        Raises:
-            NotFound: none of that id is open.
-        """
-        await self._run(requests.close_connection(id))
-
-    async def put_schedule(
-        self,
-        name: str,
-        queue: str,
-        message: Outgoing,
-        *,
-        cron: str | None = None,
-        zone: str | None = None,
-        every: Duration | None = None,
-        unless_waiting: bool = False,
-    ) -> bool:
-        """Publish a message regularly from now on; or change what, when and where.
-
-        Args:
-            name: of the schedule.
-            queue: where its messages go.
-            message: without a key and a time: the schedule gives these.
-            cron: five fields, such as "0 3 * * *".
-            zone: the time zone of that; UTC without.
-            every: seconds between two messages, instead of a cron line.
-            unless_waiting: publish nothing while the last message is still there.
-
-        Returns:
-            Whether it is new.
-
-        Raises:
-            BadRequest: when it is to be makes no sense.
-            NotFound: the queue is not there.
-            Conflict: this daemon keeps no schedules, or no more.
-        """
-        wanted = {"cron": cron, "zone": zone, "every": every, "unless_waiting": unless_waiting}
-        return await self._run(requests.put_schedule(name, queue, message, wanted))
-
-    async def schedule(self, name: str) -> Mapping[str, Any]:
-        """A schedule with its ``message``, its ``next`` and its ``last`` instant, and the ``error`` of its last firing.
-
-        Raises:
-            NotFound: there is none of that name.
-        """
-        return await self._run(requests.schedule(name))
-
-    async def schedules(self, after: str | None = None) -> Mapping[str, Any]:
-        """A page of ``schedules`` without their messages, by name, and ``next``, to be given as `after` for the next
-        page; None on the last one."""
-        return await self._run(requests.schedules(after))
-
-    async def delete_schedule(self, name: str) -> None:
-        """Delete a schedule; its messages stay.
-
-        Raises:
-            NotFound: there is none of that name.
-        """
-        await self._run(requests.delete_schedule(name))
-
-    async def logging(self) -> Mapping[str, Any]:
-        """How much the daemon logs: ``level``, and whether there is a line for each of the ``requests``."""
-        return await self._run(requests.logging())
-
-    async def change_logging(self, *, level: str | None = None, every_request: bool | None = None) -> Mapping[str, Any]:
-        """Let the daemon log more, or less, until it ends; None is no change. As :meth:`logging`, from now on.
-
-        Args:
-            level: "debug", "info", "warning" or "error".
-            every_request: whether each request over HTTP gets a line.
-        """
-        return await self._run(requests.change_logging(level, every_request))
-
-    async def clock(self) -> Mapping[str, Any]:
-        """What the daemon makes of the wall clock: ``wall``, ``date``, ``steady_seconds_ahead``, ``synchronised``, and
-        ``doubt``, None where the clock is not in doubt."""
-        return await self._run(requests.clock())
-
-    async def trust_clock(self) -> Mapping[str, Any]:
-        """End a doubt of the wall clock, which is right. As :meth:`clock`, from now on."""
-        return await self._run(requests.trust_clock())
+    contains = method_for(requests.contains)
+    purge = method_for(requests.purge)
+    redrive = method_for(requests.redrive)
+    stats = method_for(requests.stats)
+    cluster = method_for(requests.cluster)
+    drain_node = method_for(requests.drain_node)
+    replace_node = method_for(requests.replace_node)
+    users = method_for(requests.users)
+    put_user = method_for(requests.put_user)
+    delete_user = method_for(requests.delete_user)
+    rates = method_for(requests.rates)
+    queue_rates = method_for(requests.queue_rates)
+    connections = method_for(requests.connections)
+    consumers = method_for(requests.consumers)
+    batch_consumers = method_for(requests.batch_consumers)
+    forget_consumer = method_for(requests.forget_consumer)
+    close_connection = method_for(requests.close_connection)
+    put_schedule = method_for(requests.put_schedule)
+    schedule = method_for(requests.schedule)
+    schedules = method_for(requests.schedules)
+    delete_schedule = method_for(requests.delete_schedule)
+    logging = method_for(requests.logging)
+    change_logging = method_for(requests.change_logging)
+    clock = method_for(requests.clock)
+    trust_clock = method_for(requests.trust_clock)
 
     async def ready(self) -> bool:
         """Whether the daemon's store takes changes."""
@@ -646,8 +422,7 @@ class AsyncClient:
             await self._run(call, GIVING_BACK)
 
     async def _renew(self, message: Head, seconds: float, limit: float) -> None:
-        call = requests.extend(message.queue, message.id, message.receipt, seconds)
-        await self._run(replace(call, timeout=limit), ONCE)
+        await self._run(replace(requests.extend(message, seconds), timeout=limit), ONCE)
 
     async def _publish_batch(self, publishing: PublishBatch) -> list[Outcome]:
         if publishing.only is not None:

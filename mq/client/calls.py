@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
+import inspect
 import json
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from http.client import TOO_MANY_REQUESTS
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -13,6 +15,7 @@ from mq.client.errors import Refused, UnexpectedResponse, refusal
 from mq.client.values import not_a_body
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Again(enum.Enum):
@@ -136,6 +139,21 @@ class Call(Generic[T]):
             return self.read(answer)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnexpectedResponse(f"the {self.method} request returned an unexpected response: {error}") from error
+
+
+def as_method_of(make: Callable[..., Call[Any]]) -> Callable[[F], F]:
+    """Give a client's method the name, the arguments and the docstring of the function that makes its request."""
+    signature = inspect.signature(make)
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    result = str(signature.return_annotation).removeprefix("Call[").removesuffix("]")  # in help(), the call's result
+
+    def described(method: F) -> F:
+        wraps(make)(method)
+        parameters = [own, *signature.parameters.values()]
+        vars(method)["__signature__"] = signature.replace(parameters=parameters, return_annotation=result)
+        return method
+
+    return described
 
 
 def nothing(answer: Answer) -> None:

@@ -9,13 +9,26 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
 from mq.client import codec
 from mq.client.calls import Again, Answer, Call, Source, nothing
 from mq.client.errors import Refused, UnexpectedResponse
-from mq.client.values import Duration, Head, Outcome, Outgoing, Page, Published, Queue, Received, Redriven, duration
+from mq.client.retries import PAGE
+from mq.client.values import (
+    Duration,
+    Head,
+    Outcome,
+    Outgoing,
+    Page,
+    Published,
+    Queue,
+    QueueSettings,
+    Received,
+    Redriven,
+    duration,
+)
 
 T = TypeVar("T")
 Headers = tuple[tuple[str, str], ...]
@@ -33,23 +46,32 @@ def fresh_key() -> str:
 
 
 def create_queue(queue: str, store: str | None = None) -> Call[bool]:
-    """Make a queue; the call's result is True when it is new."""
+    """Make a queue. True when it is new.
+
+    Args:
+        queue: its name.
+        store: where it lives: ``disk``, ``memory``, or ``cluster``, which is highly available; None for
+            wherever it is already, else on disk.
+
+    Raises:
+        Conflict: it is there already, in another place; or there is no cluster.
+    """
     where = {} if store is None else {"store": store}
     return Call(method="PUT", target=_target(queue, **where), read=lambda answer: answer.status == 201)
 
 
 def delete_queue(queue: str) -> Call[None]:
-    """The queue and all its messages."""
+    """Delete a queue and all its messages."""
     return Call(method="DELETE", target=_target(queue), read=nothing, gone=_earlier(None, 404))
 
 
-def queue_info(queue: str) -> Call[Queue]:
-    """Settings and counts."""
+def queue(queue: str) -> Call[Queue]:
+    """A queue's settings and what is in it."""
     return Call(method="GET", target=_target(queue), read=lambda answer: codec.queue_of(answer.members()))
 
 
-def configure(queue: str, settings: Mapping[str, Any]) -> Call[None]:
-    """Change those settings; None sets one back to its default."""
+def configure(queue: str, **settings: Unpack[QueueSettings]) -> Call[None]:
+    """Change settings of a queue, all or none; None sets one back to its default."""
     return Call(
         method="PATCH", target=_target(queue), headers=(_JSON,), body=codec.json_line(dict(settings)), read=nothing
     )
@@ -124,7 +146,7 @@ def take(queue: str) -> Call[Received | None]:
 
 
 def show(queue: str, id: str) -> Call[Received]:
-    """One message, left where it is."""
+    """A message, left where it is."""
     target = _target(queue, "messages", id)
     return Call(method="GET", target=target, read=lambda answer: codec.received(queue, answer))
 
@@ -151,10 +173,16 @@ def remove_batch(queue: str, messages: Sequence[str | Head]) -> Call[list[Outcom
     )
 
 
-def extend(queue: str, id: str, receipt: str, visibility: Duration) -> Call[None]:
-    """Let the lease end `visibility` seconds from now; at once for 0."""
-    call = _change(queue, id, receipt, {"visibility": duration("visibility", visibility)})
-    return call if duration("visibility", visibility) else replace(call, gone=_GIVEN_BACK)
+def extend(message: Head, visibility: Duration) -> Call[None]:
+    """Let the lease of a message end in `visibility` seconds from now.
+
+    Raises:
+        LeaseLost: it ran out, and the message is, or was, leased by another.
+        Conflict: it ran out.
+    """
+    seconds = duration("visibility", visibility)
+    call = _change(message.queue, message.id, message.receipt, {"visibility": seconds})
+    return call if seconds else replace(call, gone=_GIVEN_BACK)
 
 
 def requeue(queue: str, id: str, receipt: str, delay: Duration | None, reason: str = "") -> Call[None]:
@@ -165,11 +193,18 @@ def requeue(queue: str, id: str, receipt: str, delay: Duration | None, reason: s
     return replace(_change(queue, id, receipt, wanted), gone=_GIVEN_BACK)
 
 
-def reschedule(queue: str, id: str, delay: Duration | None, at: datetime | None) -> Call[None]:
-    """Change when a delayed message can be fetched. A message that a consumer has by now stays with it.
+def reschedule(queue: str, id: str, *, delay: Duration | None = None, at: datetime | None = None) -> Call[None]:
+    """Change when a delayed message can be fetched. To cancel it, :func:`remove` it.
+
+    Args:
+        queue: the queue.
+        id: the message, as its publish told.
+        delay: seconds from now; 0 for at once.
+        at: the time instead; with its zone.
 
     Raises:
-        ValueError: not exactly one of both is given, or `at` says no zone.
+        Conflict: it is delayed no more: it can be fetched, or a consumer has it.
+        NotFound: it is not there.
     """
     if (delay is None) == (at is None):
         raise ValueError('use either the argument "delay" or the argument "at", not both')
@@ -188,8 +223,15 @@ def _change(queue: str, id: str, receipt: str, wanted: Mapping[str, Any]) -> Cal
     )
 
 
-def peek(queue: str, limit: int, state: str, after: str | None) -> Call[Page]:
-    """The first page of what is there."""
+def peek(queue: str, limit: int = PAGE, *, state: str = "ready", after: str | None = None) -> Call[Page]:
+    """Messages in their order, left where they are.
+
+    Args:
+        queue: where.
+        limit: messages at the most; a page of long messages has fewer.
+        state: "ready", "leased" or "delayed".
+        after: an id; what comes behind it.
+    """
     asked = {"max": str(limit), "state": state} | ({} if after is None else {"after": after})
     return peek_at(queue, _target(queue, "peek", **asked))
 
@@ -205,18 +247,20 @@ def peek_at(queue: str, target: str) -> Call[Page]:
 
 
 def contains(queue: str, body: bytes) -> Call[str | None]:
-    """The id of the message of that body in a unique queue; None where it has none."""
+    """The id of the message of that body in a unique queue; None when it has none."""
     return Call(method="POST", target=_target(queue, "contains"), body=body, read=_contained)
 
 
 def purge(queue: str) -> Call[int]:
-    """Remove all messages that are not leased; how many were removed."""
+    """Remove all messages that are not leased. How many that were."""
     target = _target(queue, "purge")
     return Call(method="POST", target=target, again=Again.UNSERVED, read=lambda answer: _count(answer, "purged"))
 
 
-def redrive(queue: str, to: str | None, limit: int, ids: Sequence[str] | None) -> Call[Redriven]:
-    """Move messages back to the queues in which they died, or to another queue."""
+def redrive(
+    queue: str, *, to: str | None = None, limit: int = LONGEST_BATCH, ids: Sequence[str] | None = None
+) -> Call[Redriven]:
+    """Move up to `limit` messages back to the queues they died in, or to `to`; with `ids` only these."""
     wanted: dict[str, Any] = {"max": limit}
     if to is not None:
         wanted["to"] = to
@@ -238,85 +282,164 @@ def queues() -> Call[tuple[Queue, ...]]:
 
 
 def stats() -> Call[Mapping[str, Any]]:
-    """Counts and rates."""
+    """Counts and rates of the daemon."""
     return Call(method="GET", target="/-/stats", read=Answer.members)
 
 
 def cluster() -> Call[Mapping[str, Any]]:
-    """The cluster, as one node sees it."""
+    """The cluster as this daemon sees it, as docs/cluster.md has it; ``node`` is empty where it is in none."""
     return Call(method="GET", target="/-/cluster", read=Answer.members)
 
 
-def drain_node(resume: bool) -> Call[Mapping[str, Any]]:
-    """Drain a node of a cluster, or take it back."""
+def drain_node(*, resume: bool = False) -> Call[Mapping[str, Any]]:
+    """Drain this node of a cluster: it hands over mastership, and takes no new clients until it is stopped; with
+    `resume` it takes clients again. Returns the same as :func:`cluster`.
+
+    Raises:
+        Conflict: no other node could take over, or it is in no cluster.
+    """
     method = "DELETE" if resume else "POST"
     return Call(method=method, target=_target("-", "cluster", "drain"), read=Answer.members)
 
 
 def replace_node(node: str, address: str) -> Call[Mapping[str, Any]]:
-    """Have a node look for a neighbour elsewhere."""
+    """Have this node of a cluster look for a neighbour at another address. Returns the same as :func:`cluster`.
+
+    Args:
+        node: its name; it is no member now.
+        address: ADDRESS:PORT where it will serve AMQP.
+
+    Raises:
+        Conflict: it is a member, or no neighbour of that name is known.
+    """
     body = codec.json_line({"node": node, "address": address})
     target = _target("-", "cluster", "replace")
     return Call(method="POST", target=target, headers=(_JSON,), body=body, read=Answer.members)
 
 
 def users() -> Call[Mapping[str, Mapping[str, Any]]]:
-    """The users of a cluster."""
+    """The users of this node's cluster by name, each as a table of a users file: it holds hashes and no secret.
+
+    Raises:
+        Conflict: this daemon is in no cluster, or takes no users.
+    """
     return Call(method="GET", target="/-/users", read=lambda answer: dict(answer.members()["users"]))
 
 
 def put_user(name: str, table: Mapping[str, Any]) -> Call[None]:
-    """Make a user of a cluster, or replace one."""
+    """Make a user of the cluster, or replace one; in effect at all nodes that are members on return.
+
+    Args:
+        name: of the user.
+        table: as docs/access.md has it.
+
+    Raises:
+        Conflict: the node's own file has one of that name, or this daemon is in no cluster.
+    """
     target = _target("-", "users", name)
     return Call(method="PUT", target=target, headers=(_JSON,), body=codec.json_line(table), read=nothing)
 
 
 def delete_user(name: str) -> Call[None]:
-    """Remove a user of a cluster."""
+    """Remove a user of the cluster, if there is one; no member lets that user in any more on return."""
     return Call(method="DELETE", target=_target("-", "users", name), read=nothing)
 
 
-def rates(sort: str, filter: str, skip: int, limit: int, history: bool) -> Call[Mapping[str, Any]]:
-    """Queues with their rates."""
+def rates(
+    *, sort: str = "name", filter: str = "", skip: int = 0, limit: int = PAGE, history: bool = False
+) -> Call[Mapping[str, Any]]:
+    """Queues with what is in them and how much happens to them, as docs/http.md has it.
+
+    Args:
+        sort: "name", or what there should be most of: "ready", "leased", "delayed", "oldest", "publish", "deliver",
+            "acknowledge", "redeliver", "expire", "dead_letter".
+        filter: only queues whose names have this in them, in small or capital letters.
+        skip: how many to pass over.
+        limit: how many at the most.
+        history: whether to tell the number of messages for each of the last 60 minutes.
+    """
     asked = {"sort": sort, "skip": str(skip), "max": str(limit)} | ({"filter": filter} if filter else {})
     target = _target("-", "rates", **asked, **({"history": "true"} if history else {}))
     return Call(method="GET", target=target, read=Answer.members)
 
 
 def queue_rates(queue: str) -> Call[Mapping[str, Any]]:
-    """The rates of one queue, now and over the last hour."""
+    """The rates of a queue, now and over the last hour."""
     return Call(method="GET", target=_target(queue, "rates"), read=Answer.members)
 
 
 def connections(after: str | None = None) -> Call[Mapping[str, Any]]:
-    """A page of the open connections."""
+    """A page of the connections that are open at this daemon: ``open``, how many there are, ``connections``, the
+    oldest first, and ``next``, to be given as `after` for the next page; None on the last one."""
     return Call(method="GET", target=_target("-", "connections", **_behind(after)), read=Answer.members)
 
 
 def consumers(after: str | None = None) -> Call[Mapping[str, Any]]:
-    """A page of consumers."""
+    """A page of ``consumers`` over AMQP, and of requests that wait for messages; the rest as of
+    :func:`connections`."""
     return Call(method="GET", target=_target("-", "consumers", **_behind(after)), read=Answer.members)
 
 
 def batch_consumers() -> Call[list[Mapping[str, Any]]]:
-    """The consumers of batches in all queues."""
+    """The consumers that take batches, as queries of Spark do, in every queue that the user may consume: each with
+    ``queue``, the queue's counts, and how far the consumer is."""
     return Call(
         method="GET", target=_target("-", "batch-consumers"), read=lambda answer: list(answer.members()["consumers"])
     )
 
 
 def forget_consumer(queue: str, name: str) -> Call[None]:
-    """Forget a consumer of batches."""
+    """Forget a consumer of batches, and give back the messages that it has claimed.
+
+    Args:
+        queue: the queue's name.
+        name: the consumer's. A name without a consumer changes nothing.
+
+    Raises:
+        NotFound: the queue does not exist.
+    """
     return Call(method="DELETE", target=_target(queue, "consumers", name), read=nothing)
 
 
 def close_connection(id: str) -> Call[None]:
-    """End a connection."""
+    """End a connection.
+
+    Raises:
+        NotFound: none of that id is open.
+    """
     return Call(method="DELETE", target=_target("-", "connections", id), read=nothing, gone=_earlier(None, 404))
 
 
-def put_schedule(name: str, queue: str, message: Outgoing, wanted: Mapping[str, Any]) -> Call[bool]:
-    """Make a schedule, or change it. Sent again it changes nothing, but may say that it is not new."""
+def put_schedule(
+    name: str,
+    queue: str,
+    message: Outgoing,
+    *,
+    cron: str | None = None,
+    zone: str | None = None,
+    every: Duration | None = None,
+    unless_waiting: bool = False,
+) -> Call[bool]:
+    """Publish a message regularly from now on; or change what, when and where.
+
+    Args:
+        name: of the schedule.
+        queue: where its messages go.
+        message: without a key and a time: the schedule gives these.
+        cron: five fields, such as "0 3 * * *".
+        zone: the time zone of that; UTC without.
+        every: seconds between two messages, instead of a cron line.
+        unless_waiting: publish nothing while the last message is still there.
+
+    Returns:
+        Whether it is new.
+
+    Raises:
+        BadRequest: when it is to be makes no sense.
+        NotFound: the queue is not there.
+        Conflict: this daemon keeps no schedules, or no more.
+    """
+    wanted = {"cron": cron, "zone": zone, "every": every, "unless_waiting": unless_waiting}
     given = {key: value for key, value in wanted.items() if value is not None}
     return Call(
         method="PUT",
@@ -328,37 +451,52 @@ def put_schedule(name: str, queue: str, message: Outgoing, wanted: Mapping[str, 
 
 
 def schedule(name: str) -> Call[Mapping[str, Any]]:
-    """A schedule with its message."""
+    """A schedule with its ``message``, its ``next`` and its ``last`` instant, and the ``error`` of its last firing.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
     return Call(method="GET", target=_target("-", "schedules", name), read=Answer.members)
 
 
-def schedules(after: str | None) -> Call[Mapping[str, Any]]:
-    """A page of schedules."""
+def schedules(after: str | None = None) -> Call[Mapping[str, Any]]:
+    """A page of ``schedules`` without their messages, by name, and ``next``, to be given as `after` for the next
+    page; None on the last one."""
     return Call(method="GET", target=_target("-", "schedules", **_behind(after)), read=Answer.members)
 
 
 def delete_schedule(name: str) -> Call[None]:
-    """Delete a schedule."""
+    """Delete a schedule; its messages stay.
+
+    Raises:
+        NotFound: there is none of that name.
+    """
     return Call(method="DELETE", target=_target("-", "schedules", name), read=nothing, gone=_earlier(None, 404))
 
 
 def logging() -> Call[Mapping[str, Any]]:
-    """The level of the log, and whether requests are logged."""
+    """How much the daemon logs: ``level``, and whether there is a line for each of the ``requests``."""
     return Call(method="GET", target="/-/logging", read=Answer.members)
 
 
 def clock() -> Call[Mapping[str, Any]]:
-    """What the daemon makes of the wall clock."""
+    """What the daemon makes of the wall clock: ``wall``, ``date``, ``steady_seconds_ahead``, ``synchronised``, and
+    ``doubt``, None where the clock is not in doubt."""
     return Call(method="GET", target="/-/clock", read=Answer.members)
 
 
 def trust_clock() -> Call[Mapping[str, Any]]:
-    """End a doubt of the wall clock."""
+    """End a doubt of the wall clock, which is right. As :func:`clock`, from now on."""
     return Call(method="PATCH", target="/-/clock", headers=(_JSON,), body=b'{"trusted": true}', read=Answer.members)
 
 
-def change_logging(level: str | None, every_request: bool | None) -> Call[Mapping[str, Any]]:
-    """Log more, or less."""
+def change_logging(*, level: str | None = None, every_request: bool | None = None) -> Call[Mapping[str, Any]]:
+    """Let the daemon log more, or less, until it ends; None is no change. As :func:`logging`, from now on.
+
+    Args:
+        level: "debug", "info", "warning" or "error".
+        every_request: whether each request over HTTP gets a line.
+    """
     wanted = {"level": level, "requests": every_request}
     body = codec.json_line({name: value for name, value in wanted.items() if value is not None})
     return Call(method="PATCH", target="/-/logging", headers=(_JSON,), body=body, read=Answer.members)

@@ -166,7 +166,7 @@ class DaemonConnection:
         Raises:
             SparkSourceError: as :meth:`run`.
         """
-        return self.run(requests.queue_info(self._options.queue))
+        return self.run(requests.queue(self._options.queue))
 
     def attempt(self, call: Call[T]) -> T:
         """As :meth:`run`, with the errors of the client.
