@@ -17,12 +17,8 @@ from tqdm import tqdm
 
 from benchmarks.systems import SYSTEMS
 from benchmarks.systems.system import System
-from benchmarks.turns import Load, Turn, count_calls, take_turn
+from benchmarks.turns import CONSUME, PUBLISH, Load, Turn, take_turn
 
-Key = tuple[str, int, int, int]
-"""System, clients, size, round."""
-Calls = Mapping[str, Mapping[str, float]]
-"""System calls a message, by system and workload."""
 Medians = Mapping[tuple[str, str, int, int], Turn]
 """By system, workload, clients and size."""
 
@@ -44,7 +40,7 @@ class Plan(NamedTuple):
     warm_up: float = 0.2
 
 
-CALLS_LOAD: Final = Load(32, 1024, 1.0)
+CALLS_LOAD: Final = Load(32, 1024, 1.0, workloads=(PUBLISH, CONSUME), counts_calls=True)
 
 
 def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
@@ -54,32 +50,30 @@ def present(names: Sequence[str] = ()) -> tuple[list[System], dict[str, str]]:
     return [SYSTEMS[name] for name in reasons if name not in absent], absent
 
 
-def compare(systems: Sequence[System], plan: Plan, folder: Path) -> tuple[list[Turn], Calls]:
+def compare(systems: Sequence[System], plan: Plan, folder: Path) -> tuple[list[Turn], dict[str, dict[str, float]]]:
     """Measure all systems, in the order in which they take turns, with their data in `folder`: each phase of each turn,
-    and the system calls a message."""
+    and the system calls a message, by system and workload."""
     turns: list[Turn] = []
     with ExitStack() as stack:
-        servers = {system.name: stack.enter_context(_started(system, folder)) for system in systems}
-        with tqdm(list(_keys(systems, plan)), unit="turn", disable=None) as bar:
-            for name, clients, size, number in bar:
-                bar.set_postfix_str(f"{name}, {clients} clients, {size} bytes")
+        for system in systems:
+            (folder / system.name).mkdir()
+        servers = {system.name: stack.enter_context(system.start(folder / system.name)) for system in systems}
+        with tqdm(list(_turns(systems, plan)), unit="turn", disable=None) as bar:
+            for system, clients, size, number in bar:
+                bar.set_postfix_str(f"{system.name}, {clients} clients, {size} bytes")
                 load = Load(clients, size, plan.seconds, plan.warm_up)
-                turns += take_turn(SYSTEMS[name], servers[name], folder, load, number)
-        calls = {system.name: count_calls(system, servers[system.name], CALLS_LOAD) for system in systems}
+                turns += take_turn(system, servers[system.name], folder, load, number)
+        counted = {system.name: take_turn(system, servers[system.name], folder, CALLS_LOAD) for system in systems}
+        calls = {name: {turn.workload: turn.calls for turn in of if turn.calls} for name, of in counted.items()}
     return turns, calls
 
 
-def _started(system: System, folder: Path) -> Any:
-    own = folder / system.name
-    own.mkdir()
-    return system.start(own)
-
-
-def _keys(systems: Sequence[System], plan: Plan) -> Iterator[Key]:
+def _turns(systems: Sequence[System], plan: Plan) -> Iterator[tuple[System, int, int, int]]:
+    """Each system's turns: connections, bytes of a body, number of the round."""
     for number, size, clients in itertools.product(range(plan.rounds), plan.sizes, plan.clients):
         shift = number % len(systems)
         for system in (*systems[shift:], *systems[:shift]):
-            yield system.name, clients, size, number
+            yield system, clients, size, number
 
 
 def medians(turns: Iterable[Turn]) -> dict[tuple[str, str, int, int], Turn]:
@@ -91,7 +85,7 @@ def medians(turns: Iterable[Turn]) -> dict[tuple[str, str, int, int], Turn]:
 
 
 def _median(turns: Sequence[Turn]) -> Turn:
-    numbers = [
+    numbers: list[Any] = [  # a count is None in all rounds or in none
         None if None in column else statistics.median(column)
         for column in zip(*(turn[5:] for turn in turns), strict=True)
     ]

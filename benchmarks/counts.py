@@ -85,7 +85,7 @@ class SystemCalls:
     """Counts the system calls of a server during the block, by perf.
 
     Attributes:
-        count: how many; None where perf is missing or may not count them.
+        count: how many; None where perf is missing or may not count them, and of no process.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class SystemCalls:
     def __enter__(self) -> SystemCalls:
         self._output = tempfile.NamedTemporaryFile("r", suffix=".calls")
         self._counter = None
-        if _perf_counts():
+        if self._pids and _perf_counts():
             command = [*_PERF, "-o", self._output.name, "-p", ",".join(map(str, self._pids))]
             self._counter = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             time.sleep(0.5)  # until it has attached itself; there is nothing to wait for

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -32,7 +33,7 @@ _PAUSE_SECONDS: Final = 0.01
 _OF_A_ROUND: Final = 0.0015
 """About the processor seconds of one of the other client's rounds, which are not the job's."""
 
-Job = Callable[[int, int], Callable[[], None]]
+Job = Callable[[int, int], Callable[[], object]]
 """From a port and a number of messages to the job itself."""
 
 
@@ -146,11 +147,6 @@ def _until(channel: Any, queue: str, messages: int) -> None:
         time.sleep(0.1)
 
 
-def _publishing(port: int, messages: int) -> Callable[[], None]:
-    _, channel = _filled(port, 0)
-    return lambda: _publish(channel, messages)
-
-
 def _ending(end: Callable[[Any, int], object], queue: str, *, are_moved: bool) -> Job:
     """The end of all deliveries of a connection at once, and which queue has them all afterwards, or none."""
 
@@ -168,21 +164,9 @@ def _ending(end: Callable[[Any, int], object], queue: str, *, are_moved: bool) -
     return prepare
 
 
-def _acknowledge(channel: Any, last: int) -> None:
-    channel.basic_ack(last, multiple=True)
-
-
 def _requeue(channel: Any, last: int) -> None:
     channel.basic_cancel(channel.consumer_tags[0])
     channel.basic_nack(last, multiple=True, requeue=True)
-
-
-def _reject(channel: Any, last: int) -> None:
-    channel.basic_nack(last, multiple=True, requeue=False)
-
-
-def _vanish(channel: Any, last: int) -> None:
-    channel.connection._impl._transport._sock.shutdown(2)  # pika has no other way to go without a word
 
 
 def _expiring(port: int, messages: int) -> Callable[[], None]:
@@ -193,25 +177,29 @@ def _expiring(port: int, messages: int) -> Callable[[], None]:
     return lambda: _until(channel, "dead", messages)
 
 
-def _purging(port: int, messages: int) -> Callable[[], None]:
-    _, channel = _filled(port, messages)
-    return lambda: channel.queue_purge("q")
+def _on_channel(act: Callable[[Any, int], object], *, is_filled: bool = True) -> Job:
+    """What a channel does, with the messages in the queue or without."""
 
+    def prepare(port: int, messages: int) -> Callable[[], object]:
+        _, channel = _filled(port, messages if is_filled else 0)
+        return partial(act, channel, messages)
 
-def _deleting(port: int, messages: int) -> Callable[[], None]:
-    _, channel = _filled(port, messages)
-    return lambda: channel.queue_delete("q")
+    return prepare
 
 
 JOBS: Final[dict[str, Job]] = {
     "nothing": lambda port, messages: lambda: time.sleep(3),
-    "publish without confirms": _publishing,
-    "acknowledge with multiple": _ending(_acknowledge, "q", are_moved=False),
+    "publish without confirms": _on_channel(_publish, is_filled=False),
+    "acknowledge with multiple": _ending(lambda channel, last: channel.basic_ack(last, True), "q", are_moved=False),
     "requeue with multiple": _ending(_requeue, "q", are_moved=True),
-    "reject with multiple, to a dead-letter queue": _ending(_reject, "dead", are_moved=True),
-    "a consumer vanishes": _ending(_vanish, "q", are_moved=True),
+    "reject with multiple, to a dead-letter queue": _ending(
+        lambda channel, last: channel.basic_nack(last, multiple=True, requeue=False), "dead", are_moved=True
+    ),
+    "a consumer vanishes": _ending(  # pika has no other way to go without a word
+        lambda channel, _: channel.connection._impl._transport._sock.shutdown(2), "q", are_moved=True
+    ),
     "expire, to a dead-letter queue": _expiring,
-    "purge": _purging,
-    "delete the queue": _deleting,
+    "purge": _on_channel(lambda channel, _: channel.queue_purge("q")),
+    "delete the queue": _on_channel(lambda channel, _: channel.queue_delete("q")),
 }
 """Each brings the messages there, and returns the job itself."""

@@ -17,7 +17,7 @@ from benchmarks.compare import Medians
 from benchmarks.systems import SYSTEMS
 from benchmarks.turns import WORKLOADS
 
-_SETTINGS: Final[dict[str, Any]] = {
+_SETTINGS: Final[dict[Any, Any]] = {
     "svg.hashsalt": "mq",
     "svg.fonttype": "none",
     "font.size": 9,

@@ -6,7 +6,7 @@ import operator
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, NamedTuple, cast
+from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.storage.files.calls import LinuxCalls
@@ -14,7 +14,7 @@ from mq.storage.files.engine import LOGGED
 from mq.storage.files.logged.log import LARGEST
 from mq.storage.files.mount import mount_of_root
 from mq.storage.files.posix import FolderStorage, load_native
-from mq.storage.interface import AnyOperation, Entry, Hear, Move, Operation, Outcome, Stored, Unlink, Write
+from mq.storage.interface import AnyOperation, Entry, Hear, Move, Outcome, Stored, Unlink, Write
 from mq.storage.options import StorageOptions
 
 Step = tuple[str, str]
@@ -69,7 +69,7 @@ class RecordedStorage(FolderStorage):
         """Whether it makes batches durable by a log. Once it is open."""
         return self._root_open.choice.engine == LOGGED
 
-    async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
+    async def commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit(operations)
         self._groups.append(_group(operations))
@@ -78,7 +78,7 @@ class RecordedStorage(FolderStorage):
     async def commit_in_parts(self, operations: Sequence[AnyOperation], hear: Hear) -> list[Outcome]:
         """As the store does it."""
         outcomes = await super().commit_in_parts(operations, hear)
-        self._groups.append(_group(cast("Sequence[Operation]", operations)))
+        self._groups.append(_group(operations))
         return outcomes
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
@@ -104,7 +104,7 @@ async def open_recorded(root: str) -> AsyncIterator[RecordedStorage]:
         await storage.aclose()
 
 
-def _group(operations: Sequence[Operation]) -> Group:
+def _group(operations: Sequence[AnyOperation]) -> Group:
     moves = [operation for operation in operations if type(operation) is Move]
     written = Counter([each.state._value_ for each in operations if type(each) is Write])
     writes = written.pop(_NEW, 0)

@@ -7,6 +7,7 @@ import statistics
 import struct
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from benchmarks.counts import processor_seconds
 from benchmarks.figures import Figure, at_most
 from benchmarks.load.amqp import AmqpCodec, marshal
 from benchmarks.load.codec import Codec, Steps
-from benchmarks.load.driver import Operation, open_session
+from benchmarks.load.driver import Operation, Session, open_session
 from benchmarks.load.http import HttpCodec
 from benchmarks.load.sqs import SqsCodec
 from benchmarks.systems.mq import MqInMemory
@@ -78,16 +79,11 @@ async def _take_amqp_turn(pids: Sequence[int], ports: Sequence[int], queue: str,
             yield b""
 
     async with open_session(lambda: AmqpCodec(queue, _BODY), ports, 1) as session:
-
-        async def used(operation: Operation, count: int = messages) -> float:
-            before = processor_seconds(pids)
-            await session.run(operation, 0.0, least=count, most=count)
-            return (processor_seconds(pids) - before) / count
-
+        used = partial(_used, pids, session, messages)
         found = [await used(getting), await used(publish), await used(getting)]
-        await used(publish, messages + 2)
+        await _used(pids, session, messages + 2, publish)
         await session.each(lambda codec: codec.subscribe())
-        await used(consume, 1)
+        await _used(pids, session, 1, consume)
         return [*found, await used(consume)]
 
 
@@ -95,10 +91,12 @@ async def _take_turn_over_http(
     pids: Sequence[int], ports: Sequence[int], make: Callable[[], HttpCodec], messages: int
 ) -> list[float]:
     async with open_session(make, ports, 1) as session:
-
-        async def used(operation: Operation) -> float:
-            before = processor_seconds(pids)
-            await session.run(operation, 0.0, least=messages, most=messages)
-            return (processor_seconds(pids) - before) / messages
-
+        used = partial(_used, pids, session, messages)
         return [await used(lambda codec: codec.fetch_nothing()), await used(publish), await used(consume)]
+
+
+async def _used(pids: Sequence[int], session: Session, count: int, operation: Operation) -> float:
+    """Processor seconds of one of `count` operations."""
+    before = processor_seconds(pids)
+    await session.run(operation, 0.0, least=count, most=count)
+    return (processor_seconds(pids) - before) / count

@@ -139,15 +139,8 @@ class _Bench:
         for number in range(IDLE_QUEUES):
             self._client.create_queue(f"idle.{number}")
         self._spark.conf.set("spark.sql.streaming.noDataProgressEventInterval", "200")
-        query = (
-            self._spark.readStream.format("mq")
-            .options(url=self._url, queuePattern="idle[.].*", consumer="bench")
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(self._folder / "checkpoint-idle"))
-            .trigger(processingTime="250 milliseconds")
-            .start()
-        )
+        stream = self._new_stream(self._folder / "checkpoint-idle", queuePattern="idle[.].*")
+        query = stream.trigger(processingTime="250 milliseconds").start()
         try:
             while len(query.recentProgress) < IDLE_TRIGGERS:
                 query.awaitTermination(1)
@@ -159,20 +152,19 @@ class _Bench:
 
     def _stream(self, queue: str, messages: int, number: int) -> float:
         checkpoint = self._folder / f"checkpoint-{number}"
-        query = (
-            self._spark.readStream.format("mq")
-            .options(url=self._url, queue=queue, consumer="bench", maxMessagesPerTrigger=min(messages, MOST_A_TRIGGER))
-            .load()
-            .writeStream.format("noop")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
+        stream = self._new_stream(checkpoint, queue=queue, maxMessagesPerTrigger=min(messages, MOST_A_TRIGGER))
+        query = stream.trigger(availableNow=True).start()
         query.awaitTermination()
         shutil.rmtree(checkpoint)
         rest = [each for each in query.recentProgress if each["numInputRows"]][1:]
-        rows = sum(each["numInputRows"] for each in rest)
-        return rows / sum(each["durationMs"]["triggerExecution"] for each in rest) * 1000
+        rows: int = sum(each["numInputRows"] for each in rest)
+        milliseconds: int = sum(each["durationMs"]["triggerExecution"] for each in rest)
+        return rows / milliseconds * 1000
+
+    def _new_stream(self, checkpoint: Path, **options: Any) -> Any:
+        """A stream from queues into nowhere."""
+        table = self._spark.readStream.format("mq").options(url=self._url, consumer="bench", **options).load()
+        return table.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
 
     def _new_queue(self) -> str:
         self._queues += 1

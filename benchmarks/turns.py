@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -12,7 +13,7 @@ import trio
 
 from benchmarks.counts import SystemCalls, Used
 from benchmarks.load.codec import Codec, Steps
-from benchmarks.load.driver import Operation, Session, Timed, delete_queue, open_session
+from benchmarks.load.driver import Operation, Timed, delete_queue, open_session
 from benchmarks.systems.system import Server, System
 
 PUBLISH: Final = "publish"
@@ -37,6 +38,7 @@ class Turn(NamedTuple):
         flushes: of the disk; None where the kernel does not tell.
         writes: requests to the disk.
         written: bytes of them.
+        calls: system calls; None where they were not counted.
     """
 
     system: str
@@ -52,6 +54,7 @@ class Turn(NamedTuple):
     flushes: float | None
     writes: float | None
     written: float | None
+    calls: float | None = None
 
 
 class Load(NamedTuple):
@@ -62,6 +65,7 @@ class Load(NamedTuple):
         seconds: length of each phase.
         warm_up: seconds of publishing before, which do not count.
         workloads: which phases; there is always one of publishing.
+        counts_calls: whether system calls are counted, which makes all slower.
     """
 
     clients: int
@@ -69,21 +73,26 @@ class Load(NamedTuple):
     seconds: float
     warm_up: float = 0.2
     workloads: Sequence[str] = WORKLOADS
+    counts_calls: bool = False
 
 
 def take_turn(system: System, server: Server, folder: Path, load: Load, number: int = 0) -> list[Turn]:
     """Measure one server once."""
     turns: list[Turn] = []
 
-    def measured(workload: str, used: Used, timed: Timed) -> None:
-        turns.append(_turn(system.name, workload, load, number, used, timed))
+    def measured(workload: str, used: Used, calls: SystemCalls, timed: Timed) -> None:
+        turns.append(_turn(system.name, workload, load, number, used, calls, timed))
 
     trio.run(_take_turn, system.codec, server, folder, load, measured)
     return turns
 
 
 async def _take_turn(
-    codec: type[Codec], server: Server, folder: Path, load: Load, measured: Callable[[str, Used, Timed], None]
+    codec: type[Codec],
+    server: Server,
+    folder: Path,
+    load: Load,
+    measured: Callable[[str, Used, SystemCalls, Timed], None],
 ) -> None:
     body = os.urandom(load.size)
     queue = f"q{next(_NUMBERS)}"
@@ -96,60 +105,26 @@ async def _take_turn(
         there = await session.run(publish, load.warm_up, least=load.clients, most=most)
 
         async def phase(workload: str, operation: Operation, most: int, least: int = 0) -> Timed:
-            with Used(server.pids, folder) as used:
+            with SystemCalls(server.pids if load.counts_calls else ()) as calls, Used(server.pids, folder) as used:
                 timed = await session.run(operation, load.seconds, least=least, most=most)
-            measured(workload, used, timed)
+            measured(workload, used, calls, timed)
             return timed
 
         published = await phase(PUBLISH, publish, most, least=load.clients)
         if CONSUME in load.workloads:
             await session.each(lambda codec: codec.subscribe())
-            waiting = there.count + published.count - load.clients
+            waiting = there.operations + published.operations - load.clients
             consumed = await phase(CONSUME, consume, waiting)
             # so that what is consumed next was published just before, and not when the files of a backlog were written
-            rest = waiting - consumed.count
+            rest = waiting - consumed.operations
             await session.run(consume, 0.0, least=rest, most=rest)
         if MIXED in load.workloads:
             await phase(MIXED, publish_and_consume, most)
     await delete_queue(make, server.ports[0])
 
 
-def count_calls(system: System, server: Server, load: Load) -> dict[str, float]:
-    """System calls a message of publishing and of consuming; empty where they cannot be counted."""
-    found: dict[str, float] = {}
-    trio.run(_count_calls, system.codec, server, load, found)
-    return found
-
-
-async def _count_calls(codec: type[Codec], server: Server, load: Load, found: dict[str, float]) -> None:
-    body, queue = os.urandom(load.size), f"q{next(_NUMBERS)}"
-
-    def make() -> Codec:
-        return codec(queue, body)
-
-    async def phase(session: Session, workload: str, operation: Operation, most: int | None = None) -> int:
-        with SystemCalls(server.pids) as calls:
-            timed = await session.run(operation, load.seconds, least=4 * load.clients, most=most)
-        if calls.count is not None:
-            found[workload] = calls.count / timed.count
-        return timed.count
-
-    async with open_session(make, server.ports, load.clients) as session:
-        there = (await session.run(publish, load.warm_up, least=2 * load.clients)).count
-        there += await phase(session, PUBLISH, publish)
-        await session.each(lambda codec: codec.subscribe())
-        await phase(session, CONSUME, consume, there - load.clients)
-    await delete_queue(make, server.ports[0])
-
-
-def publish(codec: Codec) -> Steps:
-    """Publish one message."""
-    return codec.publish()
-
-
-def consume(codec: Codec) -> Steps:
-    """Fetch one message and delete it."""
-    return codec.consume()
+publish: Final[Operation] = methodcaller("publish")
+consume: Final[Operation] = methodcaller("consume")
 
 
 def publish_and_consume(codec: Codec) -> Steps:
@@ -158,9 +133,9 @@ def publish_and_consume(codec: Codec) -> Steps:
     yield from codec.consume()
 
 
-def _turn(system: str, workload: str, load: Load, number: int, used: Used, timed: Timed) -> Turn:
+def _turn(system: str, workload: str, load: Load, number: int, used: Used, calls: SystemCalls, timed: Timed) -> Turn:
     def each(count: float | None) -> float | None:
-        return None if count is None else count / timed.count
+        return None if count is None else count / timed.operations
 
     device = used.device
     return Turn(
@@ -172,9 +147,10 @@ def _turn(system: str, workload: str, load: Load, number: int, used: Used, timed
         rate=timed.rate,
         p50=timed.percentile(0.5) * 1e3,
         p99=timed.percentile(0.99) * 1e3,
-        cpu=used.seconds / timed.count * 1e6,
-        driver=timed.driver_seconds / timed.count * 1e6,
+        cpu=used.seconds / timed.operations * 1e6,
+        driver=timed.driver_seconds / timed.operations * 1e6,
         flushes=each(device and device.flushes),
         writes=each(device and device.writes),
         written=each(device and device.written_bytes),
+        calls=each(calls.count),
     )

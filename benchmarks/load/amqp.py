@@ -45,7 +45,6 @@ class AmqpCodec(Codec):
         self._in_hand: deque[bytes] = deque()
 
     def parse(self, data: bytes) -> tuple[Frame, int] | None:
-        """As in Codec."""
         if len(data) < _FRAME.size:
             return None
         kind, _, length = _FRAME.unpack_from(data)
@@ -53,7 +52,6 @@ class AmqpCodec(Codec):
         return ((kind, data[_FRAME.size : whole - 1]), whole) if len(data) >= whole else None
 
     def open(self) -> Steps:
-        """As in Codec."""
         yield header.ProtocolHeader().marshal()
         answer = yield marshal(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0)
         tune = _method(answer)
@@ -66,21 +64,17 @@ class AmqpCodec(Codec):
         yield from self._ask(commands.Confirm.Select(), commands.Confirm.SelectOk)
 
     def create(self) -> Steps:
-        """As in Codec."""
         declare = commands.Queue.Declare(queue=self.queue, durable=True, arguments=self.arguments)
         yield from self._ask(declare, commands.Queue.DeclareOk)
 
     def subscribe(self) -> Steps:
-        """As in Codec."""
         yield from self._ask(commands.Basic.Qos(prefetch_count=PREFETCH), commands.Basic.QosOk)
         yield from self._ask(commands.Basic.Consume(queue=self.queue), commands.Basic.ConsumeOk)
 
     def delete(self) -> Steps:
-        """As in Codec."""
         yield from self._ask(commands.Queue.Delete(queue=self.queue), commands.Queue.DeleteOk)
 
     def publish(self) -> Steps:
-        """As in Codec."""
         yield from self.publish_many(1)
 
     def publish_many(self, count: int, outstanding: int = 0) -> Steps:
@@ -131,7 +125,6 @@ class AmqpCodec(Codec):
             alone.remove(self._confirmed)
 
     def last_words(self) -> bytes:
-        """As in Codec."""
         return self._acknowledgement + marshal(commands.Connection.Close(200, "done", 0, 0), 0)
 
     def _make_publish(self) -> bytes:

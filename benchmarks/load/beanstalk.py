@@ -29,7 +29,6 @@ class BeanstalkCodec(Codec):
         return (line, whole) if len(data) >= whole else None
 
     def open(self) -> Steps:
-        """As in Codec."""
         queue = self.queue.encode()
         answer = yield b"use %b\r\n" % queue
         check(answer.startswith(b"USING "), answer)
@@ -39,12 +38,10 @@ class BeanstalkCodec(Codec):
         check(answer.startswith(b"WATCHING "), answer)
 
     def publish(self) -> Steps:
-        """As in Codec."""
         answer = yield self._publish
         check(answer.startswith(b"INSERTED "), answer)
 
     def consume(self) -> Steps:
-        """As in Codec."""
         answer = yield b"reserve-with-timeout 10\r\n"
         check(answer.startswith(b"RESERVED "), answer)
         answer = yield b"delete %b\r\n" % answer.split(b" ")[1]

@@ -29,7 +29,7 @@ class Timed(NamedTuple):
         driver_seconds: processor time of this process meanwhile.
     """
 
-    count: int
+    operations: int
     seconds: float
     latencies: Sequence[float]
     driver_seconds: float
@@ -37,7 +37,7 @@ class Timed(NamedTuple):
     @property
     def rate(self) -> float:
         """Operations a second."""
-        return self.count / self.seconds
+        return self.operations / self.seconds
 
     def percentile(self, share: float) -> float:
         """The latency in seconds that this share of all operations did not exceed."""

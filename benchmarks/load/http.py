@@ -34,7 +34,6 @@ class HttpCodec(Codec):
         self._remove = (f"DELETE /{queue}/messages/".encode(), b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
 
     def parse(self, data: bytes) -> tuple[Answer, int] | None:
-        """As in Codec."""
         end = data.find(b"\r\n\r\n")
         if end < 0:
             return None
@@ -49,15 +48,12 @@ class HttpCodec(Codec):
         return Answer(head, length, data[end + 4 : whole] if refused else b""), whole
 
     def create(self) -> Steps:
-        """As in Codec."""
         _good((yield self._request("PUT", f"/{self.queue}")))
 
     def delete(self) -> Steps:
-        """As in Codec."""
         _good((yield self._request("DELETE", f"/{self.queue}")))
 
     def publish(self) -> Steps:
-        """As in Codec."""
         _good((yield self._publish), b"201")
 
     def fetch_nothing(self) -> Steps:
@@ -65,7 +61,6 @@ class HttpCodec(Codec):
         _good((yield self._fetch_now), b"204")
 
     def consume(self) -> Steps:
-        """As in Codec."""
         answer = yield self._fetch
         for _ in range(_PATIENCE):  # a lease whose barrier took too long is not handed out
             if answer.head[_STATUS] != b"503":

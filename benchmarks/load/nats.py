@@ -56,14 +56,12 @@ class NatsCodec(Codec):
         return Delivered(reply_to, data[end : end + length]), end + length + 2
 
     def open(self) -> Steps:
-        """As in Codec."""
         answer = yield b""
         check(answer.startswith(b"INFO "), answer)
         answer = yield _CONNECT + b"SUB %b 1\r\nPING\r\n" % self._inbox
         check(answer == b"PONG", answer)
 
     def create(self) -> Steps:
-        """As in Codec."""
         stream = {
             "name": self.queue,
             "subjects": [f"s.{self.queue}"],
@@ -77,16 +75,13 @@ class NatsCodec(Codec):
         yield from self._ask(f"CONSUMER.DURABLE.CREATE.{self.queue}.{_CONSUMER}", wanted)
 
     def delete(self) -> Steps:
-        """As in Codec."""
         yield from self._ask(f"STREAM.DELETE.{self.queue}", {})
 
     def publish(self) -> Steps:
-        """As in Codec."""
         answer = yield self._publish
         check(b'"seq"' in answer.body, answer)
 
     def consume(self) -> Steps:
-        """As in Codec."""
         answer = yield self._fetch
         check(len(answer.body) == len(self.body), answer)
         answer = yield self._to(answer.reply_to, b"+ACK")

@@ -33,20 +33,16 @@ class RedisCodec(Codec):
             return None
 
     def create(self) -> Steps:
-        """As in Codec."""
         answer = yield _command(b"XGROUP", b"CREATE", self._key, _GROUP, b"0", b"MKSTREAM")
         check(answer == b"OK", answer)
 
     def delete(self) -> Steps:
-        """As in Codec."""
         yield _command(b"DEL", self._key)
 
     def publish(self) -> Steps:
-        """As in Codec."""
         yield self._publish
 
     def consume(self) -> Steps:
-        """As in Codec."""
         answer = yield self._fetch
         check(answer is not None, answer)
         [[_, [[id, [_, body]]]]] = answer
@@ -70,30 +66,21 @@ def _value(data: bytes, start: int) -> tuple[Any, int]:
     if end < 0:
         raise _NotWhole
     kind, line, end = data[start : start + 1], data[start + 1 : end], end + 2
+    if kind in b"$*" and line == b"-1":
+        return None, end
     if kind == b"$":
-        return _bulk(data, end, int(line))
+        length = int(line)
+        if len(data) < end + length + 2:
+            raise _NotWhole
+        return data[end : end + length], end + length + 2
     if kind == b"*":
-        return _array(data, end, int(line))
+        values = []
+        for _ in range(int(line)):
+            value, end = _value(data, end)
+            values.append(value)
+        return values, end
     if kind == b":":
         return int(line), end
     if kind == b"+":
         return line, end
     raise ServerError(line.decode(errors="replace"))
-
-
-def _bulk(data: bytes, start: int, length: int) -> tuple[bytes | None, int]:
-    if length < 0:
-        return None, start
-    if len(data) < start + length + 2:
-        raise _NotWhole
-    return data[start : start + length], start + length + 2
-
-
-def _array(data: bytes, start: int, count: int) -> tuple[list[Any] | None, int]:
-    if count < 0:
-        return None, start
-    values = []
-    for _ in range(count):
-        value, start = _value(data, start)
-        values.append(value)
-    return values, start

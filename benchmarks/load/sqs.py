@@ -28,23 +28,18 @@ class SqsCodec(HttpCodec):
         return answer._replace(body=data[size - answer.length : size]), size
 
     def create(self) -> Steps:
-        """As in Codec."""
         _good((yield self._action("CreateQueue", QueueName=self.queue)))
 
     def delete(self) -> Steps:
-        """As in Codec."""
         _good((yield self._action("DeleteQueue")))
 
     def publish(self) -> Steps:
-        """As in Codec."""
         _good((yield self._send))
 
     def fetch_nothing(self) -> Steps:
-        """As in HttpCodec."""
         check(not _good((yield self._receive)), "a message")
 
     def consume(self) -> Steps:
-        """As in Codec."""
         [message] = _good((yield self._receive))["Messages"]
         check(len(message["Body"]) == len(self.body), message)
         _good((yield self._action("DeleteMessage", ReceiptHandle=message["ReceiptHandle"])))

@@ -6,7 +6,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +30,11 @@ class MqCluster(Mq):
     codec = AmqpQuorumCodec
 
     def absence(self) -> str:
-        """As in System."""
         return "" if etcd.PROGRAM else "no etcd here (apt install etcd-server)"
 
     def _messages(self, folder: Path) -> AbstractContextManager[str]:
         """The address of the store that has the messages; empty for etcd."""
-        return _in_etcd()
+        return nullcontext("")
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
@@ -70,7 +69,6 @@ class MqClusterPostgres(MqCluster):
     durability = "the primary and one of two standbys have it in their synced logs before the confirm"
 
     def absence(self) -> str:
-        """As in System."""
         return super().absence() or ("" if postgres.PROGRAMS else "no PostgreSQL here (apt install postgresql)")
 
     @contextmanager
@@ -87,11 +85,6 @@ class MqClusterPostgres(MqCluster):
             primary.set(synchronous_standby_names="ANY 1 (standby1, standby2)")
             role = postgres.ROLE
             yield f"postgres://{role}@127.0.0.1:{primary.port}/{role}?schema=bench"
-
-
-@contextmanager
-def _in_etcd() -> Iterator[str]:
-    yield ""
 
 
 def _wait_for_master(port: int, log: Path) -> None:

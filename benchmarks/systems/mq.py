@@ -7,16 +7,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from benchmarks.load.amqp import AmqpCodec
 from benchmarks.load.codec import Codec
 from benchmarks.load.http import HttpCodec
-from benchmarks.systems.system import Server, System, listening
+from benchmarks.systems.system import Program, Server, listening
 from mq.testing.ports import HeldPort
 
+_MQ: Final = (sys.executable, "-m", "mq")
 
-class Mq(System):
+
+class Mq(Program):
     """One daemon, over HTTP."""
 
     name = "mq"
@@ -25,23 +27,13 @@ class Mq(System):
     codec: ClassVar[type[Codec]] = HttpCodec
 
     def absence(self) -> str:
-        """As in System."""
         return ""
 
     def version(self) -> str:
-        """As in System."""
         return version("mq")
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
-        held = HeldPort()
-        command = [sys.executable, "-m", "mq", *self._words(folder, str(held))]
-        with listening(command, held.number, folder) as server:
-            yield server
-
-    def _words(self, folder: Path, port: str) -> list[str]:
-        return ["--root", str(folder / "root"), "--port", port]
+    def _words(self, folder: Path, port: int) -> list[str]:
+        return [*_MQ, "--root", str(folder / "root"), "--port", str(port)]
 
 
 class MqAmqp(Mq):
@@ -52,8 +44,8 @@ class MqAmqp(Mq):
     durability = "each confirmed publish is on the disk, file and name; acknowledgements are not answered"
     codec = AmqpCodec
 
-    def _words(self, folder: Path, port: str) -> list[str]:
-        return ["--root", str(folder / "root"), "--port", "0", "--amqp-port", port]
+    def _words(self, folder: Path, port: int) -> list[str]:
+        return [*_MQ, "--root", str(folder / "root"), "--port", "0", "--amqp-port", str(port)]
 
 
 class MqInMemory(MqAmqp):
@@ -61,8 +53,7 @@ class MqInMemory(MqAmqp):
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
         held, http = HeldPort(), HeldPort()
-        command = [sys.executable, "-m", "mq", "--storage", "memory:", "--port", str(http), "--amqp-port", str(held)]
+        command = [*_MQ, "--storage", "memory:", "--port", str(http), "--amqp-port", str(held)]
         with listening(command, held.number, folder) as server:
             yield Server([*server.ports, http.number], server.pids)

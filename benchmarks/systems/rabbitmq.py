@@ -28,7 +28,6 @@ class RabbitClassic(System):
     size = 1
 
     def absence(self) -> str:
-        """As in System."""
         return "" if self._program() else f"no rabbitmq-server here (apt install {self.package})"
 
     def version(self) -> str:
@@ -38,7 +37,6 @@ class RabbitClassic(System):
 
     @contextmanager
     def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
         held = [(HeldPort(), HeldPort()) for _ in range(self.size)]
         nodes = [f"bench{listens}@localhost" for listens, _ in held]
         names, environments = HeldPort(), []

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.load.beanstalk import BeanstalkCodec
 from benchmarks.load.nats import NatsCodec
 from benchmarks.load.redis import RedisCodec
-from benchmarks.systems.system import Server, System, listening
-from mq.testing.ports import HeldPort
+from benchmarks.systems.system import Program
 
 
-class Beanstalkd(System):
+class Beanstalkd(Program):
     """beanstalkd with its binlog."""
 
     name = "beanstalkd"
@@ -25,18 +22,13 @@ class Beanstalkd(System):
     durability = "fsync of the binlog after each write to it; a reservation is not written"
     codec = BeanstalkCodec
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
-        data, held = folder / "data", HeldPort()
-        port = held.number
+    def _words(self, folder: Path, port: int) -> list[str]:
+        data = folder / "data"
         data.mkdir()
-        command = ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(data), "-f0", "-z", str(1 << 20)]
-        with listening(command, port, folder) as server:
-            yield server
+        return ["beanstalkd", "-l", "127.0.0.1", "-p", str(port), "-b", str(data), "-f0", "-z", str(1 << 20)]
 
 
-class Redis(System):
+class Redis(Program):
     """Redis streams with an append-only file."""
 
     name = "redis"
@@ -46,19 +38,13 @@ class Redis(System):
     durability = "appendfsync always: the file is synced before the answers of a turn of its event loop; leases, too"
     codec = RedisCodec
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
-        held = HeldPort()
-        port = held.number
+    def _words(self, folder: Path, port: int) -> list[str]:
         settings = {"port": str(port), "bind": "127.0.0.1", "dir": str(folder), "save": "", "daemonize": "no"}
         settings |= {"appendonly": "yes", "appendfsync": "always"}
-        command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-        with listening(command, port, folder) as server:
-            yield server
+        return ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
 
 
-class Nats(System):
+class Nats(Program):
     """NATS JetStream, a work queue on one node."""
 
     name = "nats"
@@ -69,24 +55,18 @@ class Nats(System):
 
     @property
     def durable(self) -> bool:  # type: ignore[override]
-        """As in System."""
         return self._knows_sync_always()
 
     @property
     def durability(self) -> str:  # type: ignore[override]
-        """As in System."""
         if self._knows_sync_always():
             return "sync_interval always: each write is synced"
         return "**none**: this version knows no `sync_interval: always` and syncs every two minutes"
 
-    @contextmanager
-    def start(self, folder: Path) -> Iterator[Server]:
-        """As in System."""
-        held, settings = HeldPort(), folder / "nats.conf"
-        port = held.number
+    def _words(self, folder: Path, port: int) -> list[str]:
+        settings = folder / "nats.conf"
         settings.write_text(self._settings(folder / "data", port, always=self._knows_sync_always()))
-        with listening(["nats-server", "-c", str(settings)], port, folder) as server:
-            yield server
+        return ["nats-server", "-c", str(settings)]
 
     def _knows_sync_always(self) -> bool:
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as settings:

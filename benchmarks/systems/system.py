@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 from benchmarks.load.codec import Codec
+from mq.testing.ports import HeldPort
 
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 20.0
@@ -68,6 +69,20 @@ class System(ABC):
     @abstractmethod
     def start(self, folder: Path) -> AbstractContextManager[Server]:
         """Run it for the length of a block, with all its data below `folder`, which is there and empty."""
+
+
+class Program(System):
+    """A system of one process."""
+
+    @contextmanager
+    def start(self, folder: Path) -> Iterator[Server]:
+        held = HeldPort()
+        with listening(self._words(folder, held.number), held.number, folder) as server:
+            yield server
+
+    @abstractmethod
+    def _words(self, folder: Path, port: int) -> list[str]:
+        """Prepare the folder; return the command that serves it at the port."""
 
 
 @contextmanager

@@ -41,10 +41,10 @@ def test_each_system_takes_its_turn(name: str, tmp_path: Path) -> None:
         pytest.skip(why)
     with system.start(tmp_path) as server:
         taken = turns.take_turn(system, server, tmp_path, TINY)
-        calls = turns.count_calls(system, server, TINY)
+        calls = [turn.calls for turn in turns.take_turn(system, server, tmp_path, TINY._replace(counts_calls=True))]
     assert [each.workload for each in taken] == list(turns.WORKLOADS)
     assert all(each.rate > 0 and each.p99 >= each.p50 > 0 and each.cpu > 0 for each in taken)
-    assert all(number > 0 for number in calls.values())
+    assert all(number is None or number > 0 for number in calls)
     assert system.version() != "unknown"
     assert not listening(server.ports)
 
