@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import click
 
@@ -22,35 +22,14 @@ _LARGEST_PAGE: Final = 1000
 _OF_A_MINUTE: Final = 1  # of the three averages of a flow
 
 
-class Look(NamedTuple):
-    """A queue at one instant.
-
-    Attributes:
-        ready: messages that can be fetched.
-        leased: messages that consumers hold.
-        delayed: messages whose time has not come.
-        oldest_seconds: the age of the oldest message; None when there is none.
-        published_per_second: on average over the last minute; so are the others.
-        delivered_per_second: leased, or sent to a consumer.
-        removed_per_second: acknowledged, mostly.
-        returned_per_second: came back, to be delivered again.
-        dead_lettered_per_second: went to a dead-letter queue, or expired.
-        paused: whether nothing is handed out.
-        publish_paused: whether nothing is taken.
-    """
-
-    name: str
-    ready: int
-    leased: int
-    delayed: int
-    oldest_seconds: float | None
-    published_per_second: float
-    delivered_per_second: float
-    removed_per_second: float
-    returned_per_second: float
-    dead_lettered_per_second: float
-    paused: bool
-    publish_paused: bool
+_FLOWS: Final = {
+    "published_per_second": ("publish",),
+    "delivered_per_second": ("deliver",),
+    "removed_per_second": ("acknowledge",),
+    "returned_per_second": ("redeliver",),
+    "dead_lettered_per_second": ("dead_letter", "expire"),
+}
+"""Average rates over the last minute, and the flows of the daemon that each is the sum of."""
 
 
 @click.command("top")
@@ -80,7 +59,7 @@ def _print(client: Client, *, as_json: bool) -> None:
     looks = _looks(client)
     if as_json:
         for look in looks:
-            say_json(look._asdict())
+            say_json(look)
     else:
         say_table(HEADER, map(_row, looks))
 
@@ -98,7 +77,7 @@ def _screen(client: Client) -> list[str]:
     return [line[:width] for line in lines[: height - 1]]
 
 
-def _looks(client: Client) -> Iterator[Look]:
+def _looks(client: Client) -> Iterator[dict[str, Any]]:
     """Every queue, the fullest first."""
     skip = 0
     while True:
@@ -109,38 +88,15 @@ def _looks(client: Client) -> Iterator[Look]:
             return
 
 
-def _look(queue: Mapping[str, Any]) -> Look:
-    rates = {name: averages[_OF_A_MINUTE] for name, averages in queue["per_second"].items()}
-    return Look(
-        name=queue["name"],
-        ready=queue["ready"],
-        leased=queue["leased"],
-        delayed=queue["delayed"],
-        oldest_seconds=queue["oldest_seconds"],
-        published_per_second=rates["publish"],
-        delivered_per_second=rates["deliver"],
-        removed_per_second=rates["acknowledge"],
-        returned_per_second=rates["redeliver"],
-        dead_lettered_per_second=rates["dead_letter"] + rates["expire"],
-        paused=queue["paused"],
-        publish_paused=queue["publish_paused"],
-    )
+def _look(queue: Mapping[str, Any]) -> dict[str, Any]:
+    """A queue now, as a line of JSON shows it."""
+    rates = {name: sum(queue["per_second"][flow][_OF_A_MINUTE] for flow in flows) for name, flows in _FLOWS.items()}
+    counts = {name: queue[name] for name in ("name", "ready", "leased", "delayed", "oldest_seconds")}
+    return {**counts, **rates, "paused": queue["paused"], "publish_paused": queue["publish_paused"]}
 
 
-def _row(look: Look) -> tuple[str, ...]:
-    oldest = "" if look.oldest_seconds is None else f"{look.oldest_seconds:.0f}s"
-    counts = str(look.ready), str(look.leased), str(look.delayed)
-    rates = (
-        look.published_per_second,
-        look.delivered_per_second,
-        look.removed_per_second,
-        look.returned_per_second,
-        look.dead_lettered_per_second,
-    )
-    return (
-        look.name,
-        *counts,
-        oldest,
-        *(f"{rate:.1f}" for rate in rates),
-        shown_pauses(delivery=look.paused, publishing=look.publish_paused),
-    )
+def _row(look: Mapping[str, Any]) -> tuple[str, ...]:
+    oldest = "" if look["oldest_seconds"] is None else f"{look['oldest_seconds']:.0f}s"
+    counts = (str(look[name]) for name in ("ready", "leased", "delayed"))
+    pauses = shown_pauses(delivery=look["paused"], publishing=look["publish_paused"])
+    return look["name"], *counts, oldest, *(f"{look[name]:.1f}" for name in _FLOWS), pauses

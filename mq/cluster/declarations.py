@@ -15,7 +15,7 @@ from mq.amqp.model.topology import PREDECLARED
 from mq.broker import Broker
 from mq.broker.api import CLUSTER
 from mq.broker.dead_letters import DeadLetterSink
-from mq.broker.queues import Declarations, Record, TellShared
+from mq.broker.queues import Declarations, Record
 from mq.cluster.link_sessions import LinkSessions
 from mq.cluster.name_space import Names
 from mq.cluster.remote_broker import RemoteBroker
@@ -49,6 +49,9 @@ class ClusterDeclarations:
         self._default_store = default_store
         self._shared = shared
         self._local = local.declarations
+        self.put, self.records = self._local.put, self._local.records  # records of this node
+        self.on_closed, self.on_opened = names.on_closed, names.on_opened
+        self.on_shared, self.catch_up = shared.on_shared, shared.catch_up
         self._remote = remote
         self._names = names
         self._sessions = sessions
@@ -155,14 +158,6 @@ class ClusterDeclarations:
         await self._names.find(queue)  # its maker uses it at once
         return made
 
-    def on_closed(self, told: Callable[[str], None]) -> None:
-        """Call `told` with each queue that is no more."""
-        self._names.on_closed(told)
-
-    def on_opened(self, told: Callable[[str, Mapping[str, Any]], None]) -> None:
-        """Call `told` with each queue that was declared on another node."""
-        self._names.on_opened(told)
-
     def on_failover(self, told: Callable[[Iterable[str]], None]) -> None:
         """Call `told` with the queues whose consumers have to begin anew."""
         self._remote.on_failover(lambda: told(list(self._names.queues)))
@@ -180,10 +175,6 @@ class ClusterDeclarations:
         if self._sink is not None:
             of_term.set_sink(self._sink)
 
-    async def put(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
-        """Keep a record of this node's."""
-        await self._local.put(kind, key, value)
-
     async def drop(self, kind: str, key: str) -> None:
         """Forget a record of this node's, once the cluster's queues are known. Before that nothing is forgotten: a
         record that seems to belong to no queue may belong to one of these."""
@@ -194,10 +185,6 @@ class ClusterDeclarations:
         """As :meth:`drop`, of several."""
         if self._names.are_known.is_set():
             await self._local.drop_many(records)
-
-    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        """All records of this node's of a kind."""
-        return await self._local.records(kind)
 
     # What all nodes share
 
@@ -232,18 +219,10 @@ class ClusterDeclarations:
         number = await self._remote.share(puts, drops)
         await self._shared.wait_everywhere(number, deadline)
 
-    def on_shared(self, told: TellShared) -> None:
-        """Call `told` with each record that all nodes share."""
-        self._shared.on_shared(told)
-
     @property
     def is_caught_up(self) -> bool:
         """Whether all that nodes share is in effect here."""
         return self._shared.is_caught_up
-
-    async def catch_up(self) -> None:
-        """Wait until it is."""
-        await self._shared.catch_up()
 
     async def hand_over(self) -> None:
         """Let all nodes have what this one had for itself, before it was in the cluster or they shared any of it."""

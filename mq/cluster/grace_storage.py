@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from itertools import islice, takewhile
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -34,7 +34,6 @@ from mq.storage.interface import (
     Outcome,
     Result,
     Staged,
-    Stored,
     Unlink,
 )
 
@@ -63,6 +62,7 @@ class GraceStorage:
 
     def __init__(self, below: ClusterStorage, broken: Callable[[str], None]) -> None:
         self._below = below
+        self.aclose, self.records, self.read, self.find = below.aclose, below.records, below.read, below.find
         self._broken = broken
         self._removed: OrderedDict[Entry, float] = OrderedDict()
         self._removing: set[Entry] = set()
@@ -82,10 +82,6 @@ class GraceStorage:
             for outcome in await self._below.commit(moves[start : start + _OPERATIONS_PER_BATCH]):
                 if outcome.result in (*_ENDING, Result.FULL):
                     raise StorageFailed(f"cannot requeue leased messages: {outcome.reason or outcome.result.value}")
-
-    async def aclose(self) -> None:
-        """Close the store below."""
-        await self._below.aclose()
 
     async def knows(self, queues: Collection[str], id: MessageId) -> bool:
         """Return whether a message was stored in one of these queues: it is there, or was removed a short while ago."""
@@ -148,22 +144,10 @@ class GraceStorage:
 
     # As they are
 
-    async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
-        """As below."""
-        return await self._below.records(kind)
-
     async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
         """As below."""
         with self._watching():
             return await self._below.stage(chunks)
-
-    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
-        """As below."""
-        return await self._below.read(entries)
-
-    async def find(self, queue: str, id: MessageId) -> Entry | None:
-        """As below."""
-        return await self._below.find(queue, id)
 
     async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
         """As below; but of REMOVED only with a queue: this class unlinks by itself what earlier masters removed."""

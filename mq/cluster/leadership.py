@@ -101,7 +101,6 @@ class Leadership:
         self.number = number
         self.broker = broker
         self.guest: Guest = NoGuest()
-        self._keeper = keeper
         self._store = store
         self._is_ours = is_ours
         self._has_ended = False
@@ -112,20 +111,20 @@ class Leadership:
             "publish": self._publish,
             "publish_in_pieces": self._publish_in_pieces,
             "piece": self._piece,
-            "body_piece": self._body_piece,
-            "close_body": self._close_body,
-            "contains_digest": self._contains_digest,
+            "body_piece": lambda holder, number: holder.bodies.piece(number),
+            "close_body": lambda holder, number: holder.bodies.close(number),
+            "contains_digest": lambda _, queue, size, digest: broker.contains(queue, upload_of(size, digest)),
             "declare": self._declare,
-            "share": self._share,
-            "ask_guest": self._ask_guest,
-            "delete_queue": self._delete_queue,
+            "share": lambda _, puts, drops: keeper.change(puts, drops),
+            "ask_guest": lambda _, method, args: self.guest.answer(method, args),
+            "delete_queue": lambda _, queue: keeper.delete_queue(queue),
             "ready": self._ready,
             "hold": self._hold,
             "exclude": self._exclude,
             "end_exclusion": self._end_exclusion,
-            "acknowledge": self._acknowledge,
+            "acknowledge": lambda holder, numbers, durable: broker.acknowledge(holder.take(numbers), durable=durable),
             "put_back": self._put_back,
-            "reject": self._reject,
+            "reject": lambda holder, numbers: broker.reject(holder.take(numbers)),
         }
 
     def end(self) -> None:
@@ -259,15 +258,6 @@ class Leadership:
         with holder.arrivals.of(number) as arrival:
             await arrival.put(data)
 
-    async def _body_piece(self, holder: Holder, number: int) -> bytes:
-        return await holder.bodies.piece(number)
-
-    async def _close_body(self, holder: Holder, number: int) -> None:
-        await holder.bodies.close(number)
-
-    async def _contains_digest(self, _: Holder, queue: str, size: int, digest: bytes) -> MessageId | None:
-        return await self.broker.contains(queue, upload_of(size, digest))
-
     async def _which_are_stored(self, queue: str, drafts: Sequence[Draft], is_again: bool) -> list[bool]:
         return [is_again and await self._is_stored(queue, draft.id) for draft in drafts]
 
@@ -325,15 +315,6 @@ class Leadership:
         with made_for(None if owner is None else QueueOwner(*owner)):
             return await self.broker.declarations.create(QueueName(queue), settings, declared, is_transient=False)
 
-    async def _share(self, _: Holder, puts: Sequence[Sequence[Any]], drops: Sequence[Sequence[Any]]) -> int:
-        return await self._keeper.change(puts, drops)
-
-    async def _ask_guest(self, _: Holder, method: str, args: Sequence[Any]) -> Any:
-        return await self.guest.answer(method, args)
-
-    async def _delete_queue(self, _: Holder, queue: str) -> None:
-        await self._keeper.delete_queue(queue)
-
     async def _ready(self, _: Holder, queue: str) -> int:
         return self.broker.declarations.ready(queue)
 
@@ -368,9 +349,6 @@ class Leadership:
     async def _end_exclusion(self, holder: Holder, number: int) -> None:
         holder.end_exclusion(number)
 
-    async def _acknowledge(self, holder: Holder, numbers: Sequence[int], durable: bool) -> None:
-        await self.broker.acknowledge(holder.take(numbers), durable=durable)
-
     async def _put_back(
         self,
         holder: Holder,
@@ -382,9 +360,6 @@ class Leadership:
     ) -> None:
         held = holder.take(numbers)
         await self.broker.put_back(held, redelivered=redelivered, to_back=to_back, failed=failed, most=most)
-
-    async def _reject(self, holder: Holder, numbers: Sequence[int]) -> None:
-        await self.broker.reject(holder.take(numbers))
 
 
 def _asked(method: str, target: Callable[..., Awaitable[Any]], *args: Any, **named: Any) -> Awaitable[Any]:

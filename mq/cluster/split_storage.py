@@ -7,29 +7,23 @@ opens them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Collection, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any, Final
 
 from mq.cluster.record_keeper import SHARED_KINDS
 from mq.errors import StorageError
-from mq.lifecycle import State
-from mq.message import MessageId
 from mq.storage.interface import (
     QUEUE,
-    Change,
     ClusterStorage,
     Description,
     Drop,
-    Entry,
     Operation,
     Outcome,
     Put,
     Result,
-    Staged,
     Storage,
-    Stored,
     changes_queue,
 )
 from mq.storage.records import drop_record, put_record
@@ -83,6 +77,9 @@ class SplitStorage:
     def __init__(self, names: Storage, messages: ClusterStorage) -> None:
         self._names = names
         self._messages = messages
+        self.stage, self.read, self.find, self.scan = messages.stage, messages.read, messages.find, messages.scan
+        self.contains, self.changes = messages.contains, messages.changes
+        self.check_reachable = messages.check_reachable  # whether the coordinator answers, the candidacy tells
 
     @property
     def description(self) -> Description:
@@ -109,10 +106,6 @@ class SplitStorage:
         """All records of a kind."""
         return await self._of(kind).records(kind)
 
-    async def stage(self, chunks: AsyncIterable[bytes]) -> Staged:
-        """As the messages' store."""
-        return await self._messages.stage(chunks)
-
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:
         """Do each operation where it belongs: a record where its kind does, all else in the messages' store."""
         if changes_queue(operations):
@@ -131,30 +124,6 @@ class SplitStorage:
             [dropped] = await self._messages.commit(operations)
             return [outcome if dropped.result is Result.GONE else dropped]
         return [outcome]
-
-    async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
-        """As the messages' store."""
-        return await self._messages.read(entries)
-
-    async def find(self, queue: str, id: MessageId) -> Entry | None:
-        """As the messages' store."""
-        return await self._messages.find(queue, id)
-
-    async def contains(self, queues: Collection[str], id: MessageId) -> bool:
-        """As the messages' store."""
-        return await self._messages.contains(queues, id)
-
-    async def check_reachable(self) -> None:
-        """As the messages' store: whether the coordinator answers, the candidacy tells."""
-        await self._messages.check_reachable()
-
-    async def scan(self, state: State, queue: str | None = None, limit: int | None = None) -> list[Entry]:
-        """As the messages' store."""
-        return await self._messages.scan(state, queue, limit)
-
-    def changes(self) -> AbstractAsyncContextManager[AsyncIterator[Change]] | None:
-        """As the messages' store."""
-        return self._messages.changes()
 
     def _store_of(self, operation: Operation) -> Storage:
         return self._of(operation.kind) if isinstance(operation, Put | Drop) else self._messages
