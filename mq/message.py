@@ -187,21 +187,18 @@ def encode_json(value: Mapping[str, Any]) -> bytes:
 
 
 class SharedAttributes(dict[str, Any]):
-    """Attributes, or another JSON object, that never change: they are encoded once for all that want them so."""
+    """Attributes, or another JSON object, that never change: they are measured and encoded once.
 
-    __slots__ = ("_encoded", "_length")
+    Attributes:
+        length: the characters of its texts, once :func:`length_of` has counted them; -1 before.
+    """
+
+    __slots__ = ("_encoded", "length")
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__(attributes)
         self._encoded: bytes | None = None
-        self._length: int | None = None
-
-    @property
-    def length(self) -> int:
-        """The characters of its texts."""
-        if self._length is None:
-            self._length = _length(self)
-        return self._length
+        self.length = -1
 
     def encoded(self) -> bytes:
         """As :func:`encode_json` gives them."""
@@ -219,7 +216,11 @@ def encode_attributes(attributes: Mapping[str, Any]) -> bytes:
 
 def length_of(attributes: Mapping[str, Any]) -> int:
     """The characters of the texts of attributes, names included: about what they take in memory."""
-    return attributes.length if isinstance(attributes, SharedAttributes) else _length(attributes)
+    if not isinstance(attributes, SharedAttributes):
+        return _length(attributes)
+    if attributes.length < 0:
+        attributes.length = _length(attributes)
+    return attributes.length
 
 
 def _length(value: Any) -> int:

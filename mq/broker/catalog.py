@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, Final, cast
 
 import trio
 
 from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
+from mq.broker.settings import REJECT
 from mq.lifecycle import DetailedObserver, Kind, Observer, Span, State, Transition
-from mq.message import BytesBody, MessageId, Properties, checksum, length_of
-from mq.storage.interface import Entry, Stored
+from mq.message import BytesBody, MessageId, Properties, SharedAttributes, checksum, length_of
+from mq.storage.interface import FRESH, Entry, Stored
 
 logger = logging.getLogger("mq.broker")
 
@@ -187,6 +188,9 @@ class Catalog:
         index.add(entry)
         if index.bodies is not None:
             index.bodies.arrived(entry.id)
+        is_fresh = entry.meta is FRESH and entry.state is State.READY
+        if is_fresh and not index.is_waited_for and index.settings.overflow == REJECT:
+            return  # nearly always: it has no timer, no request waits for it, and it drives out no other message
         self.events.arrived(index, entry, due)
 
     def leave(self, index: QueueIndex) -> None:
@@ -300,19 +304,27 @@ class RecentBodies:
 
     Args:
         most_bytes: the cache's size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
+
+    Attributes:
+        ids: the messages whose bodies are kept.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._longest = min(LARGEST_BODY, most_bytes)
         self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any], int]] = OrderedDict()
+        self.ids: Set[MessageId] = self._kept.keys()
         self._bytes = 0
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
         """Keep the body of a message that was stored, unless it is long, or its attributes are."""
         size = len(body) + OVERHEAD
-        if attributes and (length := length_of(attributes)) > SHORT_ATTRIBUTES:
-            size += 2 * length
+        if attributes:
+            length = attributes.length if isinstance(attributes, SharedAttributes) else -1
+            if length < 0:  # not yet measured
+                length = length_of(attributes)
+            if length > SHORT_ATTRIBUTES:
+                size += 2 * length
         if size - OVERHEAD > self._longest:
             return
         if id in self._kept:
@@ -326,9 +338,6 @@ class RecentBodies:
         """Forget all."""
         self._kept.clear()
         self._bytes = 0
-
-    def __contains__(self, id: MessageId) -> bool:
-        return id in self._kept
 
     def take(self, id: MessageId) -> Stored | None:
         """Return what reading the message would, and forget it; None when it is not kept."""

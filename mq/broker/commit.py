@@ -814,6 +814,11 @@ class Future(Generic[T]):
         self.error = error
         self._answer()
 
+    def end(self, error: Exception | None) -> None:
+        """Answer with an error, or with no value if there is none."""
+        self.error = error
+        self._answer()
+
     def then(self, done: Done) -> None:
         """Call this with the error, or None, in the step that answers; now if that is over. It must not raise."""
         if self.answered:

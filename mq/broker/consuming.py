@@ -568,25 +568,31 @@ class Remover:
     def remove(
         self, entries: Sequence[Entry], *, durable: bool, strict: bool = False, were_held: bool = False
     ) -> Future[None]:
-        """Remove messages, whether or not the caller waits for the answer.
+        """As :meth:`submit`. Returns the answer, whether or not the caller waits for it."""
+        future: Future[None] = Future()
+        self.submit(entries, future.end, durable=durable, strict=strict, were_held=were_held)
+        return future
+
+    def submit(
+        self, entries: Sequence[Entry], done: Done, *, durable: bool, strict: bool = False, were_held: bool = False
+    ) -> None:
+        """Remove messages.
 
         Args:
+            done: called once they are removed; with an error if one could not be removed and stays where it was.
             durable: whether the answer waits until the removal is durable.
             strict: whether a message that is gone is an error.
             were_held: whether a connection held them in memory. One that stays comes again as redelivered.
-
-        Returns:
-            The answer; an error where a message could not be removed and stays where it was.
         """
         most = min(self._most_answered, self._committer.pace.limit)
-        answer = _Answer(Future(), -(-len(entries) // most))
+        if not entries:
+            done(None)
+            return
+        end = done if len(entries) <= most else _Parts(done, -(-len(entries) // most)).end
         for begin in range(0, len(entries), most):
             some = entries[begin : begin + most]
-            batch = self._batch(some, answer.part, durable=durable, strict=strict, were_held=were_held)
+            batch = self._batch(some, end, durable=durable, strict=strict, were_held=were_held)
             self._batches.put([batch], len(some))
-        if not entries:
-            answer.future.set(None)
-        return answer.future
 
     def begin(self, entry: Entry, end: Callable[[MQError | None], None]) -> RemovalBatch:
         """Begin to remove a message by itself, durably and strictly. Nothing else moves it until :meth:`put`.
@@ -603,7 +609,7 @@ class Remover:
     def _batch(
         self,
         entries: Sequence[Entry],
-        end: Callable[[MQError | None], None],
+        end: Callable[[MQError | None], object],
         *,
         durable: bool,
         strict: bool,
@@ -660,26 +666,22 @@ class _Removals:
         return error
 
 
-class _Answer:
-    """The answer to one caller, once all parts of what it asked for are done."""
+class _Parts:
+    """The parts of a removal. The last one that ends answers the caller."""
 
-    __slots__ = ("_error", "_left", "future")
+    __slots__ = ("_done", "_error", "_left")
 
-    def __init__(self, future: Future[None], parts: int) -> None:
-        self.future = future
+    def __init__(self, done: Done, parts: int) -> None:
+        self._done = done
         self._left = parts
         self._error: MQError | None = None
 
-    def part(self, error: MQError | None) -> None:
-        """One more is done; its error, if it has one."""
+    def end(self, error: MQError | None) -> None:
+        """Note that one more is done, or failed."""
         self._error = error or self._error
         self._left -= 1
-        if self._left:
-            return
-        if self._error is None:
-            self.future.set(None)
-        else:
-            self.future.fail(self._error)
+        if not self._left:
+            self._done(self._error)
 
 
 class RemovalBatch(NamedTuple):
@@ -697,7 +699,7 @@ class RemovalBatch(NamedTuple):
     strict: bool
     were_held: bool
     protocol: str
-    end: Callable[[MQError | None], None]
+    end: Callable[[MQError | None], object]
 
 
 def _agrees(entry: Entry | None, receipt: str | None, *, is_leased: bool) -> bool:

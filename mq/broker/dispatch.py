@@ -151,7 +151,7 @@ class ReadyMessages:
         while len(entries) < most and (entry := self.take(index, last)) is not None:
             entries.append(entry)
             last = entry.id
-            if to_hold and last not in self._recent:
+            if to_hold and last not in self._recent.ids:
                 for each in entries:
                     index.add(each)
                 return None
@@ -161,9 +161,10 @@ class ReadyMessages:
         """Take the next message that may be delivered, out of the index; None without one, or where :attr:`is_cut`.
         `last` is what the same request got just before."""
         self.is_cut = False
-        while (entry := self._candidate(index, last)) is not None:
-            # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere.
-            if entry.id not in self._catalog.locks and not self._upkeep.is_dead(index, entry):
+        while (entry := self._candidate(index) if self._peers else index.take(last)) is not None:
+            # A locked one is passed over: a peer has brought here what this broker is moving from elsewhere. A fresh
+            # one has no time to live, and was never received.
+            if entry.id not in self._catalog.locks and (entry.meta is FRESH or not self._upkeep.is_dead(index, entry)):
                 return entry
             last = entry.id  # no other of its group has to wait for one that is dead
             if self._turns is None:
@@ -173,9 +174,7 @@ class ReadyMessages:
                 return None
         return None
 
-    def _candidate(self, index: QueueIndex, last: MessageId | None) -> Entry | None:
-        if not self._peers:
-            return index.take(last)
+    def _candidate(self, index: QueueIndex) -> Entry | None:
         candidates = index.first(self._peers + 1)  # any of these, so that brokers seldom want the same one
         return index.discard(self._random.choice(candidates).id) if candidates else None
 
@@ -234,7 +233,7 @@ class Lessor:
         self._committer.submit(make, len(assignments), leased)
 
     def _move(self, assignment: Assignment, allowance: float) -> Move:
-        reads = assignment.stored is None and assignment.entry.id not in self._recent
+        reads = assignment.stored is None and assignment.entry.id not in self._recent.ids
         return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
 
 
@@ -932,7 +931,7 @@ class UnackedDeliverer:
     def _message(self, index: QueueIndex, entry: Entry, found: Stored | None) -> Message:
         assert found is not None, "its body is in memory, or was just read"
         history = self._dead_letters.history(entry)
-        body = _watched(self._waiters, index, entry, found.body)
+        body = found.body if index.groups is None else _watched(self._waiters, index, entry, found.body)
         return Message(entry.queue, entry.id, body, found.properties, entry.meta.receives + 1, "", history)
 
     def _set_aside(self, entry: Entry) -> None:

@@ -197,6 +197,8 @@ class QueueIndex:
         claimed: READY messages that claims hold.
         has_batch_consumers: whether the queue has, or had, a batch consumer since the broker's start.
         returned: messages that a connection has held, and has put back.
+        is_waited_for: whether requests wait for its messages, or a worker was called for them. Set by
+            :class:`~mq.broker.waiters.Waiters`.
         exclusion: of the one consumer that has the queue alone; None without one.
         turns_to_exclude: of the consumers that wait to have it alone, in their order.
         groups: the message groups; None where the settings have none.
@@ -242,6 +244,7 @@ class QueueIndex:
         self.claimed: dict[MessageId, Entry] = {}
         self.has_batch_consumers = False
         self.returned: set[MessageId] = set()
+        self.is_waited_for = False
         self.exclusion: object | None = None
         self.turns_to_exclude: deque[Any] = deque()
         self._heap: list[int] = []  # of the messages without a priority
@@ -333,19 +336,21 @@ class QueueIndex:
 
     def add(self, entry: Entry) -> None:
         """Add a message, or replace its entry."""
+        if entry.state is State.READY:
+            if entry.id not in self.claims:
+                self._add_ready(entry)
+                return
+            self.claimed[entry.id] = entry
+            if self.groups is not None:
+                self.groups.block(entry.id, _key_of(entry))
+            return
         if entry.state is State.NEW:
             self.new[entry.id] = entry
         elif entry.state is State.DELAYED:
             before = self.delayed.get(entry.id)
             self.delayed[entry.id] = entry
             self.leased += (entry.meta.receipt is not None) - (before is not None and before.meta.receipt is not None)
-        elif entry.state is State.READY and entry.id in self.claims:
-            self.claimed[entry.id] = entry
-            if self.groups is not None:
-                self.groups.block(entry.id, _key_of(entry))
-        elif entry.state is State.READY:
-            self._add_ready(entry)
-        if self.groups is not None and entry.state is not State.READY:
+        if self.groups is not None:
             self._note_in_group(self.groups, entry)
 
     def put_off(self, entry: Entry, key: int, age_ms: int = 0) -> None:
@@ -621,23 +626,24 @@ class QueueIndex:
             groups.block(entry.id, _key_of(entry))
 
     def _add_ready(self, entry: Entry) -> None:
+        meta, ready = entry.meta, self._ready
         own = entry.id.key
-        key = own if entry.meta.order is None else _key_of(entry)
-        while key in self._ready and self._entry(key).id != entry.id:
+        key = own if meta.order is None else _key_of(entry)
+        while key in ready and self._entry(key).id != entry.id:
             key += 1 << _TAIL_BITS  # two brokers gave two messages one instant: one goes behind the other
         if key != own:
             self._reordered[entry.id] = key
-        is_new = key not in self._ready
+        is_new = key not in ready
         if is_new:
             if self.groups is None and (self._turns is not None or not key & OF_A_PROCESS):
                 self._note_turn(key)
-            priority = 0 if entry.meta.order is None else priority_of(entry)
+            priority = 0 if meta.order is None else priority_of(entry)
             heapq.heappush(self._higher.setdefault(priority, []) if priority else self._heap, key)
             if self._sorted:
                 self._sort_in(key)
-        self._ready[key] = None if key == own and entry.meta == FRESH else entry
+        ready[key] = None if key == own and meta == FRESH else entry
         if is_new and self.groups is not None:
-            self.groups.ready(entry.id, key, has_come_back=entry.meta.receives > 0)
+            self.groups.ready(entry.id, key, has_come_back=meta.receives > 0)
 
     def _note_turn(self, key: int) -> None:
         """Note a message that is about to be READY, where groups take turns or begin to with it."""
@@ -672,9 +678,9 @@ class QueueIndex:
         return self._ready[key] or Entry(self.name, MessageId.from_key(key), State.READY)
 
     def _take_key(self, key: int) -> Entry:
-        entry = self._entry(key)
-        del self._ready[key]
-        self._reordered.pop(entry.id, None)
+        entry = self._ready.pop(key) or Entry(self.name, MessageId.from_key(key), State.READY)
+        if self._reordered:
+            self._reordered.pop(entry.id, None)
         if self.groups is not None:
             self.groups.taken(entry.id, key)
             self._compact()
@@ -698,14 +704,16 @@ class QueueIndex:
 
     def _first_heap(self) -> list[int] | None:
         """The heap whose first key is that of the first READY message; None without one."""
-        heap = _without_stale(self._heap, self._ready)
+        heap, ready = self._heap, self._ready
+        while heap and heap[0] not in ready:  # as `_without_stale`: that of every message that is taken
+            heapq.heappop(heap)
         if not self._higher:
             return heap or None
         top = self.settings.max_priority
         heaps = {0: heap, **self._higher}
         places: list[tuple[int, int, int]] = []
         for priority, heap in heaps.items():
-            if _without_stale(heap, self._ready):
+            if _without_stale(heap, ready):
                 places.append((-min(priority, top), heap[0], priority))
             elif priority:
                 del self._higher[priority]

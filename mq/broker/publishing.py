@@ -400,7 +400,8 @@ class Publisher:
         if draft.is_decided:
             return
         size = draft.body.size if isinstance(draft.body, Upload) else len(draft.body)
-        check_size(size, self._longest)
+        if size > self._longest:
+            check_size(size, self._longest)
         settings = index.settings
         if settings.publish_paused and not draft.is_dead_letter:
             check_resumed(index)

@@ -108,7 +108,9 @@ class Unacked:
         index = self._known.get(queue)
         if index is None:
             return None
-        self._in_flight.check()
+        in_flight = self._in_flight
+        if in_flight.is_closed or self._committer.failure:
+            in_flight.check()
         if self._others_move:
             return None
         if index.exclusion is not None:
@@ -220,23 +222,25 @@ class Unacked:
         in_flight = self._in_flight
         if in_flight.is_closed or self._committer.failure:
             in_flight.check()
-        if len(held) > self._committer.portion or not self._unsecured.isdisjoint([each.entry.id for each in held]):
+        if len(held) > self._committer.portion:
+            return False
+        if self._unsecured and not self._unsecured.isdisjoint([each.entry.id for each in held]):
             return False
         entries: dict[Entry, None] = {}
         for each in held:
             entry = each.entry
             if entry.meta.receipt is not None:
                 return False
-            if self._in_memory(entry):
+            index = self._known.get(entry.queue)
+            if index is not None and index.held.get(entry.id) == entry:
                 entries[entry] = None
 
         def ended(error: Exception | None) -> None:
             in_flight.__exit__()
             done(error)
 
-        removed = self._remover.remove(list(entries), durable=False, were_held=True)
         in_flight.running += 1
-        removed.then(ended)
+        self._remover.submit(list(entries), ended, durable=False, were_held=True)
         return True
 
     async def acknowledge(self, held: Sequence[UnackedMessage], *, durable: bool = False) -> None:

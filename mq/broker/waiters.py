@@ -289,7 +289,7 @@ class Waiters:
             return
         if request.precedence is not None:
             request.precedence.step_aside()
-        self.queues.setdefault(request.index, WaitQueue()).join(request, first=first)
+        self._wait_queue(request.index).join(request, first=first)
         if not is_vain:
             self.call(request.index)
 
@@ -303,7 +303,7 @@ class Waiters:
     def keep_place(self, index: QueueIndex, precedence: Precedence | None) -> None:
         """Keep the place of a request that is being served, for the next one of its consumer."""
         if precedence is not None:
-            self.queues.setdefault(index, WaitQueue()).keep_place(precedence.priority)
+            self._wait_queue(index).keep_place(precedence.priority)
             precedence.keep_place(partial(self._give_up_place, index, precedence.priority))
 
     def _give_up_place(self, index: QueueIndex, priority: int) -> None:
@@ -363,7 +363,7 @@ class Waiters:
 
     def answer_call(self, index: QueueIndex) -> WaitQueue:
         """The wait queue that a called worker is to look at."""
-        wait_queue = self.queues.setdefault(index, WaitQueue())
+        wait_queue = self._wait_queue(index)
         wait_queue.is_called = False
         return wait_queue
 
@@ -371,7 +371,13 @@ class Waiters:
         """Note that the worker has done for the queue what it could."""
         self._tidy(index)
 
+    def _wait_queue(self, index: QueueIndex) -> WaitQueue:
+        """The queue's wait queue, which is made if it has none."""
+        index.is_waited_for = True
+        return self.queues.setdefault(index, WaitQueue())
+
     def _tidy(self, index: QueueIndex) -> None:
         wait_queue = self.queues.get(index)
         if wait_queue is not None and wait_queue.is_empty and not wait_queue.is_called:
             del self.queues[index]
+            index.is_waited_for = False

@@ -125,7 +125,7 @@ class Metrics:
             if transition.destination is not None:
                 self._arrived[transition.destination] += 1
             if transition.kind is Kind.LEASE:
-                self._note_age(transition.id, transition.time_ns)
+                self._ages.observe(max(0.0, (transition.time_ns - transition.id.published_ns) / 1e9))
 
     def held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Count these, too."""
@@ -135,14 +135,11 @@ class Metrics:
         if kind is Kind.LEASE:
             now_ns = time.time_ns()
             for id in ids:
-                self._note_age(id, now_ns)
+                self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back
 
     def timer(self, span: Span) -> Callable[[float], None]:
         """Return what counts the seconds that something took."""
         return self._spans[span].observe
-
-    def _note_age(self, id: MessageId, now_ns: int) -> None:
-        self._ages.observe(max(0.0, (now_ns - id.published_ns) / 1e9))  # a clock may have been set back
 
     @property
     def uptime(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 from pamqp import commands as methods
@@ -28,7 +28,8 @@ from mq.amqp.server.message_codec import draft_of
 from mq.amqp.server.refusals import refusal_of
 from mq.amqp.server.submitted_batch import SubmittedBatch, is_dead_lettered
 from mq.amqp.wire.errors import Code, Refusal
-from mq.broker import Published
+from mq.amqp.wire.properties import LONGEST_REMEMBERED, BasicProperties
+from mq.broker import Draft, Published
 from mq.doors.budget import UNCOUNTED_BYTES, Use
 from mq.errors import MQError, NotServed, StorageFull
 from mq.message import QueueName
@@ -122,6 +123,10 @@ class PublishQueue:
         self._is_taking = False  # a task has a batch: the next one begins once its messages have their place
         self._is_reading = False  # answers are sent at the end of this step
         self._is_submitting = False
+        self._properties: BasicProperties | None = None  # those of the last draft, and all of it but the body
+        self._queue: Queue | None = None
+        self._said: tuple[str, str, tuple[str, ...]] = ("", "", ())
+        self._rest: tuple[Any, ...] = ()
         self._context = copy_context()
         self._has_ended = False
         self._is_left = False
@@ -176,7 +181,9 @@ class PublishQueue:
             return  # called by a completion in the loop below, which goes on
         self._is_submitting = True
         try:
-            while self._waiting and self._may_submit():
+            while self._waiting and not (self._is_taking or self._stuck) and self.failure is None:
+                if self._under_way > (MOST_BATCHES - 1) * MOST_TOGETHER:
+                    break
                 batch = self._next_batch()
                 self._batches.append(batch)
                 self._under_way += len(batch.messages)
@@ -185,11 +192,6 @@ class PublishQueue:
                     self._client.start(self._store_batch, batch, ())
         finally:
             self._is_submitting = False
-
-    def _may_submit(self) -> bool:
-        if self.failure is not None or self._is_taking or self._stuck:
-            return False
-        return self._under_way <= (MOST_BATCHES - 1) * MOST_TOGETHER
 
     def _next_batch(self) -> SubmittedBatch:
         """Take the messages of a batch: fewer than usual if each goes to many queues."""
@@ -217,7 +219,7 @@ class PublishQueue:
             return False
         batch.left = len(copies)
         for name, its in copies.items():
-            drafts = [draft_of(message, queue, self._count_consumers) for message, queue in its]
+            drafts = [self._draft(message, queue) for message, queue in its]
             stored = partial(self._stored, batch, its)
             try:
                 if not self._broker.publish_now(name, drafts, stored):
@@ -226,6 +228,16 @@ class PublishQueue:
             except MQError as error:
                 stored([error] * len(its))
         return True
+
+    def _draft(self, message: PublishedMessage, queue: Queue) -> Draft:
+        """Return the draft of a copy. Publishers mostly say the same of each message, so that only its body differs."""
+        said = (message.exchange, message.routing_key, message.hidden_keys)
+        if message.properties is self._properties and queue is self._queue and said == self._said:
+            return Draft(message.body, *self._rest)
+        draft = draft_of(message, queue, self._count_consumers)
+        if draft.ttl is None and len(message.properties.raw) <= LONGEST_REMEMBERED:
+            self._properties, self._queue, self._said, self._rest = message.properties, queue, said, draft[1:]
+        return draft
 
     # Answering
 

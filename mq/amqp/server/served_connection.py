@@ -12,7 +12,7 @@ import trio
 
 from mq.access.certificates import common_name
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import ChannelKey, Credit, Done, Get, PublishMessages, Result, Settle
+from mq.amqp.protocol.commands import ChannelKey, Credit, Done, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, ClientConnection
@@ -162,9 +162,10 @@ class ServedConnection(ClientConnection):
     # Reading
 
     async def _read(self) -> None:
+        connection, session, reader = self.connection, self.connection.session, self._reader
         has_more = False
-        while not self.connection.is_over:
-            if self._may_have_to_wait() and self.connection.state is not ConnectionState.LEFT:
+        while not connection.is_over:
+            if self._may_have_to_wait() and connection.state is not ConnectionState.LEFT:
                 await self._time_to_read()
             data: bytes | bytearray = b""
             if has_more:
@@ -176,18 +177,22 @@ class ServedConnection(ClientConnection):
                     return
                 if not data:
                     return
-            await self._reader.begin()
+            await reader.begin()
             began = self.now()
             while self._is_working:
                 await self._idle.park()
             self._is_working = True
             try:
-                if self.connection.session.user is not None:
+                if session.user is not None:
                     self._renew_rights()
                 if data:
-                    self.connection.receive(bytes(data))
-                has_more = await self._work_in_turn()
-                if not has_more and (self._input.size or self.connection.held > UNCOUNTED_BYTES):
+                    connection.receive(bytes(data))
+                most = connection.frames_left = reader.turn // FRAME
+                await self._work()
+                left, connection.frames_left = connection.frames_left, NO_LIMIT
+                reader.spend((most - left) * FRAME)
+                has_more = left <= 0  # the turn ended before the last frame that is here
+                if not has_more and (self._input.size or connection.held > UNCOUNTED_BYTES):
                     self._count_input()
             finally:
                 self._stop_working()
@@ -219,15 +224,18 @@ class ServedConnection(ClientConnection):
         except MQError as error:
             self.fail(refusal_of(error))
 
-    async def _receive(self) -> bytes | bytearray:
-        """The next bytes of the client; none at its end. Gives up a message that arrives slowly when others want its
-        memory."""
-        if not self.connection.session.unfinished:
-            if self._arrival is not None:
-                self._arrivals.close()
-                self._arrival = None
-            is_early = self.connection.state in BEFORE_LOGIN
-            return await self.socket.receive(READ_BYTES_BEFORE_LOGIN if is_early else READ_BYTES)
+    def _receive(self) -> Awaitable[bytes | bytearray]:
+        """The next bytes of the client; none at its end."""
+        if self.connection.session.unfinished:
+            return self._receive_slowly()
+        if self._arrival is not None:
+            self._arrivals.close()
+            self._arrival = None
+        is_early = self.connection.state in BEFORE_LOGIN
+        return self.socket.receive(READ_BYTES_BEFORE_LOGIN if is_early else READ_BYTES)
+
+    async def _receive_slowly(self) -> bytes | bytearray:
+        """Receive a part of a message. Gives up one that arrives slowly when others want its memory."""
         if self._arrival is None:
             arriving = self.connection.session.room.arriving(self.socket.chunks(), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
@@ -254,24 +262,18 @@ class ServedConnection(ClientConnection):
 
     # Carrying out
 
-    async def _work_in_turn(self) -> bool:
-        """Carry out commands for one turn. True if the turn ended before the last frame that is here."""
-        connection = self.connection
-        most = connection.frames_left = self._reader.turn // FRAME
-        await self._work()
-        left, connection.frames_left = connection.frames_left, NO_LIMIT
-        self._reader.spend((most - left) * FRAME)
-        return left <= 0
-
     async def _work(self) -> None:
         """Carry out all commands that are there."""
         removals = self._removals
         try:
             while (command := self.connection.next_command()) is not None:
-                if removals.count and not is_acknowledgement(command) and not isinstance(command, Credit):
-                    await removals.wait()  # it may count what they remove; and a command that was taken is done
+                if removals.count and _waits_for_removals(command):
+                    await removals.wait()
                 if isinstance(command, PublishMessages):
-                    await self._publish(command)
+                    if not self._is_publisher:
+                        await self._begin_to_publish(command)
+                    else:
+                        self._publish(command)
                     continue
                 self.connection.frames_left -= COMMAND_FRAMES
                 if isinstance(command, Credit):
@@ -282,9 +284,7 @@ class ServedConnection(ClientConnection):
                         await removals.wait(for_all=False)
                 elif isinstance(command, Settle):
                     await settle(self.state, command.outcome, command.deliveries)
-                elif not isinstance(command, Get):
-                    await self._answer(command, _HANDLERS[type(command)](self, command))
-                elif (rest := self.channel(command.channel).get_now(command)) is not None:
+                elif (rest := _HANDLERS[type(command)](self, command)) is not None:
                     await self._answer(command, rest)
         except MQError as error:
             self.fail(refusal_of(error))
@@ -307,16 +307,19 @@ class ServedConnection(ClientConnection):
             channel = self._channels[key] = ServedChannel(self, self.publishes, self._removals)
         return channel
 
-    async def _publish(self, command: PublishMessages) -> None:
+    def _publish(self, command: PublishMessages) -> None:
         user = self.connection.session.user
-        try:
-            if not self._is_publisher:  # a client that connects anew for each message is slowed down as well
-                self._is_publisher = True
-                await self._time_to_publish()
-        finally:
-            self.publishes.put(command.messages)
+        self.publishes.put(command.messages)
         if user is not None:
             self.state.quotas.count_publishes(user, len(command.messages))
+
+    async def _begin_to_publish(self, command: PublishMessages) -> None:
+        """Publish the first messages: a client that connects anew for each message is slowed down as well."""
+        self._is_publisher = True
+        try:
+            await self._time_to_publish()
+        finally:
+            self._publish(command)
 
     async def _time_to_publish(self) -> None:
         """Wait while the user of the client has published more than the user may, in all connections."""
@@ -456,20 +459,29 @@ class ServedConnection(ClientConnection):
             logger.error(lost, self.publishes.lost, self.peer, why)
 
 
-def _of_channel(method: Callable[[ServedChannel, Any], Awaitable[Result]]) -> Callable[..., Awaitable[Result]]:
-    def carry_out(connection: ServedConnection, command: Any) -> Awaitable[Result]:
+def _waits_for_removals(command: commands.Command) -> bool:
+    """Whether a command may count what is being removed. One that was taken is carried out, even if this takes long."""
+    return not is_acknowledgement(command) and not isinstance(command, Credit)
+
+
+def _of_channel(
+    method: Callable[[ServedChannel, Any], Awaitable[Result] | None],
+) -> Callable[..., Awaitable[Result] | None]:
+    def carry_out(connection: ServedConnection, command: Any) -> Awaitable[Result] | None:
         return method(connection.channel(command.channel), command)
 
     return carry_out
 
 
-_HANDLERS: Final[Mapping[type[Any], Callable[[ServedConnection, Any], Awaitable[Result]]]] = {
+_HANDLERS: Final[Mapping[type[Any], Callable[[ServedConnection, Any], Awaitable[Result] | None]]] = {
     commands.Authenticate: ServedConnection._authenticate,
     commands.Leave: ServedConnection._leave,
     commands.Release: ServedConnection._release,
     commands.Consume: _of_channel(ServedChannel.consume),
     commands.Cancel: _of_channel(ServedChannel.cancel),
     commands.Commit: _of_channel(ServedChannel.commit),
+    commands.Get: _of_channel(ServedChannel.get_now),
     **DECLARATIONS,
 }
-"""Command -> what carries it out. Each of these is answered."""
+"""Command -> what carries it out. Each of these is answered: with the result, or in the same step where there is
+none."""
