@@ -466,15 +466,13 @@ class Deliverer:
             barrier: when the leases were named, and when they were durable.
             allowance: seconds by which the leases were named longer than they last.
         """
-        now, is_read = self._now(), True
+        now = self._now()
         held = []
         for (request, left, stored), outcome in zip(assignments, outcomes, strict=True):
             if outcome.result is Result.DONE and outcome.entry is not None:
                 is_out_of_turn = not request.takes and served[request].is_out_of_turn(left)
                 if not is_out_of_turn:
-                    stored = stored or self._recent.take(left.id)
-                    is_read = is_read and stored is not None
-                    held.append(_Leased(request, left, outcome.entry, stored))
+                    held.append(_Leased(request, left, outcome.entry, stored or self._recent.take(left.id)))
                 if not request.takes:
                     fulfilment, lease_seconds = served[request], self.leases.standing_seconds(request)
                     due = now + lease_seconds + allowance
@@ -493,7 +491,7 @@ class Deliverer:
         seconds = barrier.ended - barrier.began
         if seconds > MARGIN_SECONDS + allowance:
             held = self._too_late(held, seconds, served)
-        if is_read and len(held) <= MOST_NOW and not self._others_move:
+        if len(held) <= MOST_NOW and not self._others_move and all(each.stored is not None for each in held):
             self._add(held, (), served)
             for request in reversed(served):
                 self._answer(request, served[request])
