@@ -91,7 +91,7 @@ bench: $(READY) ## compare compiled mq with other brokers, for minutes; make ben
 		$(if $(FULL),--full --out $(CURDIR)/docs/benchmarks --page $(CURDIR)/docs/benchmarks.md,--out $(CURDIR)/build/bench)
 
 simulate: $(READY) ## run the simulation: make simulate SEEDS=1000000
-	$(BIN)/python -m mq.testing.simulate 0-$(SEEDS)
+	$(BIN)/python -m simulation 0-$(SEEDS)
 
 oracle: $(READY) ## compare 400 seeded runs with their golden digests: before and after moving code
 	$(BIN)/python -m tests.oracle

@@ -76,16 +76,7 @@ MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "mq.broker.lifetime": (*DOMAIN, TURNS, "mq.broker", "mq.storage.interface", "mq.storage.registry"),
     "mq.schedules": (*DOMAIN, TURNS, "mq.schedules", "mq.broker"),
     "mq.observers": (*DOMAIN, TURNS, THREADS, "mq.observers"),
-    "mq.testing": (
-        *DOMAIN,
-        TURNS,
-        "mq.testing",
-        "mq.storage",
-        "mq.broker",
-        "mq.schedules",
-        "mq.web.endpoints",
-        "mq.web.exchange",
-    ),
+    "mq.testing": (),
     "mq.doors": (*DOMAIN, TURNS, "mq.doors", "mq.access", "mq.log_lines"),
     "mq.web": (
         *DOMAIN,
@@ -188,7 +179,7 @@ TRIO_FREE: Final = (
 
 ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "anyio": ("mq.client",),
-    "click": ("mq.cli", "mq.testing.simulate"),
+    "click": ("mq.cli",),
     "cronsim": ("mq.schedules.schedule",),
     "httpx": ("mq.client",),
     "hypercorn": ("mq.web",),
@@ -202,7 +193,7 @@ ONLY_IN: Final[dict[str, tuple[str, ...]]] = {
     "quart": ("mq.web",),
     "quart_trio": ("mq.web",),
     "tomlkit": ("mq.access.users_editor",),
-    "tqdm": ("mq.cli", "mq.testing.simulate"),
+    "tqdm": ("mq.cli",),
     "werkzeug": ("mq.web",),
 }
 """Package from outside -> the rooms that may know of it."""
@@ -216,7 +207,6 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",
     "mq.storage.files.hop": "what is raised in the thread is raised again in the task that asked for it",
     "mq.threads": "what ends a thread ends the process: it is raised in the tasks that watch",
-    "mq.testing.stepped": "as in mq.storage.files.hop, for which it stands",
 }
 """Module -> why it may catch every exception and go on. Elsewhere such a handler must raise again."""
 
@@ -254,7 +244,6 @@ MANY_ARGUMENTS: Final[dict[str, str]] = {
     "Log": "the medium, its measures, and what is done when it fails",
     "QueueIndex": "what the queue's record has, each at its default in tests",
     "SqsDoor": "what a door has, each of which a test may leave out",
-    "Users": "what a simulated user may do",
 }
 """Class whose constructor takes more than seven -> why."""
 

@@ -33,7 +33,7 @@ for name in ("mq.lifecycle", "mq.broker.catalog", "mq.broker.index", *storage):
 """
 
 TRACES: Final = """
-from mq.testing.simulation import digest, run_seed
+from simulation.run import digest, run_seed
 for seed in range(50):
     report = run_seed(seed)
     print(seed, digest([report]), report.violations)

@@ -25,9 +25,9 @@ from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.options import StorageOptions
-from mq.testing.calls import RecordingCalls
 from mq.web.endpoints import ROUTES, STRICT_ROUTES, Endpoints
 from mq.web.exchange import Request
+from simulation.calls import RecordingCalls
 from tests.web.talking import stream
 
 BODY = b"hello,\0world\n\xff"

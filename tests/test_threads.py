@@ -40,7 +40,6 @@ OTHERS: Final = {
     "mq/client/leases.py": "a client's: its lease counts as lost when the thread ends (tests/client)",
     "mq/spark/stream.py": "in Spark's driver: a batch whose lease has ended is claimed again",
     "mq/storage/files/backup_folder.py": "a pool in a program that ends: what a worker raises is raised in its caller",
-    "mq/testing/stepped.py": "of the simulation",
     "mq/threads.py": "starts those that are watched",
 }
 """Files that start threads in another way -> why that is all right."""

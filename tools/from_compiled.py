@@ -29,7 +29,7 @@ TREE: Final = Path(__file__).resolve().parent.parent
 PLACE: Final = TREE / "build" / "compiled"
 STAMP: Final = PLACE / ".built"
 IN_WHEELS: Final = ("mq", "pyspark_mq")
-BESIDE: Final = ("tests", "plugins", "benchmarks", "examples", "docs", "tools")
+BESIDE: Final = ("tests", "simulation", "plugins", "benchmarks", "examples", "docs", "tools")
 UNTOUCHED: Final = shutil.ignore_patterns("__pycache__", "*.egg-info", "*.so", ".*")
 IMPOSSIBLE: Final = 3
 

@@ -24,8 +24,8 @@ step style "$bin/ruff" check .
 step types "$bin/mypy"
 step tests "$bin/pytest" -n "$workers" --dist=loadfile -m "" --kills="${KILLS:-50}" --closes=3
 step oracle "$bin/python" -m tests.oracle --processes "$workers"
-step seeds "$bin/python" -m mq.testing.simulate "0-${SEEDS:-10000}" --processes "$workers"
-step "seeds with the log" "$bin/python" -m mq.testing.simulate "0-${SEEDS:-10000}" --log --processes "$workers"
+step seeds "$bin/python" -m simulation "0-${SEEDS:-10000}" --processes "$workers"
+step "seeds with the log" "$bin/python" -m simulation "0-${SEEDS:-10000}" --log --processes "$workers"
 step "power cuts" "$bin/python" -m tests.crash --points "${POINTS:-300}"
 step chaos "$bin/python" -m tests.cluster.chaos --minutes "${MINUTES:-10}"
 step "a crowd" "$bin/python" -m tests.hostile.crowd

@@ -1,6 +1,6 @@
 """Seeded lives of the AMQP door over a disk that forgets: clients publish, consume, get, vanish; the power goes.
 
-A seed decides all, as in :mod:`mq.testing.simulation`, whose disk and faults these are. What is held to account:
+A seed decides all, as in :mod:`simulation.run`, whose disk and faults these are. What is held to account:
 
 * what was confirmed, or was published with confirms before a close that was answered, is there until it is
   acknowledged (P1, P4);
@@ -29,9 +29,9 @@ from mq.message import MessageIds
 from mq.storage.files.posix import FolderStorage
 from mq.storage.layered import LayeredStorage
 from mq.storage.options import StorageOptions
-from mq.testing.disk import Disk, Medium
-from mq.testing.faults import Faults, PowerCut
-from mq.testing.simulation import MOUNTS, START_NS, run_until_cut, seeded_clock
+from simulation.disk import Disk, Medium
+from simulation.faults import Faults, PowerCut
+from simulation.run import MOUNTS, START_NS, run_until_cut, seeded_clock
 from tests.amqp.dialling import Client, House
 
 Basic, Confirm, Queue, Tx = commands.Basic, commands.Confirm, commands.Queue, commands.Tx

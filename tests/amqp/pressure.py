@@ -21,7 +21,7 @@ from pamqp import commands
 
 from mq.storage.layered import LayeredStorage
 from mq.storage.memory import MemoryStorage
-from mq.testing.simulation import seeded_clock
+from simulation.run import seeded_clock
 from tests.amqp.dialling import Client, House, open_house
 
 Basic, Confirm, Queue = commands.Basic, commands.Confirm, commands.Queue

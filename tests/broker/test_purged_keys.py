@@ -10,7 +10,7 @@ import trio
 
 from mq.broker import Broker, Draft, Published
 from mq.errors import NoSuchQueue, StorageFull
-from mq.testing.disk import Medium
+from simulation.disk import Medium
 from tests.broker.conftest import Opener
 from tests.broker.inside import catalog_of
 from tests.broker.test_write_jobs import KINDS, STEPS, Client, Power, browsed, cuts

@@ -20,7 +20,7 @@ from mq.storage.files.posix import FolderStorage
 from mq.storage.files.records import Records
 from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
-from mq.testing.calls import RecordingCalls
+from simulation.calls import RecordingCalls
 
 LOGGED: Final = Mount("ext4", persistent=True, atomic_rename=True, ordered=True, syncfs=True, logged=True)
 KINDS: Final = ("amqp-exchange", "amqp-binding", "schedule")

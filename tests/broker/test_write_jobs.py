@@ -32,9 +32,9 @@ from mq.storage.files.hop import inline_hop
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import WRITE_JOBS, Entry, Move, Result, State, Unlink, Write
 from mq.storage.options import StorageOptions
-from mq.testing.disk import Disk, Medium
-from mq.testing.faults import DiskFault, Faults, PowerCut
-from mq.testing.simulation import LOG_BYTES, MOUNTS, START_NS
+from simulation.disk import Disk, Medium
+from simulation.faults import DiskFault, Faults, PowerCut
+from simulation.run import LOG_BYTES, MOUNTS, START_NS
 from tests.broker.conftest import Opener
 from tests.broker.inside import wiring_of
 from tests.commit import commit_number

@@ -16,10 +16,10 @@ from mq.broker.config import RETRY_SECONDS, STRANDED_SECONDS
 from mq.storage.files.calls import FileKind
 from mq.storage.files.mount import Mount
 from mq.storage.interface import Sharing
-from mq.testing.calls import RecordedCall, StepByStep
-from mq.testing.disk import Disk, Medium
-from mq.testing.faults import Faults, PowerCut
-from mq.testing.simulation import seeded_clock
+from simulation.calls import RecordedCall, StepByStep
+from simulation.disk import Disk, Medium
+from simulation.faults import Faults, PowerCut
+from simulation.run import seeded_clock
 from tests.faults.actor import ROOT, Actor, Variant
 from tests.faults.ledger import Broken, Ledger
 from tests.faults.script import LIVES, litter

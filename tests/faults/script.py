@@ -14,7 +14,7 @@ from mq.message import MessageId, MessageIds, Properties, checksum
 from mq.storage.files.calls import OPEN_NEW
 from mq.storage.files.format import RootUse, note_use
 from mq.storage.files.layout import SUM, Layout, Sum, encode_side
-from mq.testing.disk import Disk
+from simulation.disk import Disk
 from tests.faults.actor import ROOT, START_NS, Actor
 from tests.faults.ledger import Fate, Ledger
 

@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any, Final
 
 from mq.storage.files.calls import Calls
-from mq.testing.calls import RecordedCall, RecordingCalls
-from mq.testing.faults import PowerCut
+from simulation.calls import RecordedCall, RecordingCalls
+from simulation.faults import PowerCut
 
 _NEEDS_ROOM: Final = frozenset({"open new", "write", "mkdir", "rename", "link", "set_attribute"})
 _NEEDS_HANDLE: Final = frozenset({"open", "open new", "names"})

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mq.testing.simulation import run_seed
+from simulation.run import run_seed
 from tests.amqp.lives import Lives
 
 TREE: Final = Path(__file__).resolve().parent.parent.parent

@@ -19,7 +19,7 @@ import click
 from tqdm import tqdm
 
 from mq.errors import StorageUnusable
-from mq.testing.simulation import run_seed
+from simulation.run import run_seed
 from tests.amqp import planted as amqp
 from tests.amqp.lives import Lives
 from tests.simulation import planted as simulation

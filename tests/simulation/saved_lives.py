@@ -21,10 +21,10 @@ from mq.storage.files.calls import FileKind
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import NameEvent
 from mq.storage.files.restore import bring_back
-from mq.testing.calls import StepByStep
-from mq.testing.disk import Disk, Medium, _Node, _Part
-from mq.testing.faults import Faults
-from mq.testing.simulation import RunReport, _Run
+from simulation.calls import StepByStep
+from simulation.disk import Disk, Medium, _Node, _Part
+from simulation.faults import Faults
+from simulation.run import RunReport, _Run
 
 ROOT: Final = "/mq"
 BACKUPS: Final = "/backups"

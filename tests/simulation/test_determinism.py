@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-SCRIPT = "from mq.testing.simulation import digest, run_seed; print(digest([run_seed(seed) for seed in range(4)]))"
+SCRIPT = "from simulation.run import digest, run_seed; print(digest([run_seed(seed) for seed in range(4)]))"
 
 
 @pytest.mark.slow
@@ -29,6 +29,6 @@ def test_a_seed_gives_one_trace_in_every_process() -> None:
 
 
 def test_another_seed_gives_another() -> None:
-    from mq.testing.simulation import run_seed
+    from simulation.run import run_seed
 
     assert run_seed(1).trace != run_seed(2).trace

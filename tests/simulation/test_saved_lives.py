@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq.testing.simulate import describe
+from simulation.__main__ import describe
 from tests.commit import commit_number
 from tests.simulation.saved_lives import run_saved_lives
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from mq.testing.simulate import describe
-from mq.testing.simulation import RunReport, make_plan, run_seed
+from simulation.__main__ import describe
+from simulation.run import RunReport, make_plan, run_seed
 from tests.simulation.conftest import AT_A_TIME
 
 REGRESSIONS = {
@@ -80,7 +80,7 @@ STRICT = 8
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_seed_breaks_a_promise_to_the_letter() -> None:
-    """The promises hold without shortcuts, too: ``python -m mq.testing.simulate 0-7 --strict``."""
+    """The promises hold without shortcuts, too: ``python -m simulation 0-7 --strict``."""
     reports = [run_seed(seed, strict=True) for seed in range(STRICT)]
     bad = [report for report in reports if report.violations]
     assert not bad, "\n".join(map(describe, bad[:5]))

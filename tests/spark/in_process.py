@@ -13,8 +13,8 @@ from mq.broker import BrokerConfig, open_broker
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.posix import FolderStorage
 from mq.storage.options import StorageOptions
-from mq.testing.calls import StepByStep
 from mq.web.endpoints import Endpoints
+from simulation.calls import StepByStep
 from tests.storage.disks import MOUNTS
 from tests.web.talking import start_server
 

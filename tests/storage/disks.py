@@ -22,10 +22,10 @@ from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Outcome, Result, Write
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
-from mq.testing import disk as simulated
-from mq.testing.calls import FaultyCalls
-from mq.testing.faults import Faults
-from mq.testing.stepped import SteppedThreads
+from simulation import disk as simulated
+from simulation.calls import FaultyCalls
+from simulation.faults import Faults
+from simulation.stepped import SteppedThreads
 
 MOUNTS: Final = {
     "rename": Mount("rename", atomic_rename=True, ordered=True),

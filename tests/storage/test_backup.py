@@ -31,10 +31,10 @@ from mq.storage.files.restore import RestoreReport, bring_back, restore
 from mq.storage.interface import WRITE_JOBS, Entry, Meta, Move, Write
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
-from mq.testing.calls import FaultyCalls
-from mq.testing.disk import Disk as CutDisk
-from mq.testing.disk import Medium
-from mq.testing.faults import Faults, PowerCut
+from simulation.calls import FaultyCalls
+from simulation.disk import Disk as CutDisk
+from simulation.disk import Medium
+from simulation.faults import Faults, PowerCut
 from tests.cases import for_each
 from tests.commit import commit_number
 from tests.storage.disks import LARGE, MOUNTS, Disk, new_id, open_disk

@@ -11,7 +11,7 @@ import pytest
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
 from mq.storage.files.stepwise.barrier import Barrier
 from mq.storage.files.sync import WholeSyncs, make_syncs, sync_folder
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 from tests.cases import for_each
 from tests.storage.disks import make_calls
 

@@ -13,7 +13,7 @@ from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.logged.segments import PAGE
 from mq.storage.interface import Entry, Group, Move, Put, Result, Unlink, Write
 from mq.storage.records import drop_record, put_record
-from mq.testing.faults import DiskFault, PowerCut
+from simulation.faults import DiskFault, PowerCut
 from tests.cases import for_each
 from tests.storage.disks import new_id
 from tests.storage.test_logged import LARGE, SEEDS, CutDisk, begun

@@ -15,7 +15,7 @@ import trio.testing
 
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.hop import EarlyResults, OwnThread
-from mq.testing.calls import StepByStep
+from simulation.calls import StepByStep
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from mq.storage.files.stepwise.watch import GRANULARITY_NS, KeptLook
 from mq.storage.interface import QUEUE, Sharing
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record, put_record
-from mq.testing.calls import RecordingCalls
+from simulation.calls import RecordingCalls
 from tests.storage.disks import MOUNTS
 
 

@@ -14,7 +14,7 @@ import pytest
 from mq.storage.files.calls import LinuxCalls
 from mq.storage.files.layout import Layout
 from mq.storage.files.live_names import Inotify, LiveNames, Overflowed
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 
 
 class Watched:

@@ -18,7 +18,7 @@ import pytest
 from mq.storage.files.calls import Calls, LinuxCalls
 from mq.storage.files.logged.log import Log
 from mq.storage.files.logged.segments import PAGE, LogDamaged, Record, read_log, salvage
-from mq.testing.calls import RecordingCalls
+from simulation.calls import RecordingCalls
 from tests.cases import for_each
 
 SEGMENT: Final = 16 * PAGE

@@ -71,9 +71,9 @@ from mq.storage.interface import (
 )
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record, put_record
-from mq.testing import disk as simulated
-from mq.testing.calls import FaultyCalls, StepByStep
-from mq.testing.faults import DiskFault, Faults, PowerCut
+from simulation import disk as simulated
+from simulation.calls import FaultyCalls, StepByStep
+from simulation.faults import DiskFault, Faults, PowerCut
 from tests.cases import for_each
 from tests.storage.disks import LEASE, MOUNTS, Disk, new_id
 

@@ -17,8 +17,8 @@ from mq.storage.files.mount import mount_of
 from mq.storage.files.records import Records, encode_record
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Unlink, Write
 from mq.storage.records import drop_record, put_record
-from mq.testing import disk as simulated
-from mq.testing.faults import Faults, PowerCut
+from simulation import disk as simulated
+from simulation.faults import Faults, PowerCut
 from tests.cases import for_each
 from tests.storage.disks import MOUNTS, Disk, new_id, open_disk
 from tests.storage.test_batch import chunks, shown, syncing

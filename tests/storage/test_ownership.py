@@ -26,7 +26,7 @@ from mq.storage.files.stepwise.peers import PeerLease
 from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import QUEUE
 from mq.storage.options import StorageOptions
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 from tests.cases import for_each
 from tests.e2e.prepared import run
 

@@ -24,7 +24,7 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.staging import FileBody
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Result, Stored, Unlink, Write
 from mq.storage.records import drop_record, put_record
-from mq.testing.calls import StepByStep
+from simulation.calls import StepByStep
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 BIG: Final = b"".join(number.to_bytes(8, "big") for number in range(READ_AT_ONCE // 4))

@@ -10,7 +10,7 @@ from mq.lifecycle import State
 from mq.message import DamagedBody
 from mq.storage.files.logged.read_ahead import LARGEST_READ_AHEAD, MOST_READ_AHEAD
 from mq.storage.interface import Entry, Move
-from mq.testing.calls import StepByStep
+from simulation.calls import StepByStep
 from tests.storage.disks import LEASE, MOUNTS, Disk, open_disk
 
 

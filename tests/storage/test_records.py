@@ -15,7 +15,7 @@ from mq.message import with_checksum, without_checksum
 from mq.storage.files.calls import FileKind
 from mq.storage.files.fake import make_calls
 from mq.storage.files.records import Records
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 from tests.cases import for_each
 
 SHOWN: Final = ("open", "write", "fsync", "unlink")

@@ -14,7 +14,7 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.stepwise.barrier import MOST_MOVED
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
 from mq.storage.records import put_record
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 from tests.storage.disks import LEASE, Disk, make_calls, new_id, open_disk
 
 FAR = Mount("far", atomic_rename=True, remote=True, folder_syncs=False)

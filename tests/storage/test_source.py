@@ -21,7 +21,7 @@ from mq.storage.files.ownership import RootBusy
 from mq.storage.files.stepwise.engine import kit_for
 from mq.storage.files.stepwise.source import SourceFolder
 from mq.storage.interface import Change, Entry, Move, Outcome, Result, Sharing, Unlink, Write
-from mq.testing.calls import FaultyCalls
+from simulation.calls import FaultyCalls
 from tests.storage.disks import LARGE, LEASE, MOUNTS, Disk, new_id, open_disk
 
 PATIENCE_SECONDS: Final = 20

@@ -12,9 +12,9 @@ from typing import Final
 
 from mq.storage.files.calls import Calls
 from mq.storage.files.mount import Mount
-from mq.testing.calls import FaultyCalls
 from mq.vsqs import Queue
 from mq.vsqs.system import LinuxFolderCalls, System
+from simulation.calls import FaultyCalls
 
 WAYS: Final = {
     "heard, renames": (True, True),

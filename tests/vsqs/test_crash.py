@@ -8,10 +8,10 @@ import pytest
 
 from mq.storage.files.calls import OPEN_FOLDER
 from mq.storage.files.mount import Mount
-from mq.testing.disk import Disk, Medium
-from mq.testing.faults import Faults, PowerCut
 from mq.vsqs import Message, Queue
 from mq.vsqs.system import System
+from simulation.disk import Disk, Medium
+from simulation.faults import Faults, PowerCut
 from tests.cases import for_each
 from tests.vsqs.places import Clock
 

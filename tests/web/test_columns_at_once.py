@@ -27,11 +27,11 @@ from mq.storage.interface import QUEUE, Entry, MessageColumns, Write
 from mq.storage.options import StorageOptions
 from mq.storage.records import put_record
 from mq.storage.registry import open_storage
-from mq.testing.calls import StepByStep
 from mq.web.columns import COLUMNS
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply
 from mq.web.replies import LARGEST_PAGE
+from simulation.calls import StepByStep
 from tests.storage.disks import MOUNTS
 from tests.web.test_columns import decoded
 from tests.web.test_consumer_operations import get

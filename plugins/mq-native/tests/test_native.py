@@ -18,7 +18,7 @@ from mq.message import MessageId, MessageIds
 from mq.storage.files.calls import LinuxCalls, Native, Step
 from mq.storage.files.layout import SUM
 from mq.storage.files.posix import load_native
-from mq.testing.calls import StepByStep
+from simulation.calls import StepByStep
 from tests.cases import for_each
 
 IDS = MessageIds()

@@ -6,7 +6,7 @@ import pytest
 
 from mq.lifecycle import Kind, State, Transition
 from mq.message import MessageId, MessageIds
-from mq.testing.history import History
+from simulation.history import History
 
 _ids = MessageIds()
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, NoReturn
 from zlib import crc32
 
 from mq.storage.files.calls import FileKind, Native, Ownership
-from mq.testing.faults import Faults
+from simulation.faults import Faults
 
 RANDOM_BYTES: Final = "/state/ballast"
 """The end of the path of the one file whose bytes no seed decides."""

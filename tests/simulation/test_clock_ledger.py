@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from mq.broker.clock import AHEAD_SECONDS, DATE_SECONDS, PATIENCE_SECONDS, Boot, Clock, ClockRecord, Kernel
-from mq.testing.clock_ledger import ClockLedger, NotedClock
+from simulation.clock_ledger import ClockLedger, NotedClock
 from tests.cases import for_each
 
 DAY: Final = 86_400.0

@@ -17,8 +17,8 @@ import trio
 
 from mq.broker import Broker, Draft, Published, Removal, UnackedMessage
 from mq.message import Message
-from mq.testing.claimants import Ask
-from mq.testing.history import History
+from simulation.claimants import Ask
+from simulation.history import History
 
 QUEUE: Final = "g"
 PUBLISHERS: Final = 2

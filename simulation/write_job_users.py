@@ -17,8 +17,8 @@ from mq.broker import Broker, Draft, Removal
 from mq.errors import Conflict, CorruptMessage
 from mq.lifecycle import State
 from mq.storage.interface import WRITE_JOBS
-from mq.testing.claimants import Ask
-from mq.testing.history import History
+from simulation.claimants import Ask
+from simulation.history import History
 
 CONSUMED: Final = "j"
 """A queue from which rows are taken while others come."""

@@ -14,9 +14,9 @@ import trio
 from mq.broker import Broker
 from mq.errors import CorruptMessage, MQError
 from mq.message import MessageId
-from mq.testing.history import History
 from mq.web.endpoints import Endpoints
 from mq.web.exchange import Reply, Request
+from simulation.history import History
 
 LIMIT: Final = 200_000
 SIZES: Final = (1, 1, 1, 100, 3000, 70_000)

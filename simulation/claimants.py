@@ -18,7 +18,7 @@ from mq.broker import Broker, Draft, Published, Removal
 from mq.broker.batch_consumers import ConsumerPosition
 from mq.broker.config import MARGIN_SECONDS
 from mq.errors import CorruptMessage
-from mq.testing.history import History
+from simulation.history import History
 
 QUEUE: Final = "b"
 DEAD: Final = "b.dead"

@@ -1,4 +1,4 @@
-"""Run seeds of the simulation: ``python -m mq.testing.simulate [SEED | FIRST-LAST] [--verbose] [--strict]``; with
+"""Run seeds of the simulation: ``python -m simulation [SEED | FIRST-LAST] [--verbose] [--strict]``; with
 ``--log`` on stores that make batches durable by their log."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import partial
 import click
 from tqdm import tqdm
 
-from mq.testing.simulation import RunReport, run_seed
+from simulation.run import RunReport, run_seed
 
 
 @click.command()
@@ -47,7 +47,7 @@ def describe(report: RunReport) -> str:
     flags = "--verbose"
     flags += " --strict" if report.plan.strict else ""
     flags += " --log" if report.plan.has_log else ""
-    lines.append(f"  again: python -m mq.testing.simulate {report.seed} {flags}")
+    lines.append(f"  again: python -m simulation {report.seed} {flags}")
     return "\n".join(lines)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mq.message import Message
-from mq.testing.history import History
+from simulation.history import History
 
 WORK: Final = "w"
 """A queue whose messages die after some receives, or when they expire."""

@@ -19,8 +19,8 @@ from mq.errors import MQError
 from mq.message import QueueName
 from mq.schedules.schedule import Schedule
 from mq.schedules.scheduler import INSTANT, SCHEDULE, Scheduler
-from mq.testing.claimants import Ask
-from mq.testing.history import History
+from simulation.claimants import Ask
+from simulation.history import History
 
 QUEUE: Final = "t"
 PERIOD_SECONDS: Final = 5.0

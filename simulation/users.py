@@ -1,7 +1,7 @@
 """Users of a simulated broker: they wait, publish in batches, with keys, delays and times to live, change what is
 delayed, and vanish.
 
-They speak to the broker itself, as a program that embeds it. :mod:`mq.testing.expected` checks what they see.
+They speak to the broker itself, as a program that embeds it. :mod:`simulation.expected` checks what they see.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mq.broker import Broker, Draft, Published, Removal
 from mq.broker.peek import DELAYED
 from mq.errors import MQError, NoSuchMessage, NotLeased
 from mq.message import Message
-from mq.testing.clients import PATIENCE_SECONDS
-from mq.testing.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Expected, SeenDelivery, Sent
-from mq.testing.history import History
+from simulation.clients import PATIENCE_SECONDS
+from simulation.expected import DEAD, LIMITED, MAX_MESSAGES, MAX_RECEIVES, UNIQUE, WORK, Expected, SeenDelivery, Sent
+from simulation.history import History
 
 _SETTINGS: Final[dict[str, dict[str, Any]]] = {
     DEAD: {},

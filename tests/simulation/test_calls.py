@@ -8,7 +8,7 @@ import pytest
 
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW, OPEN_READ, FileKind
 from mq.storage.files.fake import make_calls
-from mq.testing.calls import FaultyCalls, RecordedCall
+from simulation.calls import FaultyCalls, RecordedCall
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ A seed decides everything: the file system, the faults, the power cuts, the clie
 scheduling. Its plan is drawn at once; its last digits decide what it looks for. The same seed gives the same run, in
 any process::
 
-    python -m mq.testing.simulate 4711 --verbose
+    python -m simulation 4711 --verbose
 
 Trio's deterministic scheduling is a private switch of its own: constraints.txt pins the version, and a test holds the
 same seed to the same trace.
@@ -34,19 +34,19 @@ from mq.storage.files.mount import Mount
 from mq.storage.files.posix import FolderStorage
 from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions
-from mq.testing.calls import StepByStep
-from mq.testing.claimants import Claimants, ConsumerLedger
-from mq.testing.clients import Clients
-from mq.testing.clock_ledger import ClockLedger, NotedClock
-from mq.testing.disk import Disk, Medium
-from mq.testing.expected import Expected
-from mq.testing.faults import KINDS, REFUSALS, Faults, PowerCut
-from mq.testing.group_users import GroupLedger, GroupUsers
-from mq.testing.history import History
-from mq.testing.schedule_users import ScheduleLedger, ScheduleUsers
-from mq.testing.stepped import SteppedThreads
-from mq.testing.users import Users
-from mq.testing.write_job_users import WriteJobUsers, WriteLedger
+from simulation.calls import StepByStep
+from simulation.claimants import Claimants, ConsumerLedger
+from simulation.clients import Clients
+from simulation.clock_ledger import ClockLedger, NotedClock
+from simulation.disk import Disk, Medium
+from simulation.expected import Expected
+from simulation.faults import KINDS, REFUSALS, Faults, PowerCut
+from simulation.group_users import GroupLedger, GroupUsers
+from simulation.history import History
+from simulation.schedule_users import ScheduleLedger, ScheduleUsers
+from simulation.stepped import SteppedThreads
+from simulation.users import Users
+from simulation.write_job_users import WriteJobUsers, WriteLedger
 
 CLAIMING: Final = (1, 2)
 """The last digits of seeds with claims of batches, if there is one broker. Runs of the latter do hardly anything
