@@ -20,8 +20,8 @@ from mq.storage.files.logged import commit as logged
 from mq.storage.files.logged.commit import LoggedPortion
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.mount import Mount
-from mq.storage.files.stepwise.barrier import Barrier
 from mq.storage.files.stepwise.batch import Batch, OrderedBatch
+from mq.storage.files.sync import Barrier
 from mq.storage.interface import Entry, Move, Outcome, Unlink, Write
 
 Patch = pytest.MonkeyPatch

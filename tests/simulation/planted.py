@@ -38,7 +38,7 @@ BUGS: Final = {
         "LinkBatch._note_moved", "self._barrier.add_folders(_folder(target))", "pass"
     ),
     "one folder is synced of two where names have no order": Bug(
-        "mq.storage.files.stepwise.barrier:Barrier.add_folders",
+        "mq.storage.files.sync:Barrier.add_folders",
         "self._folders.update(paths)",
         """
         held = [path for path in paths if path in self._syncs.held]
@@ -46,7 +46,7 @@ BUGS: Final = {
         """,
     ),
     "a file is thought to bring its name where names have no order": Bug(
-        "mq.storage.files.stepwise.barrier:Barrier._sync_files", "return False", "return bool(self._files)"
+        "mq.storage.files.sync:Barrier._sync_files", "return False", "return bool(self._files)"
     ),
     "a file is thought to bring what was changed after it": Bug("bring_in_order", "calls.touch(files[-1])", "pass"),
     "a file is thought to bring the bytes of others": Bug("bring_in_order", "if others or len(files) > 1: ...", "pass"),

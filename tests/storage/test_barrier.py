@@ -9,8 +9,7 @@ from typing import Final
 import pytest
 
 from mq.storage.files.calls import OPEN_FOLDER, OPEN_NEW
-from mq.storage.files.stepwise.barrier import Barrier
-from mq.storage.files.sync import WholeSyncs, make_syncs, sync_folder
+from mq.storage.files.sync import Barrier, WholeSyncs, make_syncs, sync_folder
 from simulation.calls import FaultyCalls
 from tests.cases import for_each
 from tests.storage.disks import make_calls

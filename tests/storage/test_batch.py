@@ -16,7 +16,7 @@ from mq.lifecycle import State
 from mq.storage.files.calls import TRANSIENT, LinuxCalls
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
 from mq.storage.files.mount import Mount, mount_of
-from mq.storage.files.stepwise.barrier import MOST_OPEN
+from mq.storage.files.sync import MOST_OPEN
 from mq.storage.files.unlinks import FILES_PER_UNLINK
 from mq.storage.interface import QUEUE, Entry, Meta, Move, Operation, Result, Sharing, Unlink, Write
 from mq.storage.records import drop_record

@@ -11,7 +11,7 @@ from mq.errors import StorageFull, StorageUnsure
 from mq.lifecycle import State
 from mq.storage.files.calls import OPEN_NEW, RETRY_SECONDS, RetryingCalls
 from mq.storage.files.mount import Mount
-from mq.storage.files.stepwise.barrier import MOST_MOVED
+from mq.storage.files.sync import MOST_MOVED
 from mq.storage.interface import QUEUE, Move, Result, Sharing, Write
 from mq.storage.records import put_record
 from simulation.calls import FaultyCalls

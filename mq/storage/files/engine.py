@@ -75,7 +75,7 @@ class Engine(Protocol):
     def traits(self) -> Traits:
         """What it can do. Groups may be larger once a log has grown."""
 
-    def commit(self, operations: Sequence[AnyOperation], early: EarlyResults) -> list[Outcome]:
+    def commit(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
         """Do a batch. One outcome for each operation, in order; `early` may be told of the first ones on the way."""
 
     def read_ahead(self, entries: Sequence[Entry]) -> list[Opened] | None:

@@ -32,7 +32,8 @@ from mq.storage.files.layout import (
     parse_flat,
     parse_leaf,
 )
-from mq.storage.files.sync import Spare, close_all
+from mq.storage.files.spare import Spare
+from mq.storage.files.sync import close_all
 from mq.storage.files.volume import Volume
 from mq.storage.interface import Damage, Entry, Health, MessageColumns
 

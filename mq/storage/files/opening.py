@@ -25,12 +25,13 @@ from mq.storage.files.ownership import Guard, RootBusy, open_root_folders
 from mq.storage.files.probes import check_calls, has_xattrs, named
 from mq.storage.files.records import Records
 from mq.storage.files.reserve import Reserve
+from mq.storage.files.spare import Spare
 from mq.storage.files.start import Start
 from mq.storage.files.stepwise.engine import StepwiseEngine, kit_for, stepped_root
 from mq.storage.files.stepwise.peers import Heartbeat, PeerLease
 from mq.storage.files.stepwise.root import Others
 from mq.storage.files.stepwise.watch import OwnChanges
-from mq.storage.files.sync import Spare, close_all
+from mq.storage.files.sync import close_all
 from mq.storage.files.volume import Volume
 from mq.storage.interface import Sharing
 from mq.storage.options import StorageOptions

@@ -10,7 +10,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -63,8 +63,6 @@ _STAGED_CHUNK: Final = 1024 * 1024
 _BUSY_TRIES: Final = 50
 _BUSY_PAUSE_SECONDS: Final = 0.1
 _READERS: Final = 4
-_LEAST_PORTIONS: Final = 3
-"""Of a smaller batch nothing is told before its end: its callers would miss the next one, which costs flushes."""
 _MOST_INLINE: Final = 4
 """Writes, moves or reads that in memory take as long as a hop to a thread and back."""
 _MOST_INLINE_BYTES: Final = 1 << 16
@@ -299,7 +297,8 @@ class FolderStorage:
                 hop = thread.hop_in_parts
             if hop is None or not self._root_open.engine.tells_early:
                 return await self._commit(operations)
-            outcomes = Outcomes(await hop(self._run, operations, hear=counting))
+            commit = functools.partial(hop, hear=counting)
+            outcomes = Outcomes(await self._noting_cut(commit, self._root_open.engine.commit, operations))
             if thread is not None:
                 outcomes.heard_late = thread.heard_late
         del outcomes[:heard]
@@ -308,14 +307,10 @@ class FolderStorage:
     async def _commit(self, operations: Sequence[AnyOperation]) -> list[Outcome]:
         inline = self._fits_inline(operations)
         hop = inline_hop if inline else self._hop_to(self._committing)
-        outcomes = Outcomes(await hop(self._run, _NOT_EARLY, operations))
+        outcomes = Outcomes(await self._noting_cut(hop, self._root_open.engine.commit, _NOT_EARLY, operations))
         if not inline and self._committing is not None:
             outcomes.heard_late = self._committing.heard_late
         return outcomes
-
-    def _run(self, early: EarlyResults, operations: Sequence[AnyOperation]) -> list[Outcome]:
-        early.is_over |= len(operations) < _LEAST_PORTIONS * early.every
-        return self._noting_cut(self._root_open.engine.commit, operations, early)
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         """Open messages in one hop; in none where they were read ahead."""
@@ -387,7 +382,7 @@ class FolderStorage:
                 f"the store has failed ({folders.volume.failure}). Repair and remount the disk, then restart mq"
             )
         try:
-            result: _T = await self._hop(self._noting_cut, verb, *args)
+            result: _T = await self._noting_cut(self._hop, verb, *args)
             return result
         except OSError as error:
             if is_transient(error):
@@ -400,11 +395,11 @@ class FolderStorage:
                 f"({folders.volume.failure}). Repair and remount the disk, then restart mq"
             ) from error
 
-    def _noting_cut(self, verb: Callable[..., _T], *args: object) -> _T:
-        """Note if a change of the medium is cut off: then the root is not stopped cleanly."""
+    async def _noting_cut(self, hop: Callable[..., Awaitable[_T]], *args: object) -> _T:
+        """Change the medium by a hop, and note if the change is cut off: then the root is not stopped cleanly."""
         try:
-            return verb(*args)
-        except (OSError, MQError):
+            return await hop(*args)
+        except (OSError, MQError, trio.Cancelled):  # a hop that has begun is not cancelled
             raise
         except BaseException:
             self._root_open.folders.volume.is_cut_off = True

@@ -70,13 +70,14 @@ def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[byte
 
 
 def write_message(
-    folders: Folders, planned: Planned, path: str, name: Callable[[int, str, str], object]
+    folders: Folders, planned: Planned, path: str, name: Callable[[Calls, int, str, str], object]
 ) -> int | Outcome:
     """Write the file of a message. Returns the open file, or why there is none.
 
     Args:
         path: the file for a body in memory. A staged body is in a file already.
-        name: gives an open file its name: called with the file, its path and the path of the message, if they differ.
+        name: gives an open file its name: called with the calls, the file, its path and the path of the message, if the
+            paths differ.
 
     Raises:
         OSError: it was refused, and nothing of it is left.
@@ -99,7 +100,7 @@ def write_message(
             if isinstance(body, bytes) and (written := folders.calls.write(fd, body)) < len(body):
                 write_all(folders.calls, fd, body[written:])
             if path != target:
-                name(fd, path, target)
+                name(folders.calls, fd, path, target)
         except OSError:
             _undo(folders, planned, fd, path)
             raise

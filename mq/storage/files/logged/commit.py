@@ -41,6 +41,8 @@ from mq.storage.files.staging import StagedBody
 from mq.storage.files.writes import Planned, noted_of
 from mq.storage.interface import QUEUE, AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
 
+_LEAST_PORTIONS: Final = 3
+"""Of a smaller batch nothing is told before its end: its callers would miss the next one, which costs flushes."""
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""
 NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
@@ -50,8 +52,8 @@ def commit(
     root: LoggedRoot,
     queues: RecordChanges,
     read_ahead: ReadAhead,
-    operations: Sequence[AnyOperation],
     early: EarlyResults,
+    operations: Sequence[AnyOperation],
 ) -> list[Outcome]:
     """Do a batch, by as few records as hold it. One outcome for each operation, in order.
 
@@ -59,6 +61,7 @@ def commit(
         read_ahead: reads messages before they are moved.
         early: is told of the first outcomes on the way: their record is on the disk, and their file calls are made.
     """
+    early.is_over |= len(operations) < _LEAST_PORTIONS * early.every
     first = operations[0] if operations else None
     if isinstance(first, Put | Drop) and first.kind == QUEUE:  # it is alone in its batch
         return [queues.commit(first)]

@@ -36,7 +36,7 @@ class LoggedEngine:
         self.root = root
         self.stage = root.folders.layout.stage
         self._read_ahead = ReadAhead()
-        self.commit: Callable[[Sequence[AnyOperation], EarlyResults], list[Outcome]] = partial(
+        self.commit: Callable[[EarlyResults, Sequence[AnyOperation]], list[Outcome]] = partial(
             commit, root, LoggedQueues(root, ids), self._read_ahead
         )
 

@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mq.storage.files.calls import Step, is_transient
+from mq.storage.files.calls import Calls, Step, is_transient
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.outcomes import GONE, NO_QUEUE, refusal
@@ -147,14 +147,11 @@ class _Steps:
 
     def _write(self, planned: Planned) -> Outcome:
         self._need_room()
-        written = write_message(self._folders, planned, planned.path, self._name)
+        written = write_message(self._folders, planned, planned.path, _rename)
         if isinstance(written, Outcome):
             return written
         self._folders.calls.close(written)
         return Outcome(Result.DONE, planned.entry)
-
-    def _name(self, _: int, path: str, target: str) -> None:
-        self._folders.calls.rename(path, target)
 
     def _write_sides(self) -> None:
         """Write the side files of messages with long attributes."""
@@ -180,6 +177,10 @@ class _Steps:
                 return GONE
             raise
         return Outcome(Result.DONE, planned.entry)
+
+
+def _rename(calls: Calls, fd: int, path: str, target: str) -> None:
+    calls.rename(path, target)
 
 
 def _failure_of(result: int, path: str) -> OSError | None:

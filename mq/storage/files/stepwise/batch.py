@@ -22,13 +22,12 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from mq.message import MessageId
-from mq.storage.files.calls import OPEN_READ, FileKind, is_unsure
+from mq.storage.files.calls import OPEN_READ, Calls, FileKind, is_unsure
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.outcomes import DONE, GONE, NO_QUEUE, failed, refusal
 from mq.storage.files.record_changes import RecordChanges
-from mq.storage.files.stepwise.barrier import Barrier, OrderedBarrier
 from mq.storage.files.stepwise.root import SteppedRoot
-from mq.storage.files.sync import sync, sync_folder
+from mq.storage.files.sync import Barrier, OrderedBarrier, link_synced, sync_folder
 from mq.storage.files.unlinks import is_removal, unlink
 from mq.storage.files.writes import Planned, plan, undo_side, write_message, write_side
 from mq.storage.interface import AnyOperation, Drop, Entry, MessageOperation, Move, Outcome, Put, Result, Unlink, Write
@@ -41,8 +40,8 @@ def commit(
     batch: type[Batch],
     root: SteppedRoot,
     records: RecordChanges,
+    _: EarlyResults,
     operations: Sequence[AnyOperation],
-    early: EarlyResults,
 ) -> list[Outcome]:
     """Do a batch: each record by itself. One outcome for each operation, in order.
 
@@ -100,10 +99,9 @@ class Batch:
                 if not is_unsure(error):
                     volume.fail(error)
                 self._take_back()
+                self._barrier.close()
                 if is_unsure(error):
                     return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._planned)
-            finally:
-                self._barrier.close()
         return failed(volume.failure, len(self._planned))
 
     def _take_back(self) -> None:
@@ -138,6 +136,8 @@ class Batch:
                 undo_side(self._folders, self._side_files[index])
         if durable or self._must_flush or self._barrier.has_failed:
             self._flush(self._barrier)
+        else:
+            self._barrier.close()
 
     def _refusal(self, operation: MessageOperation, error: OSError) -> Outcome:
         return refusal(error)
@@ -178,7 +178,7 @@ class Batch:
         if self._no_room is not None:
             raise self._no_room
 
-    def _name(self, _: int, path: str, target: str) -> None:
+    def _name(self, calls: Calls, fd: int, path: str, target: str) -> None:
         self._rename(path, target)
 
     def _keep(self, fd: int) -> None:
@@ -319,15 +319,7 @@ class LinkBatch(Batch):
 
     # Writing
 
-    def _name(self, fd: int, path: str, target: str) -> None:
-        sync(self._calls, fd)
-        self._calls.link(path, target)
-        try:
-            self._calls.unlink(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                self._calls.unlink(target)
-            raise
+    _name = staticmethod(link_synced)
 
     def _keep(self, fd: int) -> None:
         with contextlib.suppress(OSError):  # its sync has reported all errors

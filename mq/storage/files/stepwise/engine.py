@@ -98,7 +98,7 @@ class StepwiseEngine:
         # Recovery looks for partial messages in new/ and delay/ only. A killed process leaves none anywhere.
         self._places = is_alone and kit.completes
         self._kit = kit
-        self.commit: Callable[[Sequence[AnyOperation], EarlyResults], list[Outcome]] = partial(
+        self.commit: Callable[[EarlyResults, Sequence[AnyOperation]], list[Outcome]] = partial(
             commit, kit.batch if is_alone else kit.shared, root, kit.records(root, records, ids)
         )
         self._own = own

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mq.storage.files.stepwise.barrier import Barrier
 from mq.storage.files.stepwise.batch import Batch, LinkBatch, OrderedBatch
 from mq.storage.files.stepwise.root import SteppedRoot
+from mq.storage.files.sync import Barrier
 from mq.storage.interface import MessageOperation, Move, Outcome, Result, Write
 
 _CLEARED: Final = Outcome(
