@@ -302,18 +302,18 @@ OF_THE_LOG: Final = {
     ),
     "files are there before the log has them": Bug(
         "mq.storage.files.logged.commit:_commit",
-        "log.append(portion.encode(), flushes=portion.flushes, flush=flush)",
-        "log.append(portion.encode())",
+        "log.append(encode(portion.recorded, root.prefix), flushes=portion.flushes, flush=flush)",
+        "log.append(encode(portion.recorded, root.prefix))",
     ),
     "it is told of what is not on the medium yet": Bug(
         "mq.storage.files.logged.commit:_commit",
         """
-        sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
+        sequence = log.append(encode(portion.recorded, root.prefix), flushes=portion.flushes, flush=flush)
         units = None if portion.units is None else Units(root, portion, portion.units, early)
         outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         """,
         """
-        sequence = log.append(portion.encode())
+        sequence = log.append(encode(portion.recorded, root.prefix))
         units = None if portion.units is None else Units(root, portion, portion.units, early)
         outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
         log.flush(flush)

@@ -6,48 +6,69 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum, encode_attributes, with_checksum
 from mq.storage.files.calls import OPEN_NEW, Calls, write_all
 from mq.storage.files.folders import Folders
-from mq.storage.files.layout import ATTRIBUTES, NO_ATTRIBUTES, SUM, Layout, encode_side
+from mq.storage.files.layout import ATTRIBUTES, NO_ATTRIBUTES, SUM, encode_side, leaf_name
 from mq.storage.files.outcomes import GONE, NO_QUEUE
 from mq.storage.files.staging import StagedBody
-from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Write
+from mq.storage.interface import FRESH, Entry, MessageOperation, Move, Outcome, Write
+
+_FOLDERS: Final = {state: state.value for state in State}
 
 
 class Planned(NamedTuple):
-    """An operation, and what its file calls need to know of it.
+    """An operation, and what its record in a log and its file calls need to know of it.
 
     Attributes:
         entry: where its message is after it; of an Unlink, before it.
         source: of a Move, the path before it.
-        attributes, sum: of a Write, the two extended attributes of its file; an empty one is not set.
+        size, crc: of a Write, the length of its body in bytes, and the body's CRC-32.
+        encoded: of a Write, its attributes as :func:`mq.message.encode_attributes` gives them.
+        attributes, sum, has_side: of a Write, as :func:`noted_of` gives them.
     """
 
     operation: MessageOperation
     entry: Entry
     path: str
     source: str = ""
+    size: int = 0
+    crc: int = 0
+    encoded: bytes = b""
     attributes: bytes = b""
     sum: bytes = b""
     has_side: bool = False
 
 
-def plan(layout: Layout, operation: MessageOperation, largest: int) -> Planned:
-    """Return an operation, worked out. `largest` is :attr:`mq.storage.files.folders.Folders.largest_attributes`."""
+def plan(root: str, operation: MessageOperation, largest: int) -> Planned:
+    """Return an operation, worked out.
+
+    Args:
+        root: what the path of everything in the root begins with.
+        largest: as :attr:`mq.storage.files.folders.Folders.largest_attributes`.
+    """
     if isinstance(operation, Write):
         queue, id, body, attributes, meta, _, _, state, _ = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         encoded = encode_attributes(attributes) if attributes else b""
-        return Planned(operation, entry, layout.path(entry), "", *noted_of(encoded, size, crc, largest))
+        noted = noted_of(encoded, size, crc, largest)
+        return Planned(operation, entry, _path_of(root, entry), "", size, crc, encoded, *noted)
     if isinstance(operation, Move):
-        entry = operation.target
-        return Planned(operation, entry, layout.path(entry), layout.path(operation.entry))
-    return Planned(operation, operation.entry, layout.path(operation.entry))
+        left, state, meta, into, _, _ = operation
+        entry = Entry(into or left.queue, left.id, state, meta)
+        return Planned(operation, entry, _path_of(root, entry), _path_of(root, left))
+    return Planned(operation, operation.entry, _path_of(root, operation.entry))
+
+
+def _path_of(root: str, entry: Entry) -> str:
+    """Return the same as :meth:`Layout.path`. Each message of every client pays for it, so it makes no further call."""
+    queue, id, state, meta = entry
+    name = id if meta is FRESH else leaf_name(id, meta)
+    return f"{root}queues/{queue}/{name}" if state is State.READY else f"{root}{_FOLDERS[state]}/{queue}:{name}"
 
 
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes, bool]:
@@ -82,7 +103,7 @@ def write_message(
     Raises:
         OSError: it was refused, and nothing of it is left.
     """
-    operation, entry, target, _, attributes, noted, _ = planned
+    operation, entry, target, *_, attributes, noted, _ = planned
     assert isinstance(operation, Write), "only a Write makes a file"
     body = operation.body
     try:
@@ -153,11 +174,9 @@ def write_side(folders: Folders, planned: Planned) -> int:
     """
     operation = planned.operation
     assert isinstance(operation, Write), "only a written message gets a side file"
-    body = operation.body
-    size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
     fd = folders.calls.open(f"{folders.layout.properties}/{operation.id}", OPEN_NEW)
     try:
-        write_all(folders.calls, fd, encode_side(Properties(size, crc, operation.attributes)))
+        write_all(folders.calls, fd, encode_side(Properties(planned.size, planned.crc, operation.attributes)))
     except OSError:
         folders.calls.close(fd)
         undo_side(folders, operation.id)

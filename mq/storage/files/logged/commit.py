@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mq.message import SharedAttributes, checksum, encode_attributes
+from mq.message import SharedAttributes, encode_attributes
 from mq.storage.files.calls import Step
 from mq.storage.files.hop import EarlyResults
 from mq.storage.files.layout import LARGEST_ATTRIBUTES
@@ -27,19 +27,15 @@ from mq.storage.files.logged.record import (
     LINE_BYTES,
     Forgotten,
     Kept,
-    Payload,
     Refused,
-    Wrote,
     encode,
-    place_of,
 )
 from mq.storage.files.logged.root import LoggedRoot
 from mq.storage.files.logged.steps import Messages, do_steps
 from mq.storage.files.outcomes import DONE, failed
 from mq.storage.files.record_changes import RecordChanges
-from mq.storage.files.staging import StagedBody
-from mq.storage.files.writes import Planned, noted_of
-from mq.storage.interface import QUEUE, AnyOperation, Drop, Entry, Group, Move, Outcome, Put, Result, Unlink, Write
+from mq.storage.files.writes import Planned, plan
+from mq.storage.interface import QUEUE, AnyOperation, Drop, Group, Move, Outcome, Put, Result, Write
 
 _LEAST_PORTIONS: Final = 3
 """Of a smaller batch nothing is told before its end: its callers would miss the next one, which costs flushes."""
@@ -89,13 +85,13 @@ def commit(
 def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
     """Do what one record holds."""
     early.is_over |= bool(portion.answered)
-    if not portion.planned:
+    if not portion.recorded:
         return portion.outcomes(())
     log = root.log
     flush = portion.large.bring() if portion.large is not None else None
     with log.lock:
         try:
-            sequence = log.append(portion.encode(), flushes=portion.flushes, flush=flush)
+            sequence = log.append(encode(portion.recorded, root.prefix), flushes=portion.flushes, flush=flush)
             units = None if portion.units is None else Units(root, portion, portion.units, early)
             outcomes, refused = _do_messages(root, portion, early) if units is None else (units.outcomes, units.refused)
             if refused:
@@ -118,7 +114,7 @@ def _do_messages(
     root: LoggedRoot, portion: LoggedPortion, early: EarlyResults
 ) -> tuple[Sequence[Outcome], Sequence[int]]:
     """Do operations on messages, each by itself. Returns their outcomes, and the numbers of those not done."""
-    planned: list[Planned] = portion.planned  # type: ignore[assignment] # there is no record
+    planned: list[Planned] = portion.recorded  # type: ignore[assignment] # there is no record
     outcomes = do_steps(root, Messages(planned, portion.steps, portion.expected, portion.writes), early)
     if outcomes is portion.expected:
         return outcomes, ()
@@ -129,11 +125,11 @@ def _do_messages(
     ]
 
 
-class LoggedPortion(Payload):
+class LoggedPortion:
     """Operations and groups of a batch. Use it for one record.
 
     Attributes:
-        planned: each recorded operation, worked out; None for one on a record.
+        recorded: each recorded operation, worked out.
         steps: its file call as mq-native makes it; None if it takes more than one.
         expected: its outcome if nothing is in its way.
         units: the recorded operations and groups; None if each is on a message, and by itself.
@@ -152,15 +148,14 @@ class LoggedPortion(Payload):
         "expected",
         "flushes",
         "large",
-        "planned",
+        "recorded",
         "steps",
         "units",
         "writes",
     )
 
     def __init__(self, root: LoggedRoot) -> None:
-        super().__init__()
-        self.planned: list[Planned | None] = []
+        self.recorded: list[Planned | Kept | Forgotten] = []
         self.steps: list[Step | None] = []
         self.expected: list[Outcome] = []
         self.units: list[Unit] | None = None
@@ -173,30 +168,24 @@ class LoggedPortion(Payload):
         self._longest = min(LARGEST_INLINE, self._room // 2)
 
     def __len__(self) -> int:
-        return len(self.planned if self.units is None else self.units) + len(self.answered)
+        return len(self.recorded if self.units is None else self.units) + len(self.answered)
 
     def add(self, operation: AnyOperation) -> bool:
         """Add an operation or a group. False if the record has no room for it: it is for the next portion."""
-        body = attributes = b""
         if isinstance(operation, Write):
-            if not isinstance(operation.body, bytes):
+            if not isinstance(operation.body, bytes) or len(operation.body) > self._longest:
                 return self._add_unit((operation,))
-            body = operation.body
-            if operation.attributes:
-                attributes = encode_attributes(operation.attributes)
-            if len(body) > self._longest or len(attributes) > LARGEST_ATTRIBUTES:
-                return self._add_unit((operation,))
-        size = LINE_BYTES + len(body) + len(attributes)
+        elif isinstance(operation, Group):
+            return self._add_unit(operation.operations)
+        elif isinstance(operation, Put | Drop):
+            return self._add_unit((operation,))
+        planned = plan(self._prefix, operation, LARGEST_ATTRIBUTES)
+        if planned.has_side:
+            return self._add_unit((operation,))
+        size = LINE_BYTES + planned.size + len(planned.encoded)
         if size > self._room:
             return False
-        if isinstance(operation, Write):
-            self._write(operation, body, attributes)
-        elif isinstance(operation, Move):
-            self._move(operation)
-        elif isinstance(operation, Unlink):
-            self._remove(operation)
-        else:
-            return self._add_unit(operation.operations if isinstance(operation, Group) else (operation,))
+        self._record(planned)
         self._room -= size
         if self.units is not None:
             self.units.append((operation,))
@@ -218,44 +207,28 @@ class LoggedPortion(Payload):
             recorded: the outcomes of the recorded operations and groups.
         """
         assert self.large is not None, "no body was staged"
-        units = self.units or [(planned.operation,) for planned in self.planned if planned is not None]
+        units = self.units or [(each.operation,) for each in self.recorded if isinstance(each, Planned)]
         for unit, outcome in zip(units, recorded, strict=True):
             if outcome.result is not Result.DONE:
                 self.large.discard(unit)
 
-    # Messages with small bodies
-
-    def _write(self, operation: Write, body: bytes, attributes: bytes) -> None:
-        queue, id, _, _, meta, _, _, state, _ = operation
-        entry, size, crc = Entry(queue, id, state, meta), len(body), checksum(body)
-        place = place_of(entry)
-        path = self._prefix + place
-        self.wrote(place, size, crc, attributes, body)
-        attributes, noted, has_side = noted_of(attributes, size, crc, LARGEST_ATTRIBUTES)
-        self.planned.append(Planned(operation, entry, path, "", attributes, noted, has_side))
-        self.steps.append(None if has_side else (path, body, noted, attributes))
-        self.expected.append(Outcome(Result.DONE, entry))
-        self.writes = self.flushes = True
-
-    def _move(self, operation: Move) -> None:
-        entry, state, meta, queue, durable, _ = operation
-        target = Entry(queue or entry.queue, entry.id, state, meta)
-        left, place = place_of(entry), place_of(target)
-        source, path = self._prefix + left, self._prefix + place
-        self.moved(left, place)
-        self.planned.append(Planned(operation, target, path, source))
-        self.steps.append((source, path))
-        self.expected.append(Outcome(Result.DONE, target))
-        self.flushes |= durable
-
-    def _remove(self, operation: Unlink) -> None:
-        place = place_of(operation.entry)
-        path = self._prefix + place
-        self.removed(place)
-        self.planned.append(Planned(operation, operation.entry, path))
-        self.steps.append((path,))
-        self.expected.append(DONE)
-        self.flushes |= operation.durable
+    def _record(self, planned: Planned) -> None:
+        operation, entry, path, source, _, _, _, attributes, noted, has_side = planned
+        self.recorded.append(planned)
+        if isinstance(operation, Write):
+            body = operation.body
+            step = (path, body, noted, attributes) if isinstance(body, bytes) and not has_side else None
+            self.steps.append(step)
+            self.expected.append(Outcome(Result.DONE, entry))
+            self.writes = self.flushes = True
+        elif isinstance(operation, Move):
+            self.steps.append((source, path))
+            self.expected.append(Outcome(Result.DONE, entry))
+            self.flushes |= operation.durable
+        else:
+            self.steps.append((path,))
+            self.expected.append(DONE)
+            self.flushes |= operation.durable
 
     # Groups, records and other messages
 
@@ -280,7 +253,7 @@ class LoggedPortion(Payload):
             else:
                 unit = staged
         if outcome is None:
-            self._record(unit)
+            self._record_unit(unit)
         else:
             self._answer(outcome)
         return True
@@ -288,42 +261,20 @@ class LoggedPortion(Payload):
     def _answer(self, outcome: Outcome) -> None:
         self.answered[len(self)] = outcome
 
-    def _record(self, unit: Unit) -> None:
+    def _record_unit(self, unit: Unit) -> None:
         if self.units is None and (len(unit) > 1 or isinstance(unit[0], Put | Drop)):
-            self.units = [(planned.operation,) for planned in self.planned if planned is not None]
+            self.units = [(each.operation,) for each in self.recorded if isinstance(each, Planned)]
         for operation in unit:
-            if isinstance(operation, Write):
-                self._write_other(operation)
-            elif isinstance(operation, Move):
-                self._move(operation)
-            elif isinstance(operation, Unlink):
-                self._remove(operation)
-            else:
-                assert not isinstance(operation, Group), "a group in a group"
-                self.say(Kept(*operation) if isinstance(operation, Put) else Forgotten(*operation))
-                self.planned.append(None)
+            if isinstance(operation, Put | Drop):
+                self.recorded.append(Kept(*operation) if isinstance(operation, Put) else Forgotten(*operation))
                 self.steps.append(None)
                 self.expected.append(DONE)
                 self.flushes = True
+            else:
+                assert not isinstance(operation, Group), "a group in a group"
+                self._record(plan(self._prefix, operation, LARGEST_ATTRIBUTES))
         if self.units is not None:
             self.units.append(unit)
-
-    def _write_other(self, operation: Write) -> None:
-        attributes, body = encode_attributes(operation.attributes), operation.body
-        if isinstance(body, bytes):
-            self._write(operation, body, attributes)
-            return
-        assert isinstance(body, StagedBody), "staged in another store"
-        entry = Entry(operation.queue, operation.id, operation.state, operation.meta)
-        place = place_of(entry)
-        staged = self._root.folders.layout.below_root(body.file.path)
-        self.say(Wrote(place, body.size, body.checksum, attributes, None, staged))
-        path = self._prefix + place
-        noted = noted_of(attributes, body.size, body.checksum, LARGEST_ATTRIBUTES)
-        self.planned.append(Planned(operation, entry, path, "", *noted))
-        self.steps.append(None)
-        self.expected.append(Outcome(Result.DONE, entry))
-        self.writes = self.flushes = True
 
     def _is_large(self, operation: AnyOperation) -> bool:
         if not isinstance(operation, Write):

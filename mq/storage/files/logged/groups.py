@@ -49,7 +49,7 @@ class _Step(NamedTuple):
 class RecordedOperations(Protocol):
     """The operations that a record names (:class:`mq.storage.files.logged.commit.LoggedPortion`)."""
 
-    planned: list[Planned | None]
+    recorded: list[Planned | Kept | Forgotten]
     steps: list[Step | None]
     expected: list[Outcome]
     writes: bool
@@ -84,11 +84,11 @@ class Units:
     def _do(self, recorded: RecordedOperations, units: Sequence[Unit], early: EarlyResults) -> None:
         kept = [self._keep_all(unit) for unit in units]  # first: they are what a full disk refuses
         chosen = Messages([], [], [], recorded.writes)
-        in_order = iter(zip(recorded.planned, recorded.steps, recorded.expected, strict=True))
+        in_order = iter(zip(recorded.recorded, recorded.steps, recorded.expected, strict=True))
         for unit, (_, refused) in zip(units, kept, strict=True):
-            for planned, step, expected in islice(in_order, len(unit)):
-                if planned is not None and refused is None:
-                    chosen.planned.append(planned)
+            for each, step, expected in islice(in_order, len(unit)):
+                if isinstance(each, Planned) and refused is None:
+                    chosen.planned.append(each)
                     chosen.steps.append(step)
                     chosen.expected.append(expected)
         done = iter(do_steps(self._root, chosen, early) if chosen.planned else ())

@@ -13,7 +13,7 @@ behind it the bytes that go with some of the lines, in order::
     q  queue  path                                                a queue's folder is moved to that path
     v  sequence  numbers of operations                            these of an earlier record were refused
 
-Paths are below the root, keys are percent-encoded. :class:`Payload` puts one together; :func:`decode` takes it apart.
+Paths are below the root, keys are percent-encoded. :func:`encode` makes a payload; :func:`decode` takes it apart.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from mq.lifecycle import State
 from mq.message import encode_attributes
-from mq.storage.files.layout import leaf_name
-from mq.storage.interface import FRESH, Entry
+from mq.storage.files.staging import StagedBody
+from mq.storage.files.writes import Planned
+from mq.storage.interface import Move, Write
 
 LARGEST_INLINE: Final = 1 << 16
 """Bytes of a body that goes into the log. A larger one is brought to the medium by its own file."""
@@ -35,14 +35,11 @@ LINE_BYTES: Final = 600
 """More than any line of an operation takes, but for a record's key."""
 _TEXT_LENGTH: Final = struct.Struct("<I")
 """What a payload begins with."""
-_FOLDERS: Final = {state: state.value for state in State}
-
-
-def place_of(entry: Entry) -> str:
-    """The path of the entry's file below the root."""
-    queue, id, state, meta = entry
-    name = id if meta is FRESH else leaf_name(id, meta)
-    return f"queues/{queue}/{name}" if state is State.READY else f"{_FOLDERS[state]}/{queue}:{name}"
+# These lines are made from operations as well as from sayings.
+_WROTE: Final = "w\t%s\t%d\t%08x\t%d"
+_WROTE_STAGED: Final = f"s{_WROTE[1:]}\t%s"
+_MOVED: Final = "m\t%s\t%s"
+_REMOVED: Final = "u\t%s"
 
 
 class Wrote(NamedTuple):
@@ -109,63 +106,64 @@ Saying = Wrote | Moved | Removed | Kept | Forgotten | QueueRemoved | Refused
 """What one line of a payload says."""
 
 
-class Payload:
-    """What a record says, while it is put together."""
+def encode(recorded: Iterable[Planned | Saying], root: str = "") -> bytes:
+    """Return a record's payload.
 
-    __slots__ = ("_blobs", "_lines")
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._blobs: list[bytes] = []
-
-    def wrote(self, path: str, size: int, crc: int, attributes: bytes, body: bytes) -> None:
-        """Say a :class:`Wrote` of a body that goes with it."""
-        self._lines.append(f"w\t{path}\t{size}\t{crc:08x}\t{len(attributes)}")
-        self._blobs += (attributes, body)
-
-    def moved(self, old: str, new: str) -> None:
-        """Say a :class:`Moved`."""
-        self._lines.append(f"m\t{old}\t{new}")
-
-    def removed(self, path: str) -> None:
-        """Say a :class:`Removed`."""
-        self._lines.append(f"u\t{path}")
-
-    def say(self, saying: Saying) -> None:
-        """Say what is next."""
-        match saying:
-            case Wrote(path, size, crc, attributes, None, staged):
-                self._lines.append(f"s\t{path}\t{size}\t{crc:08x}\t{len(attributes)}\t{staged}")
-                self._blobs.append(attributes)
-            case Wrote(path, size, crc, attributes, bytes(body)):
-                self.wrote(path, size, crc, attributes, body)
-            case Moved(old, new):
-                self.moved(old, new)
-            case Removed(path):
-                self.removed(path)
-            case Kept(kind, key, value):
-                blob = encode_attributes(value) or b"{}"
-                self._lines.append(f"p\t{kind}\t{_quoted(key)}\t{len(blob)}")
-                self._blobs.append(blob)
-            case Forgotten(kind, key):
-                self._lines.append(f"d\t{kind}\t{_quoted(key)}")
-            case QueueRemoved(queue, path):
-                self._lines.append(f"q\t{queue}\t{path}")
-            case Refused(sequence, numbers):
-                self._lines.append(f"v\t{sequence}\t{','.join(map(str, numbers))}")
-
-    def encode(self) -> bytes:
-        """As the record holds it."""
-        text = "\n".join(self._lines).encode()
-        return b"".join((_TEXT_LENGTH.pack(len(text)), text, *self._blobs))
+    Args:
+        recorded: what the record says, in order. A planned operation says where its message is written or moved, or
+            that it is taken away.
+        root: what the paths of planned operations begin with.
+    """
+    below = len(root)
+    lines: list[str] = []
+    blobs: list[bytes] = []
+    for each in recorded:
+        if not isinstance(each, Planned):
+            lines.append(_line_of(each, blobs))
+            continue
+        operation, _, path, source, size, crc, encoded, *_ = each
+        place = path[below:]
+        if isinstance(operation, Write):
+            body = operation.body
+            if isinstance(body, bytes):
+                lines.append(_WROTE % (place, size, crc, len(encoded)))
+                blobs += (encoded, body)
+            else:
+                assert isinstance(body, StagedBody), "staged in another store"
+                lines.append(_WROTE_STAGED % (place, size, crc, len(encoded), body.file.path[below:]))
+                blobs.append(encoded)
+        elif isinstance(operation, Move):
+            lines.append(_MOVED % (source[below:], place))
+        else:
+            lines.append(_REMOVED % place)
+    text = "\n".join(lines).encode()
+    return b"".join((_TEXT_LENGTH.pack(len(text)), text, *blobs))
 
 
-def encode(sayings: Iterable[Saying]) -> bytes:
-    """A record's payload."""
-    payload = Payload()
-    for saying in sayings:
-        payload.say(saying)
-    return payload.encode()
+def _line_of(saying: Saying, blobs: list[bytes]) -> str:
+    """Return the line, and add the bytes that go with it to `blobs`."""
+    match saying:
+        case Wrote(path, size, crc, attributes, None, staged):
+            blobs.append(attributes)
+            return _WROTE_STAGED % (path, size, crc, len(attributes), staged)
+        case Wrote(path, size, crc, attributes, bytes(body)):
+            blobs += (attributes, body)
+            return _WROTE % (path, size, crc, len(attributes))
+        case Moved(old, new):
+            return _MOVED % (old, new)
+        case Removed(path):
+            return _REMOVED % path
+        case Kept(kind, key, value):
+            blob = encode_attributes(value) or b"{}"
+            blobs.append(blob)
+            return f"p\t{kind}\t{_quoted(key)}\t{len(blob)}"
+        case Forgotten(kind, key):
+            return f"d\t{kind}\t{_quoted(key)}"
+        case QueueRemoved(queue, path):
+            return f"q\t{queue}\t{path}"
+        case Refused(sequence, numbers):
+            return f"v\t{sequence}\t{','.join(map(str, numbers))}"
+    raise AssertionError("no other line is in a record")
 
 
 def decode(payload: bytes) -> list[Saying]:

@@ -75,7 +75,7 @@ class Batch:
         self._mount = root.folders.volume.mount
         self._reserve = root.folders.volume.reserve
         largest = root.folders.largest_attributes
-        self._planned = [plan(self._layout, operation, largest) for operation in operations]
+        self._planned = [plan(root.prefix, operation, largest) for operation in operations]
         self._outcomes = [DONE] * len(operations)
         self._written: set[MessageId] = set()
         self._must_flush = False
@@ -102,6 +102,9 @@ class Batch:
                 self._barrier.close()
                 if is_unsure(error):
                     return [Outcome(Result.UNKNOWN, reason=error.strerror or "")] * len(self._planned)
+            except BaseException:
+                self._barrier.close()
+                raise
         return failed(volume.failure, len(self._planned))
 
     def _take_back(self) -> None:

@@ -67,6 +67,7 @@ class SteppedRoot:
         stage: the folder in which this process's bodies arrive.
 
     Attributes:
+        prefix: what the path of everything in the root begins with.
         dirty_folders: folders that lost names since their last sync.
     """
 
@@ -74,6 +75,7 @@ class SteppedRoot:
         self.folders = folders
         self.others = others
         self.stage = stage
+        self.prefix = folders.layout.above("")
         self.dirty_folders: set[str] = set()
         if others is not None and others.alarm is not None:
             folders.volume.failing = others.alarm.set
