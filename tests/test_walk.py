@@ -16,26 +16,26 @@ from mq.storage.files.mount import mount_of_root
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (22, 75),
-    "HTTP fetch with wait, and the publish that ends it": (36, 203),
-    "AMQP publish, with its confirm": (28, 148),
-    "HTTP remove": (27, 108),
+    "HTTP publish": (18, 59),
+    "HTTP fetch with wait, and the publish that ends it": (35, 195),
+    "AMQP publish, with its confirm": (27, 132),
+    "HTTP remove": (25, 94),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 
 BOUNDS_WITH_A_LOG: Final = {
-    "HTTP publish": (22, 75),
-    "HTTP fetch with wait, and the publish that ends it": (37, 203),
-    "AMQP publish, with its confirm": (27, 115),
-    "HTTP remove": (26, 83),
+    "HTTP publish": (19, 59),
+    "HTTP fetch with wait, and the publish that ends it": (37, 195),
+    "AMQP publish, with its confirm": (26, 107),
+    "HTTP remove": (26, 77),
 }
 """The same where the temporary folder is on a file system with a journal."""
 
 BOUNDS_THROUGH_NEW: Final = {
-    "HTTP publish": (27, 172),
-    "HTTP fetch with wait, and the publish that ends it": (39, 229),
-    "AMQP publish, with its confirm": (32, 214),
-    "HTTP remove": (28, 111),
+    "HTTP publish": (25, 152),
+    "HTTP fetch with wait, and the publish that ends it": (37, 213),
+    "AMQP publish, with its confirm": (30, 210),
+    "HTTP remove": (26, 95),
 }
 """The same where a power cut can leave a partial file under its name, as on btrfs: each message goes through new/."""
 

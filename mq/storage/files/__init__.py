@@ -23,7 +23,8 @@ What both engines use knows neither:
 * ``layout``: what a store writes besides bytes: folders, names, properties; pure.
 * ``folders``: what is in the four folders, and how a message is read.
 * ``volume``: the file system below a root: its traits, its syncs, and whether it has failed.
-* ``sync``: what makes a file, a folder, or everything durable.
+* ``sync``: what makes a file, a folder, everything, or a batch of changes durable. ``spare``: a file handle for it when
+  no other is free.
 * ``writes``: where an operation leads; a message's file is written and named, with its properties. ``unlinks``:
   messages and deleted queues are unlinked. ``outcomes``: what both report.
 * ``records``: small JSON files with checksums, never half there. ``record_changes``: Puts and Drops of queues, with
