@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,10 @@ from tests.storage.disks import make_calls, new_id
 MEMORY = Mount("memory", persistent=False, atomic_rename=True, ordered=True)
 
 
+def _name_of(verb: Callable[..., Any]) -> str:
+    return _name_of(verb.func) if isinstance(verb, partial) else verb.__name__
+
+
 class Hops:
     """A store, and the names of what was done in a thread."""
 
@@ -33,7 +38,7 @@ class Hops:
         )
 
     async def _hop(self, verb: Callable[..., Any], *args: object) -> Any:
-        self.taken.append(verb.__name__ if hasattr(verb, "__name__") else "open")
+        self.taken.append(_name_of(verb))
         return await inline_hop(verb, *args)
 
     async def of(self, *operations: Operation) -> list[str]:
@@ -58,10 +63,10 @@ def write(size: int = 4) -> Write:
 async def test_on_a_disk_every_batch_hops() -> None:
     hops = Hops(MEMORY._replace(persistent=True))
     await hops.storage.open()
-    assert await hops.of(write()) == ["_run"]
+    assert await hops.of(write()) == ["commit"]
     entries = await hops.storage.scan(State.NEW)
     await hops.storage.read(entries)
-    assert hops.taken == ["_run", "scan", "read_many"]
+    assert hops.taken == ["commit", "scan", "read_many"]
     await hops.storage.aclose()
 
 
@@ -76,7 +81,7 @@ async def test_in_memory_a_few_writes_moves_and_reads_are_done_at_once(memory: H
 
 
 async def test_many_hop_in_memory_too(memory: Hops) -> None:
-    assert await memory.of(*(write() for _ in range(5))) == ["_run"]
+    assert await memory.of(*(write() for _ in range(5))) == ["commit"]
     entries = await memory.storage.scan(State.NEW)
     memory.taken.clear()
     await memory.storage.read(entries)
@@ -85,14 +90,14 @@ async def test_many_hop_in_memory_too(memory: Hops) -> None:
 
 async def test_what_is_long_hops_in_memory_too(memory: Hops) -> None:
     assert await memory.of(write(1 << 16)) == []
-    assert await memory.of(write(1 << 16), write(1)) == ["_run"]
+    assert await memory.of(write(1 << 16), write(1)) == ["commit"]
 
 
 async def test_an_unlink_hops_since_it_may_take_long(memory: Hops) -> None:
     await memory.of(write())
     [entry] = await memory.storage.scan(State.NEW)
     await memory.of(Move(entry, State.REMOVED))
-    assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["_run"]
+    assert await memory.of(Unlink(entry._replace(state=State.REMOVED))) == ["commit"]
 
 
 async def test_a_store_tells_how_late_its_last_batch_was_heard_of() -> None:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from mq.lifecycle import State
 from mq.message import MessageId
-from mq.storage.files.layout import flat_name, is_queue_name, leaf_name, parse_flat, parse_leaf
-from mq.storage.interface import FRESH, Entry, Meta
+from mq.storage.files.layout import Layout, flat_name, is_queue_name, leaf_name, parse_flat, parse_leaf
+from mq.storage.files.writes import plan
+from mq.storage.interface import FRESH, Entry, Meta, Unlink
 from tests.cases import for_each
 
 ID: Final = MessageId("4ad814ab-213e-11e3-a9a3-0025904f6e08")
@@ -50,6 +51,13 @@ def test_leaf_comes_back(id: MessageId, meta: Meta) -> None:
 @given(queues, ids, metas, st.sampled_from([State.NEW, State.DELAYED, State.REMOVED]))
 def test_flat_name_comes_back(queue: str, id: MessageId, meta: Meta, state: State) -> None:
     assert parse_flat(flat_name(queue, id, meta), state) == Entry(queue, id, state, meta)
+
+
+@given(queues, ids, metas, st.sampled_from(list(State)))
+def test_planned_path_is_that_of_the_layout(queue: str, id: MessageId, meta: Meta, state: State) -> None:
+    layout = Layout("/a/new", "/b/queues", "/c/delay", "/d/remove", "/e/state")  # mq-mover may be told any folders
+    entry = Entry(queue, id, state, meta)
+    assert plan(layout.by_state, Unlink(entry), 0).path == layout.path(entry)
 
 
 @given(st.tuples(ids, metas), st.tuples(ids, metas))

@@ -164,6 +164,16 @@ class Layout(NamedTuple):
         """Every folder, parents first."""
         return (self.new, self.queues, self.delay, self.remove, self.state, self.records, self.stage, self.properties)
 
+    @property
+    def by_state(self) -> Mapping[State, str]:
+        """The folder with the messages of each state; READY has a folder in it for each queue."""
+        return {
+            State.NEW: self.new,
+            State.READY: self.queues,
+            State.DELAYED: self.delay,
+            State.REMOVED: self.remove,
+        }
+
     def folder(self, state: State, queue: str) -> str:
         """The folder that holds a queue's entries in a state."""
         if state is State.READY:

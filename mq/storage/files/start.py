@@ -106,8 +106,8 @@ class Start:
         note_use(self._calls, self._layout, RootUse.LOG)
         mark_whole(self._folders)
         log.begin()
-        prefix = self._layout.above("")
-        return LoggedRoot(self._folders, self._records.unsynced(), log, self._removed_queues, prefix)
+        layout, records = self._layout, self._records.unsynced()
+        return LoggedRoot(self._folders, records, log, self._removed_queues, layout.above(""), layout.by_state)
 
     def _go_on_without(self, last: Log | None) -> None:
         if last is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from mq.lifecycle import State
 from mq.message import MessageId, Properties, checksum, encode_attributes, with_checksum
@@ -16,8 +16,6 @@ from mq.storage.files.layout import ATTRIBUTES, NO_ATTRIBUTES, SUM, encode_side,
 from mq.storage.files.outcomes import GONE, NO_QUEUE
 from mq.storage.files.staging import StagedBody
 from mq.storage.interface import FRESH, Entry, MessageOperation, Move, Outcome, Write
-
-_FOLDERS: Final = {state: state.value for state in State}
 
 
 class Planned(NamedTuple):
@@ -43,11 +41,11 @@ class Planned(NamedTuple):
     has_side: bool = False
 
 
-def plan(root: str, operation: MessageOperation, largest: int) -> Planned:
+def plan(folders: Mapping[State, str], operation: MessageOperation, largest: int) -> Planned:
     """Return an operation, worked out.
 
     Args:
-        root: what the path of everything in the root begins with.
+        folders: as :attr:`Layout.by_state`.
         largest: as :attr:`mq.storage.files.folders.Folders.largest_attributes`.
     """
     if isinstance(operation, Write):
@@ -56,19 +54,19 @@ def plan(root: str, operation: MessageOperation, largest: int) -> Planned:
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
         encoded = encode_attributes(attributes) if attributes else b""
         noted = noted_of(encoded, size, crc, largest)
-        return Planned(operation, entry, _path_of(root, entry), "", size, crc, encoded, *noted)
+        return Planned(operation, entry, _path_of(folders, entry), "", size, crc, encoded, *noted)
     if isinstance(operation, Move):
         left, state, meta, into, _, _ = operation
         entry = Entry(into or left.queue, left.id, state, meta)
-        return Planned(operation, entry, _path_of(root, entry), _path_of(root, left))
-    return Planned(operation, operation.entry, _path_of(root, operation.entry))
+        return Planned(operation, entry, _path_of(folders, entry), _path_of(folders, left))
+    return Planned(operation, operation.entry, _path_of(folders, operation.entry))
 
 
-def _path_of(root: str, entry: Entry) -> str:
+def _path_of(folders: Mapping[State, str], entry: Entry) -> str:
     """Return the same as :meth:`Layout.path`. Each message of every client pays for it, so it makes no further call."""
     queue, id, state, meta = entry
     name = id if meta is FRESH else leaf_name(id, meta)
-    return f"{root}queues/{queue}/{name}" if state is State.READY else f"{root}{_FOLDERS[state]}/{queue}:{name}"
+    return f"{folders[state]}/{queue}/{name}" if state is State.READY else f"{folders[state]}/{queue}:{name}"
 
 
 def noted_of(attributes: bytes, size: int, crc: int, largest: int) -> tuple[bytes, bytes, bool]:

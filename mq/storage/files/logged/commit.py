@@ -140,8 +140,8 @@ class LoggedPortion:
     """
 
     __slots__ = (
+        "_by_state",
         "_longest",
-        "_prefix",
         "_room",
         "_root",
         "answered",
@@ -163,7 +163,7 @@ class LoggedPortion:
         self.large: LargeBodies | None = None
         self.writes = self.flushes = False
         self._root = root
-        self._prefix = root.prefix
+        self._by_state = root.by_state
         self._room = root.log.largest_payload
         self._longest = min(LARGEST_INLINE, self._room // 2)
 
@@ -179,7 +179,7 @@ class LoggedPortion:
             return self._add_unit(operation.operations)
         elif isinstance(operation, Put | Drop):
             return self._add_unit((operation,))
-        planned = plan(self._prefix, operation, LARGEST_ATTRIBUTES)
+        planned = plan(self._by_state, operation, LARGEST_ATTRIBUTES)
         if planned.has_side:
             return self._add_unit((operation,))
         size = LINE_BYTES + planned.size + len(planned.encoded)
@@ -272,7 +272,7 @@ class LoggedPortion:
                 self.flushes = True
             else:
                 assert not isinstance(operation, Group), "a group in a group"
-                self._record(plan(self._prefix, operation, LARGEST_ATTRIBUTES))
+                self._record(plan(self._by_state, operation, LARGEST_ATTRIBUTES))
         if self.units is not None:
             self.units.append(unit)
 

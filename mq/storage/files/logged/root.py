@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from mq.lifecycle import State
 from mq.storage.files.calls import Calls
 from mq.storage.files.folders import Folders
 from mq.storage.files.logged.log import Log
@@ -53,6 +55,7 @@ class LoggedRoot(NamedTuple):
         records: its records, by calls that do not sync.
         log: makes batches durable before their file calls.
         prefix: what the path of everything in the root begins with.
+        by_state: the folder of each state, as :attr:`mq.storage.files.layout.Layout.by_state`.
     """
 
     folders: Folders
@@ -60,3 +63,4 @@ class LoggedRoot(NamedTuple):
     log: Log
     removed_queues: RemovedQueues
     prefix: str
+    by_state: Mapping[State, str]

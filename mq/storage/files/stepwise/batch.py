@@ -75,7 +75,7 @@ class Batch:
         self._mount = root.folders.volume.mount
         self._reserve = root.folders.volume.reserve
         largest = root.folders.largest_attributes
-        self._planned = [plan(root.prefix, operation, largest) for operation in operations]
+        self._planned = [plan(root.by_state, operation, largest) for operation in operations]
         self._outcomes = [DONE] * len(operations)
         self._written: set[MessageId] = set()
         self._must_flush = False

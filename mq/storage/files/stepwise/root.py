@@ -67,7 +67,7 @@ class SteppedRoot:
         stage: the folder in which this process's bodies arrive.
 
     Attributes:
-        prefix: what the path of everything in the root begins with.
+        by_state: the folder of each state, as :attr:`mq.storage.files.layout.Layout.by_state`.
         dirty_folders: folders that lost names since their last sync.
     """
 
@@ -75,7 +75,7 @@ class SteppedRoot:
         self.folders = folders
         self.others = others
         self.stage = stage
-        self.prefix = folders.layout.above("")
+        self.by_state = folders.layout.by_state
         self.dirty_folders: set[str] = set()
         if others is not None and others.alarm is not None:
             folders.volume.failing = others.alarm.set
