@@ -873,6 +873,7 @@ class StoreProgress:
     others are served first, or there is much to do.
 
     Attributes:
+        after: calls that completions of one answer of the store share: each is made once, after the last of them.
         is_answering: whether completions are being called, and :meth:`flush` follows in this step.
     """
 
@@ -880,7 +881,7 @@ class StoreProgress:
         self.is_answering = False
         self._others_wait_until = -math.inf
         self._scopes: set[trio.CancelScope] = set()
-        self._after: dict[Callable[[], None], None] = {}
+        self.after: dict[Callable[[], None], None] = {}
         self._extended = -math.inf
 
     def note(self) -> None:
@@ -890,14 +891,10 @@ class StoreProgress:
             for scope in self._scopes:
                 scope.deadline = now + PATIENCE_SECONDS
 
-    def after(self, call: Callable[[], None]) -> None:
-        """Have completions of one answer of the store share a call: once, after the last of them."""
-        self._after[call] = None
-
     def flush(self) -> None:
         """The completions of an answer, or of a turn's part of it, have been called."""
-        while self._after:
-            calls, self._after = self._after, {}
+        while self.after:
+            calls, self.after = self.after, {}
             for call in calls:
                 call()
 

@@ -631,7 +631,11 @@ class _Removals:
     def __init__(self, catalog: Catalog, batches: Sequence[RemovalBatch]) -> None:
         self._catalog = catalog
         self._batches = batches
-        self.operations = [operation for batch in batches for operation in batch.operations]
+        self.operations = (
+            batches[0].operations
+            if len(batches) == 1
+            else [operation for batch in batches for operation in batch.operations]
+        )
 
     def done(self, outcomes: list[Outcome], barrier: BatchTimes) -> None:
         each = iter(outcomes)

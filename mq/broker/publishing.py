@@ -845,7 +845,8 @@ class PublishJob:
         self._is_writing = not self._is_dispatched
         self.index.writing += self._is_writing
         state = State.NEW
-        if self._is_writing and self._is_placed():
+        is_placed = self._is_transient_placed() if self._transient else publisher.is_placed
+        if self._is_writing and is_placed:
             state = State.READY if self._meta.deadline_ms is None else State.DELAYED
         self._is_moved = self._is_writing and state is State.NEW
         self.index.writing_moved += self._is_moved
@@ -862,12 +863,10 @@ class PublishJob:
             self._replaces or self._memory > 0,
         )
 
-    def _is_placed(self) -> bool:
-        """Whether it is written where it rests. A transient message does not overtake those before it that are moved
+    def _is_transient_placed(self) -> bool:
+        """Whether a transient message is written where it rests. It does not overtake those before it that are moved
         there: the disk may place none."""
         publisher, index = self._publisher, self.index
-        if not self._transient:
-            return publisher.is_placed
         if not isinstance(self._body, bytes):  # too large for memory; one for a transient queue comes up from NEW
             return publisher.is_placed and not index.is_transient
         return publisher.is_transient_placed and not (index.undelivered or index.writing_moved)

@@ -323,7 +323,7 @@ class Waiters:
             return
         wait_queue.is_called = True
         self.ready.append(index)
-        self._progress.after(self.push)
+        self._progress.after[self.push] = None
 
     def call_worker(self, index: QueueIndex, wait_queue: WaitQueue) -> None:
         """Call the queue's worker."""

@@ -276,7 +276,7 @@ class MemoryStorage:
         entry = write.entry
         kept = _KeptMessage(entry.meta, body, checksum(body), encode_attributes(write.attributes))
         if self._max_bytes is not None:
-            size, beside = len(body), _bytes_beside(kept)
+            size, beside = len(body), len(kept.attributes) + MESSAGE_BYTES
             full = (
                 self._no_room_at_all(size + beside) if write.has_room else self.no_room_for(entry.queue, size, beside)
             )
@@ -339,28 +339,25 @@ class MemoryStorage:
         return True
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
-        kept = self._at(entry)
-        if kept is not None:
-            place = self._places[entry.state, entry.queue]
-            del place[entry.id]
-            self._count(entry.queue, kept, -1)
-            if not place:  # queues come and go: an empty place is not kept
-                del self._places[entry.state, entry.queue]
+        place = self._places.get((entry.state, entry.queue), {})
+        kept = place.get(entry.id)
+        if kept is None or kept.meta != entry.meta:
+            return None
+        del place[entry.id]
+        self._count(entry.queue, kept, -1)
+        if not place:  # queues come and go: an empty place is not kept
+            del self._places[entry.state, entry.queue]
         return kept
 
     def _count(self, queue: str, kept: _KeptMessage, sign: int) -> None:
         """Count a message that has come or gone."""
-        data, beside = sign * len(kept.data), sign * _bytes_beside(kept)
+        data, beside = sign * len(kept.data), sign * (len(kept.attributes) + MESSAGE_BYTES)
         self._bytes += data
         self._beside += beside
         if self._max_bytes is not None:
             self._of_queue[queue] += data + beside
             if not self._of_queue[queue]:
                 del self._of_queue[queue]
-
-
-def _bytes_beside(kept: _KeptMessage) -> int:
-    return len(kept.attributes) + MESSAGE_BYTES
 
 
 async def _text(value: Mapping[str, Any]) -> str:

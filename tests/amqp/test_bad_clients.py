@@ -10,9 +10,9 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock, memory_stream_pair
 
-from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, STALLED_SECONDS
+from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, STALLED_SECONDS
 from mq.amqp.server.publishes import OWN_RESERVE
-from mq.amqp.server.served_connection import ServedConnection
+from mq.amqp.server.served_connection import READ_BYTES, ServedConnection
 from mq.amqp.wire.frames import PROTOCOL_HEADER
 from mq.doors.budget import CLIENT_PART
 from mq.doors.connections import NOBODY

@@ -15,8 +15,8 @@ from trio.testing import MockClock
 
 from mq.amqp.server import listener
 from mq.amqp.server.backlog import Backlog
-from mq.amqp.server.client_connection import LINGER_SECONDS, READ_BYTES
-from mq.amqp.server.served_connection import GOODBYE_SECONDS
+from mq.amqp.server.client_connection import LINGER_SECONDS
+from mq.amqp.server.served_connection import GOODBYE_SECONDS, READ_BYTES
 from mq.amqp.server.state import AmqpState
 from mq.doors.budget import Budget
 from mq.storage.interface import Operation, Outcome, Result, Write

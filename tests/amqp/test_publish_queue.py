@@ -83,7 +83,6 @@ class StubConnection:
         )
         self.memory = Budget(1 << 24).client("client")
         self.now = trio.current_time
-        self.why_blocked = ""
         self.queue = PublishQueue(cast("ClientConnection", self))
 
     @property
@@ -94,6 +93,12 @@ class StubConnection:
     def published(self, messages: Sequence[PublishedMessage], *, is_stored: bool) -> None:
         """Note that messages are stored, or refused."""
         (self.told if is_stored else self.refusals).extend(int(message.body) for message in messages)
+
+    def block(self, why: str) -> None:
+        """Nothing is sent."""
+
+    def unblock(self) -> None:
+        """Nothing is sent."""
 
     def channel(self, key: ChannelKey) -> None:
         """None is open any more."""

@@ -127,6 +127,7 @@ class Connection:
         why: why it has been closed, for the log; empty where nothing was wrong.
         is_over: whether nothing more is read: send what is to be sent, and close the stream.
         held: bytes of a frame that is not complete, once :meth:`next_command` has returned None.
+        is_drained: whether the last command is known to be the last of what came, without another call.
         sending: bytes to be sent, apart from the confirms that are due.
         is_blocked: whether the client is to know that publishing has to wait.
         frames_left: how many frames may still be handled, for a caller that takes turns; 0 or less once
@@ -155,6 +156,7 @@ class Connection:
         self._channels: dict[int, Channel] = {}  # open or closing, by number
         self._epoch = 0
         self.held = 0
+        self.is_drained = False
         self._mechanism = ""
         self.is_blocked = False
         self._is_deaf = False  # once frames cannot be told apart any more
@@ -195,11 +197,14 @@ class Connection:
         if not outbox.whole:
             if outbox.messages:
                 messages, outbox.messages, outbox.message_bytes = outbox.messages, [], 0
+                self.held = reader.held
+                self.is_drained = not self.held
                 return PublishMessages(tuple(messages))
             if not outbox.deliveries:
                 self.held = reader.held
                 return None
             outbox.close()
+        self.is_drained = False
         return outbox.whole.popleft()
 
     def outgoing(self) -> bytes:
@@ -283,8 +288,8 @@ class Connection:
             if message.number is not None:
                 by_channel.setdefault(message.channel, []).append(message.number)
         for key, numbers in by_channel.items():
-            channel = self.channel(key)
-            if channel is not None:
+            channel = self._channels.get(key.number)
+            if channel is not None and channel.key == key:
                 channel.published(numbers, is_stored=is_stored)
 
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -22,7 +21,6 @@ MOST_AT_ONCE: Final = 256
 """The most credit that a consumer has, its prefetch allowing: the most messages that it is sent at once."""
 _FEW: Final = 256
 """Deliveries that are looked at one by one."""
-_HOLDER: Final = attrgetter("consumer")
 _TAG: Final = attrgetter("tag")
 
 
@@ -259,9 +257,9 @@ class Deliveries:
     def _freed(self, deliveries: Sequence[UnsettledDelivery]) -> None:
         self._count -= len(deliveries)
         self._session.release(len(deliveries))
-        for consumer, count in Counter(map(_HOLDER, deliveries)).items():
-            if consumer is not None:
-                consumer.unsettled -= count
+        for delivery in deliveries:
+            if delivery.consumer is not None:
+                delivery.consumer.unsettled -= 1
         self.feed()
 
     def uncommitted(self) -> list[Settle]:

@@ -17,7 +17,17 @@ from mq.amqp.model.names import REPLY_TO
 from mq.amqp.protocol.commands import ChannelKey, PublishedMessage, Settlement
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD, MOST_BYTES_TOGETHER, MOST_TOGETHER, Session
 from mq.amqp.wire.errors import Code, Refusal
-from mq.amqp.wire.frames import AckFrames, BodyFrame, HeaderFrame, MethodFrame, PublishFrames, Together, ack
+from mq.amqp.wire.frames import (
+    ACKED,
+    END,
+    AckFrames,
+    BodyFrame,
+    HeaderFrame,
+    MethodFrame,
+    PublishFrames,
+    Together,
+    ack_beginning,
+)
 from mq.amqp.wire.properties import NONE, BasicProperties
 
 ALWAYS_KEPT: Final = 64 * 1024
@@ -104,6 +114,7 @@ class PublishingChannel(ABC):
         self._session = session
         self._mode = Mode.PLAIN
         self._confirms = PublisherConfirms()
+        self._ack_beginning = ack_beginning(key.number)
         self._replies: Queue | None = None  # from which the channel consumes replies
         self._content: Content | None = None  # a message that has begun to arrive: no method may come now
         self._latest = NONE
@@ -374,16 +385,12 @@ class PublishingChannel(ABC):
 
     def flush(self) -> None:
         """Send the confirms that are due."""
-        number = self._confirms.take_only()
-        if number:
-            self._session.send(ack(self.key.number, number, multiple=False))
-            return
-        for tag, multiple, is_stored in self._confirms.take():
-            number = self.key.number
+        only = self._confirms.take_only()
+        for tag, multiple, is_stored in self._confirms.take() if not only else ((only, False, True),):
             if is_stored:
-                self._session.send(ack(number, tag, multiple=multiple))
+                self._session.send(self._ack_beginning + ACKED.pack(tag, multiple) + END)
             else:
-                self._session.send_method(number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)
+                self._session.send_method(self.key.number, methods.Basic.Nack, delivery_tag=tag, multiple=multiple)
 
 
 def _method_of(frame: ChannelFrame) -> base.Frame:

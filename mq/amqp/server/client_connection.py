@@ -7,7 +7,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
@@ -30,8 +30,6 @@ logger = logging.getLogger("mq.amqp")
 
 _DROPPED: Final = FewLines(logger, logging.INFO, "disconnected AMQP client %s: %s")
 
-READ_BYTES: Final = 128 * 1024
-"""The most bytes in one read."""
 MOST_BYTES_UNSENT: Final = 1024 * 1024
 """A client that leaves more unread is sent nothing, and nothing is read from it."""
 MOST_BYTES_UNCOUNTED: Final = 16 * 1024
@@ -46,7 +44,7 @@ Its messages are stored even if that takes longer."""
 
 
 class ClientSocket:
-    """Reads from one client and writes to it.
+    """Writes to one client.
 
     Args:
         stream: any handshake is done.
@@ -77,35 +75,6 @@ class ClientSocket:
         self._has_sent = trio.lowlevel.ParkingLot()  # tasks that wait until `unsent` is smaller
         self._is_writing = False
         self._is_last = False
-
-    # Reading
-
-    async def receive(self, most: int) -> bytes | bytearray:
-        """Return the client's next bytes, none at its end. Always a checkpoint.
-
-        Raises:
-            trio.BrokenResourceError: the connection broke.
-            trio.ClosedResourceError: it was closed here.
-        """
-        if self._plain is None:
-            return await self._stream.receive_some(most)
-        while True:  # as `receive_some` of the stream, in a third of its calls
-            file = self._plain.fileno()
-            if file < 0:  # dropped; Trio would keep the number -1, and fail all who come with it later
-                raise trio.ClosedResourceError
-            await trio.lowlevel.wait_readable(file)
-            try:
-                return self._plain.recv(most)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise trio.BrokenResourceError from error
-
-    def chunks(self) -> AsyncIterator[bytes]:
-        """Iterate over what the client sends, until its end."""
-        return _Chunks(self._stream)
-
-    # Writing
 
     def send(self, data: bytes, *, is_last: bool) -> None:
         """Send at once what the kernel takes; the writing task sends the rest.
@@ -215,22 +184,6 @@ class ClientSocket:
         return self._stream.transport_stream if isinstance(self._stream, trio.SSLStream) else self._stream
 
 
-class _Chunks:
-    # Not a generator: this one is dropped in the middle.
-
-    def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
-        self._stream = stream
-
-    def __aiter__(self) -> _Chunks:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data = await self._stream.receive_some(READ_BYTES)
-        if not data:
-            raise StopAsyncIteration
-        return bytes(data)
-
-
 class ClientConnection(ABC):
     """The part of a client's connection that its channels, consumers and publishes use.
 
@@ -240,7 +193,7 @@ class ClientConnection(ABC):
     Attributes:
         connection: the protocol, without a socket.
         send_answers: sends what completions have written. It never raises.
-        why_blocked: why the client's publishes have to wait; empty while they need not.
+        was_open: whether it was open at the last flush. From then on, what is written alone makes a flush necessary.
     """
 
     def __init__(self, state: AmqpState, stream: trio.SocketStream | TLSStream, peer: Peer, version: str) -> None:
@@ -258,7 +211,6 @@ class ClientConnection(ABC):
         session.use_memory(self.memory)
         self.reading = trio.CancelScope()
         self.socket = ClientSocket(stream, peer, self.memory.reserve(Use.DELIVERY), self.start, self.reading.cancel)
-        self.why_blocked = ""
         self.send_answers = partial(self.complete, self.flush)
         self.source = object()
         self.context = copy_context()
@@ -266,7 +218,7 @@ class ClientConnection(ABC):
         self.nursery: trio.Nursery | None = None
         self.sleep = trio.CancelScope()
         self.sleeps_until = math.inf
-        self._was_open = False  # at the last flush
+        self.was_open = False
 
     @property
     def vhost(self) -> str:
@@ -300,16 +252,12 @@ class ClientConnection(ABC):
     def flush(self) -> None:
         """Send what was written."""
         connection = self.connection
-        if self.why_blocked:
-            connection.block(self.why_blocked)
-        elif connection.is_blocked:
-            connection.unblock()
         if connection.sending or connection.session.unflushed:
             data = connection.outgoing()
             if data:
                 self.socket.send(data, is_last=connection.state is ConnectionState.LEFT)
-        was_open, self._was_open = self._was_open, connection.state is ConnectionState.OPEN
-        if not (was_open and self._was_open):  # else it wakes later and later
+        was_open, self.was_open = self.was_open, connection.state is ConnectionState.OPEN
+        if not (was_open and self.was_open):  # else it wakes later and later
             wake_at = self.connection.wake_at()
             if wake_at < self.sleeps_until:
                 self.sleeps_until = self.sleep.deadline = wake_at

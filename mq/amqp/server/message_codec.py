@@ -17,7 +17,7 @@ from mq.amqp.model.arguments import MESSAGE_TTL
 from mq.amqp.model.declared import Queue
 from mq.amqp.protocol.commands import Arrival, PublishedMessage
 from mq.amqp.wire.errors import Refusal
-from mq.amqp.wire.properties import LONGEST_REMEMBERED, PERSISTENT, BasicProperties, remembered
+from mq.amqp.wire.properties import LONGEST_REMEMBERED, PERSISTENT, BasicProperties
 from mq.broker import Draft
 from mq.errors import CorruptMessage
 from mq.message import QueueName, SharedAttributes, content_codings
@@ -160,7 +160,8 @@ def arrival_of(
         return Arrival(token, "", queue, _written(attributes, message_id=id), body, redelivered)
     try:
         written = ours["properties"]
-        raw, exchange, routing_key = remembered(_raw, written)(written), str(ours["exchange"]), str(ours["routing_key"])
+        raw = _raw(written) if len(written) <= LONGEST_REMEMBERED else _raw.__wrapped__(written)
+        exchange, routing_key = str(ours["exchange"]), str(ours["routing_key"])
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptMessage("the stored properties of the message are damaged") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)

@@ -276,7 +276,7 @@ class PublishQueue:
             self.size -= sum(map(_size, messages))
             self._stored_count += len(messages)
             if not self._is_reading:
-                self._progress.after(self._client.send_answers)
+                self._progress.after[self._client.send_answers] = None
             if first.is_stored:
                 self._connection.published(messages, is_stored=True)
             else:
@@ -513,7 +513,10 @@ class PublishQueue:
 
     def _note_blocked(self) -> None:
         ahead = "publishing faster than the store can write" if self.is_ahead else ""
-        self._client.why_blocked = self._why_full or ahead
+        if why := self._why_full or ahead:
+            self._connection.block(why)
+        else:
+            self._connection.unblock()
 
     def _has_work_for(self, seconds: float) -> bool:
         rate = self._per_second

@@ -136,7 +136,9 @@ class ServedChannel:
     def get_now(self, command: commands.Get) -> Awaitable[Result] | None:
         """Answer a get in this step. Where that takes longer, or it is refused, return what does it."""
         queue = command.queue
-        if not self._client.socket.has_room or not self._publishes.is_empty or _has_single_consumer(queue):
+        if not self._client.socket.has_room or not self._publishes.is_empty:
+            return self.get(command)
+        if queue.arguments and _has_single_consumer(queue):
             return self.get(command)
         try:
             held = self._broker.hold_now(queue.key)
@@ -245,5 +247,4 @@ class ServedChannel:
 
 def _has_single_consumer(queue: Queue) -> bool:
     """Whether consumers at all nodes of a cluster take turns, one at a time."""
-    arguments = queue.arguments
-    return bool(arguments and arguments.get(QUEUE_TYPE) == QUORUM and arguments.get(SINGLE_ACTIVE_CONSUMER))
+    return queue.arguments.get(QUEUE_TYPE) == QUORUM and bool(queue.arguments.get(SINGLE_ACTIVE_CONSUMER))

@@ -15,7 +15,7 @@ from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import ChannelKey, Credit, Done, PublishMessages, Result, Settle
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
 from mq.amqp.protocol.session import is_acknowledgement
-from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, READ_BYTES, ClientConnection
+from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, ClientConnection
 from mq.amqp.server.declarations import DECLARATIONS
 from mq.amqp.server.publishes import PublishQueue
 from mq.amqp.server.refusals import refusal_of
@@ -27,7 +27,7 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import ENOUGH_BYTES_PER_SECOND, UNCOUNTED_BYTES, PacedChunks, Use
 from mq.doors.connections import FewLines, Peer
-from mq.doors.listeners import TLSStream
+from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError
@@ -37,6 +37,8 @@ logger = logging.getLogger("mq.amqp")
 
 _CLOSED: Final = FewLines(logger, logging.INFO, "closed the connection of AMQP client %s: %s")
 
+READ_BYTES: Final = 128 * 1024
+"""The most bytes in one read."""
 READ_BYTES_BEFORE_LOGIN: Final = 8 * 1024
 """The most bytes in one read before the login, which takes two frames."""
 COMMAND_FRAMES: Final = COMMAND // FRAME
@@ -63,6 +65,8 @@ class ServedConnection(ClientConnection):
         super().__init__(state, stream, peer, version)
         if isinstance(stream, trio.SSLStream):
             self.connection.session.certificate = common_name(stream.getpeercert())
+        self._stream = stream
+        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self._began = self.now()
         self._input = self.memory.reserve(Use.INPUT)
         self.publishes = self.context.run(PublishQueue, self)
@@ -224,20 +228,37 @@ class ServedConnection(ClientConnection):
         except MQError as error:
             self.fail(refusal_of(error))
 
-    def _receive(self) -> Awaitable[bytes | bytearray]:
-        """The next bytes of the client; none at its end."""
+    async def _receive(self) -> bytes | bytearray:
+        """The next bytes of the client; none at its end. Always a checkpoint.
+
+        Raises:
+            trio.BrokenResourceError: the connection broke.
+            trio.ClosedResourceError: it was closed here.
+        """
         if self.connection.session.unfinished:
-            return self._receive_slowly()
+            return await self._receive_slowly()
         if self._arrival is not None:
             self._arrivals.close()
             self._arrival = None
-        is_early = self.connection.state in BEFORE_LOGIN
-        return self.socket.receive(READ_BYTES_BEFORE_LOGIN if is_early else READ_BYTES)
+        most = READ_BYTES_BEFORE_LOGIN if self.connection.state in BEFORE_LOGIN else READ_BYTES
+        if self._plain is None:
+            return await self._stream.receive_some(most)
+        while True:  # as `receive_some` of the stream, in a third of its calls
+            file = self._plain.fileno()
+            if file < 0:  # dropped; Trio would keep the number -1, and fail all who come with it later
+                raise trio.ClosedResourceError
+            await trio.lowlevel.wait_readable(file)
+            try:
+                return self._plain.recv(most)
+            except BlockingIOError:
+                continue
+            except OSError as error:
+                raise trio.BrokenResourceError from error
 
     async def _receive_slowly(self) -> bytes | bytearray:
         """Receive a part of a message. Gives up one that arrives slowly when others want its memory."""
         if self._arrival is None:
-            arriving = self.connection.session.room.arriving(self.socket.chunks(), self._give_up)
+            arriving = self.connection.session.room.arriving(_Chunks(self._stream), self._give_up)
             self._arrival = self._arrivals.enter_context(arriving)
         return await anext(self._arrival, b"")
 
@@ -264,32 +285,43 @@ class ServedConnection(ClientConnection):
 
     async def _work(self) -> None:
         """Carry out all commands that are there."""
-        removals = self._removals
+        connection, removals = self.connection, self._removals
         try:
-            while (command := self.connection.next_command()) is not None:
+            while (command := connection.next_command()) is not None:
                 if removals.count and _waits_for_removals(command):
                     await removals.wait()
-                if isinstance(command, PublishMessages):
-                    if not self._is_publisher:
-                        await self._begin_to_publish(command)
-                    else:
-                        self._publish(command)
-                    continue
-                self.connection.frames_left -= COMMAND_FRAMES
-                if isinstance(command, Credit):
-                    self.channel(command.channel).feed(command.tag)
-                elif is_acknowledgement(command):
-                    removals.begin([delivery.token for delivery in command.deliveries])
-                    if removals.count > removals.most and self.nursery is not None:
-                        await removals.wait(for_all=False)
-                elif isinstance(command, Settle):
-                    await settle(self.state, command.outcome, command.deliveries)
-                elif (rest := _HANDLERS[type(command)](self, command)) is not None:
-                    await self._answer(command, rest)
+                rest = self._carry_out(command)
+                if rest is not None:
+                    await rest
+                if connection.is_drained:
+                    break
         except MQError as error:
             self.fail(refusal_of(error))
-        if not self.connection.is_over:  # at the end what it held goes back before the client is told
+        if connection.is_over:
+            return  # what it held goes back before the client is told
+        if connection.sending or connection.session.unflushed or not self.was_open:
             self.flush()
+
+    def _carry_out(self, command: commands.Command) -> Awaitable[object] | None:
+        """Carry out a command in this step. If that takes longer, return what does it."""
+        if isinstance(command, PublishMessages):
+            if not self._is_publisher:
+                return self._begin_to_publish(command)
+            self._publish(command)
+            return None
+        self.connection.frames_left -= COMMAND_FRAMES
+        if isinstance(command, Credit):
+            self.channel(command.channel).feed(command.tag)
+            return None
+        if is_acknowledgement(command):
+            removals = self._removals
+            removals.begin([delivery.token for delivery in command.deliveries])
+            is_much = removals.count > removals.most and self.nursery is not None
+            return removals.wait(for_all=False) if is_much else None
+        if isinstance(command, Settle):
+            return settle(self.state, command.outcome, command.deliveries)
+        rest = _HANDLERS[type(command)](self, command)
+        return None if rest is None else self._answer(command, rest)
 
     async def _answer(self, command: commands.Answered, work: Awaitable[Result]) -> None:
         try:
@@ -457,6 +489,22 @@ class ServedConnection(ClientConnection):
             why = "mq stopped before the store had confirmed them" if failure is None else str(failure)
             lost = "mq cannot confirm that %d messages published by AMQP client %s were stored: %s"
             logger.error(lost, self.publishes.lost, self.peer, why)
+
+
+class _Chunks:
+    # Not a generator: this one is dropped in the middle.
+
+    def __init__(self, stream: trio.SocketStream | TLSStream) -> None:
+        self._stream = stream
+
+    def __aiter__(self) -> _Chunks:
+        return self
+
+    async def __anext__(self) -> bytes:
+        data = await self._stream.receive_some(READ_BYTES)
+        if not data:
+            raise StopAsyncIteration
+        return bytes(data)
 
 
 def _waits_for_removals(command: commands.Command) -> bool:

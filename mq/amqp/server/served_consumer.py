@@ -140,7 +140,7 @@ class ServedConsumer(QueueConsumer):
             if self._deliveries is None or self._deliveries.credit(self.tag) < len(held):
                 self._held = held  # it has ended, or others of its channel have had the credit
             elif held and self._write(held):
-                self._broker.progress.after(self._client.send_answers)
+                self._broker.progress.after[self._client.send_answers] = None
                 if self._wait():
                     return
         except MQError:

@@ -61,7 +61,8 @@ _PART: Final = struct.Struct(">BBHI")
 _BASIC: Final = 60
 _FIXED_BYTES: Final = 12
 """Of a content header, before the flags."""
-_ACKED: Final = struct.Struct(">QB")
+ACKED: Final = struct.Struct(">QB")
+"""The tag and the bits of an acknowledgement."""
 _ACK_FRAME: Final = struct.Struct(">BHIIQBB")
 _ACK_BYTES: Final = 13
 _TAG: Final = struct.Struct(">QB")
@@ -71,6 +72,8 @@ _DELIVER: Final = commands.Basic.Deliver.index
 _GET_OK: Final = commands.Basic.GetOk.index
 _GET_EMPTY: Final = commands.Basic.GetEmpty.index
 _END: Final = 0xCE
+END: Final = b"\xce"
+"""The last byte of each frame."""
 
 
 class PublishFrames(NamedTuple):
@@ -185,17 +188,17 @@ def _read_get(payload: bytes) -> commands.Basic.Get | None:
 
 
 def _read_ack(payload: bytes) -> commands.Basic.Ack | None:
-    if len(payload) != 4 + _ACKED.size or payload[4] & 0x80:  # pamqp takes such a tag for a negative one
+    if len(payload) != 4 + ACKED.size or payload[4] & 0x80:  # pamqp takes such a tag for a negative one
         return None
     method = commands.Basic.Ack.__new__(commands.Basic.Ack)
-    tag, bits = _ACKED.unpack_from(payload, 4)
+    tag, bits = ACKED.unpack_from(payload, 4)
     method.delivery_tag, method.multiple = tag, bool(bits & 1)
     return method
 
 
-def ack(channel: int, delivery_tag: int, *, multiple: bool) -> bytes:
-    """The frame of a confirm."""
-    return _ACK_FRAME.pack(_METHOD, channel, _ACK_BYTES, ACK, delivery_tag, multiple, _END)
+def ack_beginning(channel: int) -> bytes:
+    """The frame of a channel's confirms up to :data:`ACKED`, behind which :data:`END` follows."""
+    return _BEGINNING.pack(_METHOD, channel, _ACK_BYTES, ACK)
 
 
 def get_empty(channel: int) -> bytes:
@@ -244,7 +247,7 @@ def delivery(
     for at in range(0, len(body), most):
         piece = body[at : at + most]
         parts += (_PART.pack(_END, 3, channel, len(piece)), piece)
-    parts.append(b"\xce")
+    parts.append(END)
     return b"".join(parts)
 
 
