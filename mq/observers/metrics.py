@@ -163,16 +163,12 @@ class Metrics:
             ring.advance(self._slot)
         return ring
 
-    def report(self, queues: Collection[str]) -> dict[str, Any]:
-        """Since the start: counts by kind, and rates per second over the last minute, in all and by queue.
+    def summary(self, queues: Collection[str]) -> dict[str, Any]:
+        """Since the start: counts by kind, and rates per second over the last minute, of all queues together.
 
         Args:
             queues: those there are. What others had is counted in the sum only.
         """
-        return {**self.summary(queues), "queues": {queue: self.report_of(queue) for queue in sorted(queues)}}
-
-    def summary(self, queues: Collection[str]) -> dict[str, Any]:
-        """The part of :meth:`report` that is about all queues together."""
         self.catch_up()
         self._forget_all_but(queues)
         uptime = self.uptime
@@ -183,7 +179,7 @@ class Metrics:
         }
 
     def report_of(self, queue: str) -> dict[str, Any]:
-        """The part of :meth:`report` that is about one queue."""
+        """Since the start: counts by kind, rates per second and bytes of one queue. Call :meth:`summary` first."""
         return {
             "counts": {kind.value: counts[queue] for kind, counts in self._counts.items()},
             "per_second": self._per_second(self.ring(queue), self.uptime),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -24,6 +24,8 @@ from mq.broker import QueueStatus
 from mq.broker.api import ALONE, Health, Membership
 from mq.lifecycle import Kind, Span
 from mq.observers.metrics import DELIVERY_AGE, OTHERS, Durations, Totals
+
+_Family = TypeVar("_Family", CounterMetricFamily, GaugeMetricFamily)
 
 STEP: Final = "step"
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
@@ -134,19 +136,12 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         float(snapshot.is_clock_untrusted),
     )
     yield GaugeMetricFamily("mq_queues", "number of queues", len(snapshot.queues))
-    connections = GaugeMetricFamily("mq_connections", "open client connections", labels=["protocol"])
-    for protocol, count in snapshot.connections.items():
-        connections.add_metric([protocol], count)
-    yield connections
-    yield GaugeMetricFamily("mq_schedules", "number of schedules", snapshot.schedules)
-    firings = CounterMetricFamily(
-        "mq_schedule_firings",
-        "schedule runs by outcome; an increase in failed runs means that messages were not published",
-        labels=["outcome"],
+    yield _by_label(
+        GaugeMetricFamily("mq_connections", "open client connections", labels=["protocol"]), snapshot.connections
     )
-    for fate, count in snapshot.firings.items():
-        firings.add_metric([fate], count)
-    yield firings
+    yield GaugeMetricFamily("mq_schedules", "number of schedules", snapshot.schedules)
+    text = "schedule runs by outcome; an increase in failed runs means that messages were not published"
+    yield _by_label(CounterMetricFamily("mq_schedule_firings", text, labels=["outcome"]), snapshot.firings)
     reserved, limit = snapshot.memory
     yield GaugeMetricFamily(
         "mq_memory_reserved_bytes",
@@ -158,14 +153,8 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         "maximum number of bytes of memory that can be reserved for all clients together",
         limit,
     )
-    refused = CounterMetricFamily(
-        "mq_memory_refusals",
-        "memory reservations that were refused; an increase means that clients send or receive too much at once",
-        labels=["use"],
-    )
-    for use, count in snapshot.memory_refused.items():
-        refused.add_metric([use], count)
-    yield refused
+    text = "memory reservations that were refused; an increase means that clients send or receive too much at once"
+    yield _by_label(CounterMetricFamily("mq_memory_refusals", text, labels=["use"]), snapshot.memory_refused)
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
         "mq_staging_reserved_bytes",
@@ -184,15 +173,9 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         snapshot.disk_refused,
     )
     text = "slow clients disconnected to free memory or disk space for other clients"
-    ended = CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"])
-    for use, count in snapshot.slow_ended.items():
-        ended.add_metric([use], count)
-    yield ended
+    yield _by_label(CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"]), snapshot.slow_ended)
     text = "connections and publishes refused or slowed down because a user reached a limit"
-    limited = CounterMetricFamily("mq_user_limit_refusals", text, labels=["limit"])
-    for kind, count in snapshot.limit_refused.items():
-        limited.add_metric([kind], count)
-    yield limited
+    yield _by_label(CounterMetricFamily("mq_user_limit_refusals", text, labels=["limit"]), snapshot.limit_refused)
     yield from _of_cluster(snapshot.cluster)
     if snapshot.health is not None:
         yield from _of_health(snapshot.health)
@@ -203,6 +186,13 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     yield from _depths(snapshot)
     for name, found in snapshot.durations.items():
         yield HistogramMetricFamily(*TIMED[name], buckets=found.buckets, sum_value=found.total)
+
+
+def _by_label(family: _Family, values: Mapping[str, float]) -> _Family:
+    """The family with a series for each of these, by the only label that it has."""
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family
 
 
 def _of_health(health: Health) -> Iterator[Metric]:
@@ -258,15 +248,10 @@ def _room(room: os.statvfs_result) -> Iterator[Metric]:
 
 def _counters(totals: Totals) -> Iterator[Metric]:
     for kind, (name, help) in COUNTED.items():
-        family = CounterMetricFamily(name, help, labels=["queue"])
-        for queue, counts in totals.counts.items():
-            if counts[kind]:
-                family.add_metric([queue], counts[kind])
-        yield family
+        counted = {queue: counts[kind] for queue, counts in totals.counts.items() if counts[kind]}
+        yield _by_label(CounterMetricFamily(name, help, labels=["queue"]), counted)
     published = CounterMetricFamily("mq_published_bytes", "bytes of published message bodies", labels=["queue"])
-    for queue, size in totals.published_bytes.items():
-        published.add_metric([queue], size)
-    yield published
+    yield _by_label(published, totals.published_bytes)
 
 
 def _of_cluster(seen: Membership) -> Iterator[Metric]:

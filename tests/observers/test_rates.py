@@ -170,7 +170,7 @@ def test_queues_without_end_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPat
     assert len(metrics._rings) <= 10
     assert len(metrics._counts[Kind.PUBLISH]) <= 60
     assert ring_of(metrics, "stays").in_a_minute(Flow.PUBLISH) == 11
-    assert metrics.report({"stays"})["counts"]["publish"] == 2000
+    assert metrics.summary({"stays"})["counts"]["publish"] == 2000
 
 
 async def test_what_a_connection_holds_counts_as_delivered_and_as_come_back() -> None:

@@ -202,3 +202,11 @@ def test_file_stores_say_that_they_require_linux(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ImportError, match=r"but this system is darwin\. Run mq on Linux"):
         importlib.reload(mq.storage.files)
+
+
+def test_who_writes_a_store_has_little_to_write() -> None:
+    """Whoever adds a method or a field adds it to every store there is: of mq, of the plugins, and of others."""
+    methods = [name for name in vars(Storage) if not name.startswith("_")]
+    assert "commit" in methods
+    assert len(methods) <= 12
+    assert len(Description._fields) <= 9
