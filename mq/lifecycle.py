@@ -7,7 +7,8 @@ The table is data: the simulator checks against it, observers receive it as even
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, NamedTuple, Protocol
@@ -134,6 +135,36 @@ class Transition(NamedTuple):
     protocol: str = ""
 
 
+class Histogram:
+    """Counts of values, each up to a bound and over the one before. Where a call for each message would cost too much,
+    a caller counts a value as :meth:`observe` does.
+
+    Attributes:
+        counts: for each bound, and at last for none.
+        total: the sum of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.total = 0.0
+        self.counts = [0] * (len(bounds) + 1)
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """For each bound, and at last for none: how many values are not greater."""
+        found, so_far = [], 0
+        for bound, count in zip((*map(str, self.bounds), "+Inf"), self.counts, strict=True):
+            so_far += count
+            found.append((bound, so_far))
+        return found
+
+
 class Observer(Protocol):
     """Is told of transitions. The broker knows nothing else of observers."""
 
@@ -148,8 +179,8 @@ class DetailedObserver(Observer, Protocol):  # not runtime_checkable: mypyc refu
         """These were handed out (LEASE), or came back (REQUEUE), in memory alone: no transitions, as the store knows
         nothing of it. Must not block and must not raise."""
 
-    def timer(self, span: Span) -> Callable[[float], None]:
-        """Return what to call with the seconds that something took. It must not block and must not raise."""
+    def histogram(self, span: Span) -> Histogram:
+        """Return where to count the seconds that something takes."""
 
 
 def diagram() -> str:

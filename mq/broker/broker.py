@@ -81,7 +81,7 @@ class Broker:
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._catalog, self._committer, self._waiters = wiring.catalog, wiring.committer, wiring.waiters
         self._known = wiring.catalog.queues
-        self._publish_took = wiring.catalog.tellers_of(Span.PUBLISH)
+        self._publish_times = wiring.catalog.histograms_of(Span.PUBLISH)
         self._queues, self._publishing, self._consuming = wiring.queues, wiring.publishing, wiring.consuming
         self._unacked = wiring.unacked
         self._peek, self._upkeep, self._watcher = wiring.peek, wiring.upkeep, wiring.watcher
@@ -243,8 +243,8 @@ class Broker:
             with self._in_flight:
                 index = self._known.get(queue) or await self._queues.get(queue)
                 outcomes = await self._publishing.publish(index, drafts, has_place)
-            for took in self._publish_took:
-                took(self._now() - began)
+            for times in self._publish_times:
+                times.observe(self._now() - began)
             return outcomes
         finally:
             for draft in drafts:
@@ -399,7 +399,7 @@ class Wiring:
         ids = MessageIds(clock.date_ns, int(writer, 16))
         self._leases = leases = Leases(config.visibility_seconds, clock, random, mover=config.mover)
         self.catalog = Catalog(observers, clock, MOST_BYTES if config.skips_steps else 0)
-        self.committer = Committer(storage, self.catalog.tellers_of(Span.COMMIT), clock.note_work)
+        self.committer = Committer(storage, self.catalog.histograms_of(Span.COMMIT), clock.note_work)
         jobs: Together[Job] = Together(self.committer)
         in_flight = InFlight(self.committer)
         self.core = core = Core(

@@ -16,7 +16,7 @@ import trio
 from mq.broker.clock import Clock
 from mq.broker.index import QueueIndex
 from mq.broker.settings import REJECT
-from mq.lifecycle import DetailedObserver, Kind, Observer, Span, State, Transition
+from mq.lifecycle import DetailedObserver, Histogram, Kind, Observer, Span, State, Transition
 from mq.message import BytesBody, MessageId, Properties, SharedAttributes, checksum, length_of
 from mq.storage.interface import FRESH, Entry, Stored
 
@@ -59,7 +59,7 @@ class Catalog:
         self._begun: dict[MessageId, tuple[QueueIndex, bool]] = {}  # moves: of which queue, and whether out of it
         self._left = trio.lowlevel.ParkingLot()
         self._observers = observers
-        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "timer")]
+        self._detailed = [cast(DetailedObserver, observer) for observer in observers if hasattr(observer, "histogram")]
         self._clock = clock
 
     def add_queue(self, index: QueueIndex) -> None:
@@ -247,9 +247,9 @@ class Catalog:
         for observer in self._observers:
             observer.saw(transitions)
 
-    def tellers_of(self, span: Span) -> list[Callable[[float], None]]:
-        """What to call with the seconds that something took: one for each observer that wants to know."""
-        return [observer.timer(span) for observer in self._detailed]
+    def histograms_of(self, span: Span) -> list[Histogram]:
+        """Where to count the seconds that something takes: one for each observer that wants to know."""
+        return [observer.histogram(span) for observer in self._detailed]
 
     def tell_held(self, kind: Kind, queue: str, ids: Sequence[MessageId]) -> None:
         """Tell the observers of messages that were handed out, or came back, in memory alone."""

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,6 +27,7 @@ from mq.errors import (
     StorageStopped,
     StorageUnsure,
 )
+from mq.lifecycle import Histogram
 from mq.storage import groups
 from mq.storage.interface import (
     AnyOperation,
@@ -160,7 +162,7 @@ class Committer:
 
     Args:
         storage: the store.
-        took: each is called with the seconds that a batch took.
+        times: each counts the seconds that a batch takes.
         note_work: called after a batch, every :data:`WORK_SECONDS` at most.
 
     Attributes:
@@ -177,13 +179,13 @@ class Committer:
     def __init__(
         self,
         storage: Storage,
-        took: Sequence[Callable[[float], None]] = (),
+        times: Sequence[Histogram] = (),
         note_work: Callable[[], None] | None = None,
     ) -> None:
         self._storage = storage
         self._note_work = note_work
         self._noted_until = -math.inf
-        self._took = took
+        self._times = times
         self._telling = storage if tells(storage) else None
         self._instant = storage if is_instant(storage) else None
         self.together = ANSWERED_TOGETHER if self._telling is not None else MOST_OF_A_CALL // 2
@@ -333,8 +335,9 @@ class Committer:
         self._note_times(began, ended)
 
     def _note_times(self, began: float, ended: float) -> None:
-        for took in self._took:
-            took(ended - began)
+        for times in self._times:
+            times.counts[bisect_left(times.bounds, ended - began)] += 1
+            times.total += ended - began
         if ended >= self._noted_until and self._note_work is not None:
             self._noted_until = ended + WORK_SECONDS
             self._note_work()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -143,7 +144,7 @@ class Publisher:
         self.catalog = core.catalog
         self._known = core.catalog.queues
         self.in_flight = core.in_flight
-        self.took = core.catalog.tellers_of(Span.PUBLISH)
+        self.times = core.catalog.histograms_of(Span.PUBLISH)
         self.now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self.memory = TransientMemory(core.storage)
         self._committer = core.committer
@@ -615,8 +616,9 @@ class _Submitted:
         publisher = self._publisher
         if publisher is not None:
             seconds, in_flight = publisher.now() - self._began, publisher.in_flight
-            for took in publisher.took:
-                took(seconds)
+            for times in publisher.times:
+                times.counts[bisect_left(times.bounds, seconds)] += 1
+                times.total += seconds
             if in_flight.is_closed:
                 in_flight.__exit__()
             else:

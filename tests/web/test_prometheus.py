@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from mq.broker import Broker, BrokerConfig, QueueStatus, open_broker
 from mq.broker.api import Health, Membership, NeighborLink
 from mq.broker.settings import QueueSettings
-from mq.lifecycle import Kind, State, Transition
+from mq.lifecycle import Histogram, Kind, State, Transition
 from mq.message import MessageIds
-from mq.observers.metrics import OTHERS, Durations, Histogram, Metrics
+from mq.observers.metrics import OTHERS, Durations, Metrics
 from mq.storage.interface import Damage
 from mq.storage.memory import MemoryStorage
 from mq.web.endpoints import Endpoints
