@@ -12,6 +12,7 @@ from tools.modes import ENGINE, TREE, conditions_of
 MOST: Final = 40
 MOST_OF_AN_ENGINE: Final = 15
 MOST_OF_A_FILE_OF_AN_ENGINE: Final = 4
+MOST_LINES: Final = 400
 
 
 def test_conditions_on_a_mode_are_counted_once_each() -> None:
@@ -58,3 +59,13 @@ def test_the_folders_of_a_root_have_few_attributes() -> None:
     attributes = set(re.findall(r"^        self\.(\w+)", init, re.MULTILINE))
     assert "layout" in attributes
     assert len(attributes) <= 10, attributes
+
+
+def test_each_module_of_an_engine_is_short() -> None:
+    lengths = {
+        f"{engine}/{file.name}": len(file.read_text(encoding="utf-8").splitlines())
+        for engine in ("logged", "stepwise")
+        for file in (ENGINE / engine).glob("*.py")
+    }
+    assert {"logged/record.py", "logged/log.py", "stepwise/batch.py"} <= set(lengths)
+    assert {name: length for name, length in lengths.items() if length > MOST_LINES} == {}

@@ -16,7 +16,7 @@ from mq.storage.files.mount import mount_of_root
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (18, 59),
+    "HTTP publish": (18, 55),
     "HTTP fetch with wait, and the publish that ends it": (35, 195),
     "AMQP publish, with its confirm": (27, 132),
     "HTTP remove": (25, 94),
@@ -24,7 +24,7 @@ BOUNDS: Final = {
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 
 BOUNDS_WITH_A_LOG: Final = {
-    "HTTP publish": (19, 59),
+    "HTTP publish": (18, 55),
     "HTTP fetch with wait, and the publish that ends it": (37, 195),
     "AMQP publish, with its confirm": (26, 107),
     "HTTP remove": (26, 77),
