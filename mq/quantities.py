@@ -50,6 +50,11 @@ def show_duration(seconds: float) -> str:
     return f"{seconds:.15g}{'s' if seconds else ''}"
 
 
+def show_count(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as ``1 message`` or ``2 messages``; `plural` if it does not just add an s."""
+    return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of a size: a number of bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB.
 

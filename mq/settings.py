@@ -248,14 +248,18 @@ class Settings:
     address: str = _line("127.0.0.1", _ADDRESS, "address or host name to listen on; 0.0.0.0 listens on all interfaces")
     port: int = _line(8080, _whole(0, 65_535), "HTTP port; 0 chooses a free port")
     hosts: tuple[str, ...] = _line(
-        (), _NAMES, "comma-separated list of additional host names that clients may use in URLs; * allows any", "none"
+        (),
+        _NAMES,
+        "comma-separated list of host names that clients may use in URLs, in addition to localhost and the daemon's "
+        "own address; * allows any host name",
+        "none",
     )
     base_path: str = _line("", _BASE_PATH, "URL path under which a reverse proxy serves mq, such as /mq", "none")
     trusted_proxies: tuple[str, ...] = _line(
         (),
         _NETWORKS,
-        "comma-separated networks of reverse proxies whose Forwarded and X-Forwarded-* headers are trusted; the value "
-        '"unix" trusts connections on the Unix socket',
+        "comma-separated list of the networks of reverse proxies whose Forwarded and X-Forwarded-* headers are "
+        'trusted; add "unix" to trust these headers on connections to the Unix socket',
         "none",
     )
     reuse_port: bool = _line(
@@ -285,7 +289,7 @@ class Settings:
     sqs_port: int = _line(
         0,
         _whole(0, 65_535),
-        "additional port, on the same address as HTTP, that serves only the Amazon SQS API; 0 disables it",
+        "additional port, on the same address as HTTP, that serves only the Amazon SQS API; 0 means no additional port",
     )
     amqp_vhosts: tuple[str, ...] = _line(
         (), _NAMES, "comma-separated list of AMQP virtual hosts in addition to /", "none"
@@ -298,8 +302,8 @@ class Settings:
     standby: bool = _line(
         False,
         _SWITCHED,
-        "share the root folder with other --standby daemons: only one daemon is active, and another one "
-        "takes over when it stops",
+        "share the root folder with other --standby daemons: only one daemon is active at a time; when the active "
+        "daemon stops, another takes over",
         "",
     )
     peers: int = _line(0, _whole(0, 1024), "number of other daemons that serve the same root folder at the same time")
@@ -313,14 +317,14 @@ class Settings:
     root_owner: int | None = _line(
         None,
         _USER,
-        "user who may also own the root folder and its subfolders; by default, only the superuser and the "
-        "user who runs mq may own them",
+        "additional user who may own the root folder and its subfolders; without this option, only the superuser and "
+        "the user who runs mq may own them",
         "none",
     )
     visibility: float = _line(
         30.0,
         _seconds(0.001, LONGEST_DELAY_SECONDS),
-        "default visibility timeout: how long a consumer has to acknowledge a message before the message is "
+        "default visibility timeout: if a consumer does not acknowledge a message within this time, the message is "
         "delivered again",
         "30s",
     )
@@ -334,8 +338,8 @@ class Settings:
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "maximum disk space, for all clients together, for large message bodies that are being uploaded over HTTP "
-        "and for batch writes, such as Spark's, that are not yet committed",
+        "maximum disk space, for all clients together, for data in progress: large message bodies that are being "
+        "uploaded over HTTP, and uncommitted batch writes (such as those of Spark)",
         "1GiB",
     )
     storage: str = _line(
@@ -376,7 +380,7 @@ class Settings:
     users: str = _line(
         "",
         _FILE,
-        "file that lists the users with their secrets and rights; if it is set, clients must authenticate",
+        "file that lists the users with their secrets and rights; with this option, clients must authenticate",
         "none",
     )
     tls_cert: str = _line("", _FILE, "PEM file with the server certificate and its chain; enables TLS", "none")
@@ -420,7 +424,7 @@ class Settings:
         "1GiB,7d",
     )
     cluster: str = _line(
-        "", _FILE, "cluster configuration file; if set, the daemon runs as a node of this cluster", "none"
+        "", _FILE, "cluster configuration file; with this option, the daemon runs as a node of this cluster", "none"
     )
     node: str = _line(
         "", _NAME, "name of this cluster node; overrides the name in the cluster file", "from the cluster file"
@@ -428,8 +432,8 @@ class Settings:
     neighbors: tuple[str, ...] = _line(
         (),
         _ADDRESSES,
-        "comma-separated AMQP addresses of the other two cluster nodes, or of all three; overrides the "
-        "addresses in the cluster file",
+        "comma-separated list of the AMQP addresses of the other two nodes of the three-node cluster; the address of "
+        "this node may be included. Overrides the addresses in the cluster file",
         "from the cluster file",
     )
     coordinator: str = _line(
@@ -455,7 +459,7 @@ class Settings:
     insecure: bool = _line(
         False, _SWITCHED, "allow network connections even if TLS or authentication is not configured", ""
     )
-    log_level: str = _line("info", _one_of(*LEVELS), "minimum level of the messages to log")
+    log_level: str = _line("info", _one_of(*LEVELS), "minimum level of the log entries to write")
     log_format: str = _line("text", _one_of(*FORMATS), "log format: text, or json for one JSON object per line")
     log_requests: bool = _line(False, _SWITCHED, "log a line for every HTTP request", "")
 

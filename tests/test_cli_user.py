@@ -108,7 +108,7 @@ def test_tokens_come_and_go(path: str) -> None:
     second = run("token", "shop", "--users", path).stdout.strip()
     assert UserDirectory(path).by_token(TOKEN) == UserDirectory(path).by_token(second)
     assert (
-        "Revoked 1 older tokens; the user's newest token is still valid."
+        "Revoked 1 older token; the user's newest token is still valid."
         in run("retire", "shop", "--users", path).stderr
     )
     assert UserDirectory(path).by_token(TOKEN) is None
@@ -229,7 +229,7 @@ def test_a_user_with_a_key_for_amazons_sdks(path: str) -> None:
         found["AWS_SECRET_ACCESS_KEY"],
     )
     listed = run("list", "--users", path).stdout
-    assert f"AWS keys: {found['AWS_ACCESS_KEY_ID']}" in listed
+    assert f"access keys for AWS SDKs: {found['AWS_ACCESS_KEY_ID']}" in listed
     assert found["AWS_SECRET_ACCESS_KEY"] not in listed
     newer = run("aws-key", "shop", "--only", "--users", path).stdout
     assert newer.startswith("AWS_ACCESS_KEY_ID=MQIA")
@@ -257,9 +257,7 @@ def test_a_user_of_a_cluster_is_made_changed_and_removed(cluster: dict[str, Any]
     assert cluster["shop"]["tokens"] == [token_hash(token), token_hash(second)]
     listed = run("list", "--cluster").stdout
     assert listed.splitlines() == ["shop", "  publish: orders.*", "  password: no, tokens: 2"]
-    assert (
-        "Revoked 1 older tokens; the user's newest token is still valid." in run("retire", "shop", "--cluster").stderr
-    )
+    assert "Revoked 1 older token; the user's newest token is still valid." in run("retire", "shop", "--cluster").stderr
     assert cluster["shop"]["tokens"] == [token_hash(second)]
     assert run("remove", "shop", "--cluster").exit_code == 0
     assert cluster == {}

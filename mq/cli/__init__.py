@@ -49,13 +49,13 @@ class CliVerb(NamedTuple):
 
 VERBS: Final = {
     "serve": CliVerb("mq.cli.serve:serve_command", "Run the daemon: serve queues over HTTP and AMQP."),
-    "user": CliVerb("mq.cli.user:user_command", "Manage users, their limits, tokens and keys."),
+    "user": CliVerb("mq.cli.user:user_command", "Manage users and their limits, tokens and access keys."),
     "send": CliVerb("mq.cli.send:send_command", "Publish messages and print their IDs."),
     "receive": CliVerb("mq.cli.receive:receive_command", "Fetch messages, print their bodies and acknowledge them."),
     "peek": CliVerb("mq.cli.messages:peek_command", "Show messages without fetching them."),
     "delete": CliVerb("mq.cli.messages:delete_command", "Remove messages by ID."),
     "reschedule": CliVerb("mq.cli.messages:reschedule_command", "Change the delivery time of delayed messages."),
-    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages from a queue except unacknowledged ones."),
+    "purge": CliVerb("mq.cli.messages:purge_command", "Remove all messages from a queue except leased ones."),
     "queues": CliVerb("mq.cli.queues:queues_command", "List all queues with their message counts."),
     "queue": CliVerb("mq.cli.queues:queue_command", "Create, show, configure or delete a queue."),
     "pause": CliVerb("mq.cli.queues:pause_command", "Pause delivery from a queue or publishing to it."),
@@ -72,7 +72,7 @@ VERBS: Final = {
     "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
     "clock": CliVerb(
         "mq.cli.daemon:clock_command",
-        "Show the clock status, or make mq trust its wall clock.",
+        "Show whether mq trusts the wall clock, or tell mq to trust it.",
     ),
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."

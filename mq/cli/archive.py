@@ -254,7 +254,8 @@ def _new_file(path: str) -> Iterator[IO[bytes]]:
 @click.option(
     "--run",
     metavar="NAME",
-    help="Resume the interrupted import with this run name. Messages that have already been imported are skipped.",
+    help="Resume an interrupted import; NAME is the run name that mq printed when the import was interrupted. Messages "
+    "that have already been imported are skipped.",
 )
 @click.option(
     "--no-keys",
@@ -330,7 +331,8 @@ class _Import:
 
     def sum(self) -> str:
         """What was done so far, in words."""
-        return f"{self.stored} messages were stored" + (f", {self.there} were already stored" if self.there else "")
+        before = f", {self.there} already stored before" if self.there else ""
+        return f"messages stored: {self.stored}{before}"
 
     def _keyed(self, messages: Iterator[Outgoing]) -> Iterator[Outgoing]:
         for number, message in enumerate(messages, 1):

@@ -13,6 +13,7 @@ from mq.cli.commands import CANNOT_START, NOT_NOW, REFUSED, Number, trust_option
 from mq.cli.remote import fail, json_option, warn
 from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
+from mq.quantities import show_count
 from mq.storage.files.backup import back_up
 from mq.storage.files.backup_folder import BackupHeader
 from mq.storage.files.restore import list_backups, restore
@@ -53,8 +54,8 @@ class _Bar:
 def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
     """Back up a root, even while a daemon is serving it.
 
-    A root is the folder in which mq stores its queues. The backup is a consistent snapshot of the root, and it is on
-    disk when the command exits with status 0. Further backups to the same FOLDER are incremental.
+    A root is the folder in which mq stores its queues. The backup is a consistent snapshot of the root, and it has been
+    synced to disk when the command exits with status 0. Later backups to the same FOLDER are incremental.
     """
     bar = _Bar()
     try:
@@ -75,7 +76,10 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
 @click.argument("folder", type=click.Path())
 @click.argument("root", required=False, envvar="MQ_ROOT", type=click.Path())
 @click.option(
-    "--number", type=Number(1), metavar="NUMBER", help="Number of the backup to restore. [default: the newest]"
+    "--number",
+    type=Number(1),
+    metavar="NUMBER",
+    help="The backup to restore, by its number in the output of --list. [default: the newest]",
 )
 @click.option("--list", "lists", is_flag=True, help="List the backups in FOLDER without restoring one.")
 @json_option
@@ -109,8 +113,7 @@ def restore_command(
     if damaged:
         ids = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
         warn(
-            f"{len(damaged)} messages were not restored because they are damaged in the backup or missing from it: "
-            f"{ids}"
+            f"messages that are damaged in the backup or missing from it, and were not restored: {len(damaged)} ({ids})"
         )
         sys.exit(REFUSED)
 
@@ -125,6 +128,6 @@ def _show(headers: list[BackupHeader], *, as_json: bool) -> None:
 
 def _description(header: BackupHeader) -> str:
     return (
-        f"backup {header.number} of {header.instant}: {header.messages} messages in {header.queues} queues, "
-        f"{header.bytes} bytes"
+        f"backup {header.number} of {header.instant}: {show_count(header.messages, 'message')} in "
+        f"{show_count(header.queues, 'queue')}, {show_count(header.bytes, 'byte')}"
     )

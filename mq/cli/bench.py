@@ -74,8 +74,8 @@ class Timed(NamedTuple):
 def bench_command(remote: Remote, seconds: float, clients: int, size: int, no_keys: bool, as_json: bool) -> None:
     """Measure the throughput and latency of a daemon.
 
-    Publishes messages to a temporary queue, then fetches and removes them. If an error stops the benchmark, the
-    results so far are printed.
+    The command publishes messages to a temporary queue, then fetches and removes them. If an error stops the benchmark,
+    the results so far are printed.
     """
     results: list[Timed] = []
     failure: BaseException | None = None

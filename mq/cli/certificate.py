@@ -81,8 +81,8 @@ def _is_address(name: str) -> bool:
 def certificate_command(folder: str, names: tuple[str, ...], days: int) -> None:
     """Create a self-signed TLS certificate and its key.
 
-    Writes cert.pem and key.pem to FOLDER; existing files are never overwritten. Clients need the certificate to trust
-    the server (mq --ca, curl --cacert).
+    The files cert.pem and key.pem are written to FOLDER; existing files are never overwritten. To trust the
+    server, clients need cert.pem (mq --ca, curl --cacert).
     """
     hostname = socket.gethostname()
     own = (*_HERE, hostname) if _HOST.fullmatch(hostname) else _HERE

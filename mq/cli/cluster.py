@@ -63,11 +63,11 @@ def status_command(remote: Remote, as_json: bool) -> None:
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def check_command(remote: Remote, urls: Sequence[str]) -> None:
-    """Check whether a node can be stopped now, for example for an upgrade.
+    """Check whether the nodes can be stopped one at a time, for example for an upgrade.
 
-    Specify the URLs of all three nodes, because each node knows only its own connections. If a node can be stopped
-    without making the queues unavailable, prints the order in which to stop the nodes and exits with status 0.
-    Otherwise, prints the reasons and exits with status 1.
+    Specify the URLs of all three nodes, because each node knows only about its own connections. If the queues remain
+    available while one node is stopped, the command prints the order in which to stop the nodes and exits with status
+    0. Otherwise, it prints the reasons and exits with status 1.
     """
     seen = []
     for url in urls or (remote.access.url,):
@@ -83,7 +83,7 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
     mirrors, master = ", ".join(node["name"] for node in nodes if not node["is_master"]), nodes[0]["name"]
     say(
         f"it is safe to stop the nodes one at a time, in this order: {mirrors}, then the master {master}. Run this "
-        "check before you stop each node"
+        "check again before you stop each node"
     )
 
 
@@ -109,11 +109,12 @@ def check_command(remote: Remote, urls: Sequence[str]) -> None:
 @click.option("--resume", is_flag=True, help="End the drain and accept clients again.")
 @remote
 def drain_command(remote: Remote, wait: float, close_after: float, resume: bool) -> None:
-    """Drain the node at --url, so that it can be stopped.
+    """Drain the node at --url so that it can be stopped.
 
-    If the node is the master, it hands over this role to another node. It then refuses new clients and closes the
-    remaining connections, so that the clients reconnect to other nodes. Exits with status 0 once another node serves
-    the queues and no clients are connected, or with status 1 if that does not happen in time.
+    If the node is the master, it first hands that role over to another node. The drained node refuses new clients, and
+    its remaining connections are closed so that the clients reconnect to other nodes. The command exits with status 0
+    once another node serves the queues and no AMQP clients are connected to this node, or with status 1 if that does
+    not happen in time (--wait).
     """
     with remote.client() as client:
         if resume:
@@ -137,7 +138,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
         own = client.cluster()["own_queues"]
         say(f"node {node} is drained and can be stopped")
         if own:
-            say(f"{own} queues are stored only on this node and will be unavailable while the node is stopped")
+            say(f"queues stored only on this node, which will be unavailable while the node is stopped: {own}")
 
 
 @cluster_command.command("replace")
@@ -149,8 +150,8 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
     """Replace a lost node with a new machine.
 
     NODE is the name of the lost node; the new machine takes over this name. ADDRESS:PORT is the AMQP address of the new
-    machine. Specify the URLs of the other two nodes, so that both connect to the new address. Prints the cluster file
-    for the new machine.
+    machine. Specify the URLs of the other two nodes, so that both nodes connect to the new address. The command prints
+    the cluster file for the new machine.
     """
     clients = urls or (remote.access.url,)
     places: dict[str, str] = {}
@@ -163,8 +164,8 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
         fail(
-            f"only node {' and '.join(sorted(names))} knows the new address. Specify the URLs of both nodes that were "
-            "not replaced"
+            f"only node {' and '.join(sorted(names))} knows the address of the new machine. Specify the URLs of the "
+            "two nodes that stay in the cluster"
         )
     say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")
     say("# Cluster file for the new machine; copy coordinator, password_file and the other settings from another node.")
@@ -183,7 +184,7 @@ def _left(client: Client) -> Iterator[str]:
     elif seen["role"] == "alone":
         yield f"node {seen['node']} is not a member at the moment"
     if count := len(_clients(client)):
-        yield f"{count} clients are connected over AMQP"
+        yield f"clients still connected over AMQP: {count}"
 
 
 def _clients(client: Client) -> list[str]:

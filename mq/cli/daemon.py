@@ -12,6 +12,7 @@ from mq.cli.remote import Remote, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client, NotFound
 from mq.log_lines import LEVELS
+from mq.quantities import show_count
 
 _HEADER: Final = ("ID", "PROTOCOL", "USER", "CLIENT", "STATE", "OPEN", "IDLE", "IN", "OUT", "CHANNELS", "UNACKED")
 _CONSUMERS: Final = (
@@ -86,7 +87,8 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
     for each in found:
         client.forget_consumer(each["queue"], name)
         say(
-            f"deleted the consumer from queue {each['queue']}; it had acknowledged {each['acknowledged']} batches",
+            f"deleted the consumer from queue {each['queue']}. The consumer had acknowledged "
+            f"{show_count(each['acknowledged'], 'batch', 'batches')}",
             err=True,
         )
 
@@ -141,8 +143,8 @@ def _size(value: int | None) -> str:
 
 
 @click.command("logging")
-@click.option("--level", type=click.Choice(LEVELS), help="Minimum level of the messages to log.")
-@click.option("--requests/--no-requests", default=None, help="Log a line for every HTTP request.")
+@click.option("--level", type=click.Choice(LEVELS), help="Minimum level of the log entries to write.")
+@click.option("--requests/--no-requests", default=None, help="Turn the logging of every HTTP request on or off.")
 @json_option
 @remote
 def logging_command(remote: Remote, level: str | None, requests: bool | None, as_json: bool) -> None:
@@ -163,10 +165,10 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show the clock status, or make mq trust its wall clock.
+    """Show whether mq trusts the wall clock, or tell mq to trust it.
 
     If the wall clock appears to be wrong when the daemon starts, no messages expire and no schedules run until the
-    daemon trusts the clock again.
+    clock is trusted again.
     """
     with remote.client() as client:
         found = client.trust_clock() if trust else client.clock()
@@ -175,4 +177,4 @@ def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
         return
     say(f"wall clock: {found['wall_time']}{', synchronized' if found['synchronised'] else ''}")
     if found["problem"]:
-        say(f"the system clock is not trusted: {found['problem']}. If the clock is correct, run mq clock --trust")
+        say(f"the wall clock is not trusted: {found['problem']}. If the clock is correct, run mq clock --trust")

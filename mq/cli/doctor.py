@@ -19,6 +19,7 @@ from mq.cli.record_schemas import flaw_of
 from mq.cli.remote import fail, json_option
 from mq.cli.terminal import say, say_json
 from mq.errors import StorageFull, StorageUnusable
+from mq.quantities import show_count
 from mq.storage.files.doctor import (
     InspectableRoot,
     Inspection,
@@ -59,7 +60,7 @@ from mq.storage.options import StorageOptions
     default="2s",
     show_default=True,
     metavar="DURATION",
-    help="Pause between the two passes of the check if a daemon is serving the root.",
+    help="If problems are found while a daemon is serving the root, the check is repeated after this pause.",
 )
 @json_option
 @trust_options
@@ -123,7 +124,7 @@ def _tell_losses(losses: list[Damage], *, as_json: bool) -> None:
             say(f"lost     {_shown(loss.path)}: {loss.why}")
     if not as_json:
         say(
-            f"recorded {len(losses)} losses as accepted. mq can serve this root folder again"
+            "the losses listed above are recorded as accepted. mq can serve this root folder again"
             if losses
             else "no data was lost, so mq can serve this root folder"
         )
@@ -143,7 +144,8 @@ def _tell(look: InspectableRoot, seen: Inspection, *, as_json: bool) -> None:
     else:
         while_served = "" if look.unserved else " (while a daemon is running)"
         problems = ", ".join(f"{count} {finding}" for finding, count in sorted(counts.items())) or "no problems found"
-        say(f"{seen.messages} messages, {seen.unchecked} of them without a checksum{while_served}: {problems}")
+        unchecked = f", {seen.unchecked} of them without a checksum" if seen.unchecked else ""
+        say(f"checked {show_count(seen.messages, 'message')}{unchecked}{while_served}: {problems}")
     _tell_check(look, as_json=as_json)
 
 
@@ -158,16 +160,16 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         say_json({"check": progress._asdict(), "damaged": damaged})
         return
     for queue, id, why in damaged:
-        say(f"background check: message {id} of queue {queue} is damaged: {why}")
+        say(f"background verification: message {id} of queue {queue} is damaged: {why}")
     current = (
         f"; current pass: {progress.checked} of {progress.total} messages, started at {_utc(progress.began_ms)}"
         if progress.queue
         else ""
     )
     say(
-        f"background check: the last complete pass finished at {_utc(progress.ended_ms)}{current}"
+        f"background verification of messages: the last complete pass finished at {_utc(progress.ended_ms)}{current}"
         if progress.ended_ms
-        else f"background check: no pass has been completed yet{current}"
+        else f"background verification of messages: no pass has been completed yet{current}"
     )
 
 

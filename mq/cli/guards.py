@@ -20,6 +20,7 @@ from mq.doors.connections import is_loopback
 from mq.doors.logins import Logins
 from mq.errors import InvalidSetting
 from mq.message import shorten
+from mq.quantities import show_count
 from mq.settings import Settings
 from mq.web.serve import PROTOCOLS
 
@@ -112,10 +113,10 @@ def _reload(guards: Guards) -> None:
     if guards.logins is not None:
         try:
             count = guards.logins.access.reload()
-            logger.info("reloaded the users file: %d users", count)
+            logger.info("reloaded the users file: %s", show_count(count, "user"))
             note("reloaded", what="users", users=count)
         except InvalidSetting as error:
-            logger.error("cannot reload the users file; the previous users remain in effect: %s", error)
+            logger.error("cannot reload the users file: %s. The previous list of users remains in effect", error)
             note("reload-failed", what="users", why=str(error))
     if guards.certificates is not None and guards.amqp_certificates is not None:
         try:
@@ -124,7 +125,7 @@ def _reload(guards: Guards) -> None:
             logger.info("reloaded the TLS certificates for new connections")
             note("reloaded", what="certificates")
         except InvalidSetting as error:
-            logger.error("cannot reload the TLS certificates; the previous certificates remain in use: %s", error)
+            logger.error("cannot reload the TLS certificates: %s. The previous certificates remain in use", error)
             note("reload-failed", what="certificates", why=str(error))
     if guards.audit is not None:
         try:
@@ -132,5 +133,5 @@ def _reload(guards: Guards) -> None:
             logger.info("reopened the audit log")
             note("reloaded", what="audit")
         except InvalidSetting as error:
-            logger.error("cannot reopen the audit log; the old file remains in use: %s", error)
+            logger.error("cannot reopen the audit log: %s. The old file remains in use", error)
             note("reload-failed", what="audit", why=str(error))

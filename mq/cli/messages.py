@@ -58,8 +58,8 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move 
 def peek_command(remote: Remote, queue: str, id: str | None, limit: int, state: str, as_json: bool) -> None:
     """Show messages without fetching them.
 
-    Delayed and leased messages are shown with the local time at which they become available. With an ID, the body of
-    that message is printed unchanged; on a terminal, control characters are escaped.
+    Delayed and leased messages are shown with the local time at which they become available. If an ID is given, the
+    body of that message is printed; control characters are escaped only if the output is a terminal.
     """
     with remote.client() as client:
         if id is not None:
@@ -157,9 +157,9 @@ def reschedule_command(
 @json_option
 @remote
 def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
-    """Remove all messages from a queue except unacknowledged ones.
+    """Remove all messages from a queue except leased ones.
 
-    Prints the number of messages removed.
+    The command prints the number of messages removed.
     """
     confirm(f"Remove all messages from {queue}?", yes=yes, check=partial(check_exists, remote, queue))
     with remote.client() as client:
@@ -176,7 +176,7 @@ def purge_command(remote: Remote, queue: str, yes: bool, as_json: bool) -> None:
 def redrive_command(remote: Remote, queue: str, limit: int | None, ids: tuple[str, ...], as_json: bool) -> None:
     """Move dead letters back to their original queues.
 
-    Prints the number of messages moved.
+    The command prints the number of messages moved.
     """
     _move(remote, queue, None, limit, ids, as_json=as_json)
 
@@ -193,7 +193,7 @@ def move_command(
 ) -> None:
     """Move ready messages to another queue.
 
-    Prints the number of messages moved.
+    The command prints the number of messages moved.
     """
     _move(remote, queue, target, limit, ids, as_json=as_json)
 
@@ -206,7 +206,8 @@ def _move(
     say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
         target = "their original queue" if to is None else f"queue {to}"
-        warn(f"{left} messages were not moved from queue {queue}, because {target} is full or does not exist")
+        what = "1 message was" if left == 1 else f"{left} messages were"
+        warn(f"{what} not moved from queue {queue}, because {target} is full or does not exist")
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

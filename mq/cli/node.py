@@ -43,9 +43,9 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         others = _without_itself(settings.neighbors, settings.node)
         if len(others) != 2:
             raise InvalidSetting(
-                "neighbors must be a comma-separated list of the addresses of the other two nodes (number given: "
-                f"{len(settings.neighbors)}). You may list all three addresses if the host name in this "
-                f"node's own address is the node's name ({settings.node or 'set with --node'})"
+                "neighbors must list the addresses of the other two nodes, separated by commas (given: "
+                f"{len(settings.neighbors)}). To list all three addresses, write the address of this node with the "
+                f"node's name ({settings.node or 'set with --node'}) as its host name"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}

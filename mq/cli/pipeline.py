@@ -24,7 +24,7 @@ from mq.errors import MQError
 _SECRETS: Final = ("token", "password")
 
 _master = click.option(
-    "--master", metavar="URL", help="Spark master URL, as for spark-submit.  [default: this machine]"
+    "--master", metavar="URL", help="Spark master URL, as for spark-submit.  [default: run Spark on this machine]"
 )
 
 
@@ -48,10 +48,10 @@ def main() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 @_master
 def insight(journals: tuple[str, ...], out: str, *, doctor: str | None, as_json: bool, master: str | None) -> None:
-    """Analyze the journal in FOLDER (written by mq serve --journal): traffic, latency, poison messages and lost or
+    """Analyze the journal in FOLDER (written by mq serve --journal) for traffic, latency, poison messages, and lost or
     duplicate messages.
 
-    Writes Parquet tables and report.html. Exits with status 5 if a message is lost, duplicated or damaged.
+    The results are Parquet tables and report.html. The exit status is 5 if a message is lost, duplicated or damaged.
     """
     with _session(master) as (spark, load), _bar() as progress:
         module = load("mq.spark.pipelines.insight")
@@ -175,7 +175,8 @@ def replay(
 ) -> None:
     """Publish messages from the archive in FOLDER.
 
-    Prints the number of messages published. An interrupted run can be repeated: each message is published only once.
+    The command prints the number of messages published. An interrupted run can be repeated: each message is published
+    only once.
     """
     options = _options(url, given)
     with _session(master) as (spark, load), _bar() as progress:

@@ -61,7 +61,7 @@ class _SettingsCommand(click.Command):
 def create_command(remote: Remote, queue: str, settings: tuple[str, ...], store: str | None) -> None:
     """Create a queue with the given settings.
 
-    If the queue exists, only its settings are changed.
+    If the queue already exists, the given settings are changed; its messages and other settings are kept.
     """
     changes = parse_settings(settings)
     with remote.client() as client:
@@ -91,8 +91,8 @@ def show_command(remote: Remote, queue: str, as_json: bool) -> None:
 def set_command(remote: Remote, queue: str, settings: tuple[str, ...]) -> None:
     """Change a queue's settings. Either all changes are applied or none are.
 
-    VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), a keyword, true or false. To reset a setting,
-    use NAME=default.
+    VALUE is a number, a duration (30s, 10m, 2h, 7d), a size (64KiB), true, false, or text (such as the name of a
+    dead-letter queue). To reset a setting, use NAME=default.
     """
     changes = parse_settings(settings)
     with remote.client() as client:

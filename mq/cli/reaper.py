@@ -29,7 +29,7 @@ logger = logging.getLogger("mq.reaper")
     default="/tmp/mq/remove",
     show_default=True,
     metavar="FOLDER",
-    help="Folder whose message files are deleted.",
+    help="Folder that contains the files of removed messages.",
 )
 @click.version_option(__version__, prog_name="mq-reaper")
 @trust_options

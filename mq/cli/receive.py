@@ -109,7 +109,7 @@ class Receiver(Protocol):
     type=Duration(0, 43_200),
     metavar="DURATION",
     help="Delay before a message is delivered again if CMD or the webhook fails. "
-    "[default: the queue's retry_delay, or 1s]",
+    "[default: the queue's retry_delay, or 1s if the queue has none]",
 )
 @click.option(
     "--grace",

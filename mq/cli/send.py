@@ -130,8 +130,8 @@ class _BodyFile(click.Path):
     "--key",
     metavar="KEY",
     help=(
-        "Idempotency key of a single message: if a message with the same key has already been stored, the "
-        "message is not stored again."
+        "Idempotency key; allowed only if a single message is sent. If a message with this key has already been "
+        "stored, nothing is stored."
     ),
 )
 @click.option(

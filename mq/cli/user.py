@@ -27,6 +27,7 @@ from mq.cli.remote import REMOTE_NAMES, Remote, remote_flags, remote_of, told
 from mq.cli.terminal import say
 from mq.errors import InvalidSetting
 from mq.message import shorten
+from mq.quantities import show_count
 from mq.settings import load_settings
 
 _LONGEST_SECONDS: Final = 3660 * 86_400
@@ -44,7 +45,7 @@ def _parse_rights(context: click.Context, parameter: click.Parameter, given: tup
         word, _, pattern = text.partition("=")
         if word not in list(Right) or not is_pattern(pattern):
             known = ", ".join(Right)
-            raise click.BadParameter(f"use the form RIGHT=PATTERN, such as publish=orders.*. Known rights: {known}")
+            raise click.BadParameter(f"use the form RIGHT=PATTERN (such as publish=orders.*). Known rights: {known}")
         rights.setdefault(Right(word), []).append(pattern)
     return rights
 
@@ -57,7 +58,7 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
         "--cluster",
         "is_cluster",
         is_flag=True,
-        help="Manage the users of the cluster at --url instead of a users file.",
+        help="Manage the users of the cluster at --url instead of those in a users file.",
     )
     @remote_flags
     @functools.wraps(command)
@@ -142,7 +143,7 @@ class ClusterUsers(UsersEditor):
 
 @click.group("user", cls=Commands)
 def user_command() -> None:
-    """Manage users, their limits, tokens and keys."""
+    """Manage users and their limits, tokens and access keys."""
 
 
 @user_command.command("add")
@@ -153,7 +154,7 @@ def user_command() -> None:
     metavar="RIGHT=PATTERN",
     multiple=True,
     callback=_parse_rights,
-    help="Right to grant to the user, and the queues to which it applies, such as publish=orders.*. Can be repeated.",
+    help="Right to grant to the user, and the queues to which it applies (such as publish=orders.*). Can be repeated.",
 )
 @click.option("--password", "asks", is_flag=True, help="Ask for a password instead of creating a token.")
 @click.option(
@@ -161,7 +162,7 @@ def user_command() -> None:
     metavar="LOGIN",
     help="Let the operating-system user LOGIN connect as this user over the daemon's Unix socket, without a token.",
 )
-@click.option("--aws-key", "has_key", is_flag=True, help="Create an AWS access key (for AWS SDKs) instead of a token.")
+@click.option("--aws-key", "has_key", is_flag=True, help="Create an access key for AWS SDKs instead of a token.")
 @_limit_flags
 @_editing
 def add_command(
@@ -191,7 +192,7 @@ def add_command(
 @user_command.command("list")
 @_editing
 def list_command(editor: UsersFile | ClusterUsers, /) -> None:
-    """List users with their rights, limits and credentials."""
+    """List users with their rights, limits and login methods. Secrets are not shown."""
     accounts = editor.accounts()
     for user, password, tokens, certificate, unix in accounts:
         say(user.name)
@@ -206,7 +207,7 @@ def list_command(editor: UsersFile | ClusterUsers, /) -> None:
             say(f"  unix: {unix}")
         keys = editor.aws_keys(user.name) if isinstance(editor, UsersFile) else []
         if keys:
-            say(f"  AWS keys: {' '.join(keys)}")
+            say(f"  access keys for AWS SDKs: {' '.join(keys)}")
         for token in tokens:
             if token.expires is not None:
                 say(f"  token {'expires' if token.expires > time.time() else 'expired'} {time_text(token.expires)}")
@@ -245,7 +246,8 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 @click.option(
     "--only",
     is_flag=True,
-    help="Revoke the user's password and all other tokens. AWS access keys are not affected.",
+    help="Make the new token the user's only token: revoke all others, and the user's password. Access keys for AWS "
+    "SDKs are not affected.",
 )
 @click.option(
     "--expires",
@@ -263,10 +265,10 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 
 @user_command.command("aws-key")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Make the new key the user's only AWS access key: revoke all others.")
+@click.option("--only", is_flag=True, help="Make the new key the user's only access key: revoke all others.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Create another AWS access key for a user and print it. The key cannot be shown again."""
+    """Create another access key for AWS SDKs for a user, and print it. The key cannot be shown again."""
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 
@@ -276,7 +278,8 @@ def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) 
 def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
     """Revoke all tokens of a user except the newest."""
     count = editor.retire(name)
-    say(f"Revoked {count} older tokens; the user's newest token is still valid. {_takes_effect(editor)}", err=True)
+    revoked = show_count(count, "older token")
+    say(f"Revoked {revoked}; the user's newest token is still valid. {_takes_effect(editor)}", err=True)
 
 
 def _file(users: str | None) -> UsersFile:
@@ -298,7 +301,8 @@ def _with_keys(editor: UsersFile | ClusterUsers) -> UsersFile:
     if isinstance(editor, UsersFile):
         return editor
     raise click.UsageError(
-        "AWS access keys and login names can only be stored in the users file of a single machine: omit --cluster"
+        "access keys for AWS SDKs and login names (--unix) are stored on each machine, not in the cluster. Omit "
+        "--cluster and use --users"
     )
 
 

@@ -67,7 +67,7 @@ def send(folder: str, capacity: int | None, create: bool) -> None:
 def receive(folder: str, visibility: float, timeout: float, delete: bool) -> None:
     """Receive the next message: print its body to standard output and its ID to standard error.
 
-    Exits with status 3 if the queue is empty.
+    The exit status is 3 if the queue is empty.
     """
     with _open(folder) as queue:
         message = queue.receive(visibility, timeout)
@@ -83,7 +83,10 @@ def receive(folder: str, visibility: float, timeout: float, delete: bool) -> Non
 @click.argument("folder", metavar="DIR")
 @click.argument("id")
 def delete(folder: str, id: str) -> None:
-    """Delete a message, even if another program has received it. Exits with status 3 if the message does not exist."""
+    """Delete a message, even if another program has received it.
+
+    The exit status is 3 if the message does not exist.
+    """
     with _open(folder) as queue:
         if not queue.delete(id):
             _end(f"message {id} does not exist: it was deleted or never published", EMPTY)
@@ -92,7 +95,7 @@ def delete(folder: str, id: str) -> None:
 @vsqs.command()
 @click.argument("folder", metavar="DIR")
 def size(folder: str) -> None:
-    """Print the number of messages, including received messages that have not been deleted yet."""
+    """Print the number of messages in the queue, including received messages that have not been deleted yet."""
     with _open(folder) as queue:
         _warn(queue)
         say(queue.size())

@@ -39,14 +39,14 @@ def test_a_backup_and_its_restore(mq: Mq, root: Path, backups: Path, tmp_path: P
     done = mq("backup", root, backups)
     assert (done.status, done.error) == (0, "")
     assert done.out.startswith("backup 1 of 20")
-    assert done.out.endswith("Z: 1 messages in 1 queues, 3 bytes; 1 copied\n")
+    assert done.out.endswith("Z: 1 message in 1 queue, 3 bytes; 1 copied\n")
     [again] = mq("backup", root, backups, "--json", "--keep", 1).json
     assert (again["number"], again["copied"], again["dropped"]) == (2, 0, 1)
     assert [line["number"] for line in mq("restore", backups, "--list", "--json").json] == [2]
     done = mq("restore", backups, tmp_path / "restored")
     assert (done.status, done.error) == (0, "")
     assert done.out.startswith("backup 2 of 20")
-    assert mq("doctor", tmp_path / "restored").out == "1 messages, 0 of them without a checksum: no problems found\n"
+    assert mq("doctor", tmp_path / "restored").out == "checked 1 message: no problems found\n"
 
 
 def test_damaged_backup_is_named_and_the_one_before_it_restored(
@@ -112,7 +112,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
     assert done.status == 1
     assert (
         done.error
-        == f"mq: 1 messages were not restored because they are damaged in the backup or missing from it: {body.name}\n"
+        == f"mq: messages that are damaged in the backup or missing from it, and were not restored: 1 ({body.name})\n"
     )
 
 

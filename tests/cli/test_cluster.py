@@ -72,7 +72,7 @@ def test_a_check_asks_all_and_tells_the_order(answers: list[dict[str, object]], 
     assert done.lines == [
         (
             "it is safe to stop the nodes one at a time, in this order: a, c, then the master b. Run this check "
-            "before you stop each node"
+            "again before you stop each node"
         )
     ]
 
@@ -167,7 +167,7 @@ def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
     assert (done.status, node.asked, node.closed) == (0, [False], [])
     assert done.lines == [
         "node b is drained and can be stopped",
-        "2 queues are stored only on this node and will be unavailable while the node is stopped",
+        "queues stored only on this node, which will be unavailable while the node is stopped: 2",
     ]
 
 
@@ -180,7 +180,10 @@ def test_clients_that_stay_are_closed(daemon: object, mq: Mq, monkeypatch: pytes
 def test_a_node_that_is_not_empty_in_time_says_why(daemon: object, mq: Mq, monkeypatch: pytest.MonkeyPatch) -> None:
     Drained(monkeypatch, (True, ["one"]))
     done = mq("cluster", "drain", "--wait", "0")
-    assert (done.status, done.lines) == (1, ["node b is still serving the queues", "1 clients are connected over AMQP"])
+    assert (done.status, done.lines) == (
+        1,
+        ["node b is still serving the queues", "clients still connected over AMQP: 1"],
+    )
     assert "node b was not drained within 0 s" in done.error
 
 
@@ -212,4 +215,4 @@ def test_both_others_hear_of_a_new_machine_and_its_file_is_told(
     assert done.lines[2:] == ['name = "c"', 'neighbor_1 = "a.test:5672"', 'neighbor_2 = "b.test:5672"']
     waiting.append(seen("a"))
     done = mq("cluster", "replace", "c", "10.9.0.7:5671", URLS[0])
-    assert (done.status, "Specify the URLs of both nodes that were not replaced" in done.error) == (1, True)
+    assert (done.status, "Specify the URLs of the two nodes that stay in the cluster" in done.error) == (1, True)

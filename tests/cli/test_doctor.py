@@ -43,7 +43,7 @@ def test_it_tells_and_changes_nothing(root: Path, mq: Mq) -> None:
     foreign, torn, sum = done.lines
     assert foreign.startswith(f"foreign  '{root}/delay/foreign\\n': ")
     assert torn.startswith(f"torn     {root}/new/a:")
-    assert sum == "2 messages, 0 of them without a checksum: 1 foreign, 1 torn"
+    assert sum == "checked 2 messages: 1 foreign, 1 torn"
     assert sorted(root.rglob("*")) == before
     sum = mq("doctor", root, "--json").json[-1]
     assert sum == {"messages": 2, "unchecked": 0, "served": False, "findings": {"torn": 1, "foreign": 1}}
@@ -59,7 +59,7 @@ def test_it_names_the_engine_of_the_root_and_the_reason(root: Path, mq: Mq) -> N
 def test_it_repairs_when_asked(root: Path, mq: Mq) -> None:
     done = mq("doctor", root, "--repair")
     assert done.status == 5  # the foreign file is still there
-    assert done.lines[-1] == "1 messages, 0 of them without a checksum: 1 foreign"
+    assert done.lines[-1] == "checked 1 message: 1 foreign"
     assert (root / "delay" / "foreign\n").exists()
 
 
@@ -67,7 +67,7 @@ def test_it_moves_away_when_asked_and_says_so(root: Path, mq: Mq, tmp_path: Path
     done = mq("doctor", root, "--repair", "--quarantine", tmp_path / "q")
     assert done.status == 0
     assert f"moved    '{root}/delay/foreign\\n' to '{tmp_path}/q/delay/foreign\\n'" in done.lines
-    assert done.lines[-1] == "1 messages, 0 of them without a checksum: no problems found"
+    assert done.lines[-1] == "checked 1 message: no problems found"
     assert os.listdir(tmp_path / "q" / "delay") == ["foreign\n"]
 
 
@@ -103,7 +103,7 @@ def test_loss_of_a_log_is_refused_listed_and_accepted(root: Path, mq: Mq) -> Non
     assert f"mq doctor --accept-loss {json.dumps(str(root))}" in refused.error
     done = mq("doctor", root, "--accept-loss")
     assert f"lost     {root}/state/log: {root}/state/log is missing" in done.lines
-    assert done.lines[-1] == "1 messages, 0 of them without a checksum: no problems found"
+    assert done.lines[-1] == "checked 1 message: no problems found"
     assert done.status == 0
 
 
@@ -112,7 +112,7 @@ def test_unreadable_record_is_moved_aside_and_not_deleted(root: Path, mq: Mq, tm
     content = record.read_bytes().replace(b"created", b"createD")
     record.write_bytes(content)
     done = mq("doctor", root)
-    assert f"record   {record}: the checksum does not match the content" in done.lines
+    assert f"record   {record}: the content does not match its checksum" in done.lines
     mq("doctor", root, "--quarantine", tmp_path / "q")
     assert not record.exists()
     assert (tmp_path / "q" / record.relative_to(root)).read_bytes() == content
@@ -130,22 +130,28 @@ def test_record_that_makes_no_sense_is_found(root: Path, mq: Mq) -> None:
 
 def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Path, mq: Mq) -> None:
     progress = PassProgress(began_ms=1_700_000_000_000, queue="a", after=-1, checked=20, total=40)
-    damaged = [["a", "the-id", "the checksum does not match the content"]]
+    damaged = [["a", "the-id", "the content does not match its checksum"]]
 
     async def put(record: dict[str, object]) -> None:
         async with open_broker(f"posix:{root}") as broker:
             await broker.declarations.put(KIND, KEY, record)
 
-    assert not any(line.startswith("background check") for line in mq("doctor", root).lines)
+    assert not any(line.startswith("background verification") for line in mq("doctor", root).lines)
     trio.run(put, {**progress._asdict(), "damaged": damaged})
     found, passes = mq("doctor", root).lines[-2:]
-    assert found == "background check: message the-id of queue a is damaged: the checksum does not match the content"
+    assert (
+        found
+        == "background verification: message the-id of queue a is damaged: the content does not match its checksum"
+    )
     assert passes.endswith(
         "no pass has been completed yet; current pass: 20 of 40 messages, started at 2023-11-14T22:13:20Z"
     )
     assert mq("doctor", root, "--json").json[-1] == {"check": progress._asdict(), "damaged": damaged}
     trio.run(put, {**PassProgress(ended_ms=1_700_000_000_000)._asdict(), "damaged": []})
-    assert mq("doctor", root).lines[-1] == "background check: the last complete pass finished at 2023-11-14T22:13:20Z"
+    assert (
+        mq("doctor", root).lines[-1]
+        == "background verification of messages: the last complete pass finished at 2023-11-14T22:13:20Z"
+    )
 
 
 def test_no_root_is_2(mq: Mq, tmp_path: Path) -> None:
@@ -158,4 +164,4 @@ def test_a_sound_root_is_0(root: Path, mq: Mq, monkeypatch: pytest.MonkeyPatch) 
     (root / "delay" / "foreign\n").unlink()
     monkeypatch.setenv("MQ_ROOT", str(root))
     done = mq("doctor", "--no-bodies")
-    assert (done.status, done.out) == (0, "1 messages, 0 of them without a checksum: no problems found\n")
+    assert (done.status, done.out) == (0, "checked 1 message: no problems found\n")
