@@ -86,8 +86,8 @@ class MessageId(str):
             return text
         if _MESSAGE_ID.fullmatch(text) is None:
             raise InvalidId(
-                f"invalid message ID: {shorten(text)}. Use the X-Message-Id header from the response to a publish or "
-                "fetch request"
+                f"invalid message ID: {shorten(text)}. Use the value of the X-Message-Id header in the response to a "
+                "publish or fetch request"
             )
         return super().__new__(cls, text)
 
@@ -354,7 +354,7 @@ def without_checksum(block: bytes) -> bytes:
     """
     content = block[:-_CHECKSUM_LENGTH]
     if block[-_CHECKSUM_LENGTH:] != b" %08x" % checksum(content):
-        raise ValueError("the checksum does not match the content")
+        raise ValueError("the content does not match its checksum")
     return content
 
 

@@ -237,7 +237,7 @@ class LoopTurns(trio.abc.Instrument):
             return
         self._unlogged += 1
         if ended >= self._silent_until:
-            text = "task %s blocked the event loop for %.0f ms (slow steps since the last report: %d)"
+            text = "task %s blocked the event loop for %.0f ms (slow iterations since the last report: %d)"
             logger.warning(text, name, took * 1000, self._unlogged)
             self._unlogged, self._silent_until = 0, ended + _QUIET_SECONDS
 

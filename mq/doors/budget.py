@@ -174,15 +174,15 @@ class Budget:
         self._much_is_freed = trio.Event()
         self._refusals = {
             use: Refusals(
-                f"refused %d requests for %s (purpose: {use}); the most recent was for %d bytes, from %s. In use by "
-                "%s: %d of at most %d bytes (setting: %s)"
+                f"could not reserve %d bytes of %s for %s (use: {use}), because %d of %d bytes are already in use by "
+                "%s (setting: %s)"
             )
             for use in Use
         }
         self._endings = {
             use: Refusals(
-                f"disconnected %d slow clients to free %s (purpose: {use}); the most recent was %s, which used %d "
-                "bytes. In use by %s: %d of at most %d bytes (setting: %s)"
+                f"disconnected a slow client to free %d bytes of %s: %s (use: {use}). Before, %d of %d bytes were in "
+                "use by %s (setting: %s)"
             )
             for use in Use
         }
@@ -300,8 +300,8 @@ class Budget:
             lacking -= room.size
             self.ended[room.use] += 1
             resource = share.resource
-            limits = share.name, share.used, share.most, resource.setting
-            self._endings[room.use].add(resource.name, room.client, room.size, *limits)
+            limits = share.used, share.most, share.name, resource.setting
+            self._endings[room.use].add(room.size, resource.name, room.client, *limits)
             self.unwatch(each)
             each.let_go()
         return lacking <= 0
@@ -314,8 +314,8 @@ class Budget:
         """
         resource = share.resource
         self.refused[room.use] += 1
-        limits = share.name, share.used, share.most, resource.setting
-        self._refusals[room.use].add(resource.name, size, room.client, *limits)
+        limits = share.used, share.most, share.name, resource.setting
+        self._refusals[room.use].add(size, resource.name, room.client, *limits)
         self.make_room(share, size - room.size)
         return resource.refusal(
             f"not enough {resource.name} for {size} bytes: the limit for {share.name} is {share.most} bytes. "

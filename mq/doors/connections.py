@@ -90,10 +90,10 @@ def raise_most_handles() -> None:
 
 
 class Refusals:
-    """Says in the log what was closed at once, and why, but not each time.
+    """Logs refusals at most once a minute: the newest one, and how many there were since the last line.
 
     Args:
-        text: with a place for their number, and for what is told of the last one.
+        text: the line of one refusal, with a place for each value.
     """
 
     def __init__(self, text: str) -> None:
@@ -101,12 +101,13 @@ class Refusals:
         self._number = 0
         self._tell_at = float("-inf")
 
-    def add(self, *told: object) -> None:
-        """One more."""
+    def add(self, *values: object) -> None:
+        """Count a refusal, and log it unless one was logged within the last minute."""
         self._number += 1
         now = trio.current_time()
         if now >= self._tell_at:
-            logger.warning(self._text, self._number, *told)
+            more = f" ({self._number - 1} more since the last such line)" if self._number > 1 else ""
+            logger.warning("%s%s", self._text % values, more)
             self._number = 0
             self._tell_at = now + QUIET_SECONDS
 
@@ -154,11 +155,11 @@ class Crowd:
         self._is_proxy = is_proxy
         self._counts: Counter[str] = Counter()
         self._too_many = Refusals(
-            "refused %d connections, most recently from %s, which already has %d connections "
+            "refused a connection from %s, which already has the maximum number of connections: %d "
             "(--connections-per-address)"
         )
         self._no_handles = Refusals(
-            "refused %d connections, most recently from %s: mq can open at most %d files (LimitNOFILE in systemd, "
+            "refused a connection from %s: mq can open at most %d files (LimitNOFILE in systemd, "
             "ulimit -n), and %d of them are reserved for the store"
         )
 

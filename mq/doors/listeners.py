@@ -257,7 +257,7 @@ async def _bind_in_turn(folder: int, path: str, mode: int) -> tuple[socket.socke
                 fcntl.flock(folder, fcntl.LOCK_UN)
     except OSError as error:
         raise _cannot(path, error) from error
-    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program has locked the folder of the socket")
+    raise CannotListen(f"cannot listen on {shorten(path, 200)}: another program has locked the socket's folder")
 
 
 def _lock(folder: int) -> bool:

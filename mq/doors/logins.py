@@ -139,7 +139,7 @@ class Logins:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
             raise TryLater(
-                "too many login attempts with a wrong password for this user from this address",
+                "too many failed logins for this user from this address. Try again later",
                 seconds,
             )
 

@@ -41,11 +41,12 @@ class Quotas:
         self._rates: dict[str, _Bucket] = {}
         self._lines = {
             CONNECTIONS: Refusals(
-                "refused %d connections, most recently from user %s, who already has %d connections (max_connections)"
+                "refused a connection of user %s, who already has the maximum number of connections: %d "
+                "(max_connections)"
             ),
             PUBLISH_RATE: Refusals(
-                "throttled publishing %d times, most recently for user %s, who may publish %g messages per "
-                "second (max_publish_rate)"
+                "delayed or refused messages of user %s, who may publish at most %g messages per second "
+                "(max_publish_rate)"
             ),
         }
 

@@ -199,9 +199,8 @@ class Standby:
             self._warn(_pid_of(link))
         if said == _STRANGE:
             raise StrangeOwner(
-                "the active daemon of this root uses a different users file or different TLS files. Start all daemons "
-                "of a "
-                "root with the same --users and --tls-* settings"
+                "the active daemon of this root was started with another users file or other TLS files than this "
+                "daemon. Start all daemons of a root with the same --users and --tls-* settings"
             )
         return said
 
@@ -312,7 +311,8 @@ class Owner:
         with suppress(FileNotFoundError):
             if not stat.S_ISSOCK(os.lstat(self._path).st_mode):
                 raise CannotListen(
-                    "cannot listen for standby daemons: state/turn exists and is not a socket. Move this file elsewhere"
+                    "cannot listen for standby daemons: the file state/turn in the root folder is not a socket. Move "
+                    "it elsewhere"
                 )
             os.unlink(self._path)  # of an owner that has ended, for this one has the lock
         opened = _new_socket()

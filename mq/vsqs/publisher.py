@@ -82,7 +82,8 @@ class FolderPublisher:
         if number > HIGHEST:
             path = self._names.path(last, READY)
             raise StorageUnusable(
-                f"{path} has the highest possible number, so no further message can be published: remove this file"
+                f"the file {path} has the highest possible message number, so no more messages can be published. "
+                "To continue, remove this file; it contains a message"
             )
         self._last = number
         return number

@@ -40,7 +40,7 @@ async def replace_node(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     values = [wanted.pop(key, None) for key in ("node", "address")]
     if wanted or not all(isinstance(value, str) for value in values):
-        raise InvalidRequest('the request body must be {"node": NAME, "address": "ADDRESS:PORT"}')
+        raise InvalidRequest('the request body must be {"node": "NAME", "address": "HOST:PORT"}')
     await context.broker.node_control.replace(*map(str, values))
     return await cluster(context)
 

@@ -168,7 +168,9 @@ def credentials(given: Mapping[str, Any]) -> tuple[str, str]:
     """
     name, secret = given.get("name"), given.get("secret")
     if given.keys() != {"name", "secret"} or not isinstance(name, str) or not isinstance(secret, str):
-        raise InvalidRequest('the request body must be {"name": NAME, "secret": PASSWORD OR TOKEN}')
+        raise InvalidRequest(
+            'the request body must be {"name": "NAME", "secret": "SECRET"}, where SECRET is a password or a token'
+        )
     return name, secret
 
 

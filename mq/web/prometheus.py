@@ -145,7 +145,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     reserved, limit = snapshot.memory
     yield GaugeMetricFamily(
         "mq_memory_reserved_bytes",
-        "bytes of memory reserved for clients; when they reach mq_memory_limit_bytes, requests are refused",
+        "bytes of memory reserved for clients; when the value reaches mq_memory_limit_bytes, requests are refused",
         reserved,
     )
     yield GaugeMetricFamily(
@@ -172,9 +172,9 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
         "at once",
         snapshot.disk_refused,
     )
-    text = "slow clients disconnected to free memory or disk space for other clients"
+    text = "slow clients that mq disconnected to free memory or disk space for other clients"
     yield _by_label(CounterMetricFamily("mq_slow_clients_dropped", text, labels=["use"]), snapshot.slow_ended)
-    text = "connections and publishes refused or slowed down because a user reached a limit"
+    text = "connections and publish requests that were refused or delayed because a user reached a limit"
     yield _by_label(CounterMetricFamily("mq_user_limit_refusals", text, labels=["limit"]), snapshot.limit_refused)
     yield from _of_cluster(snapshot.cluster)
     if snapshot.health is not None:
@@ -217,13 +217,17 @@ def _of_health(health: Health) -> Iterator[Metric]:
         "messages that were read without verification, because they have no checksum",
         health.unchecked,
     )
-    yield CounterMetricFamily("mq_messages_verified", "messages verified by the background check", health.verified)
+    yield CounterMetricFamily(
+        "mq_messages_verified", "stored messages whose checksums were verified in the background", health.verified
+    )
     yield GaugeMetricFamily(
-        "mq_check_progress_ratio", "progress of the current background check, from 0 to 1", health.progress
+        "mq_check_progress_ratio",
+        "progress of the current background verification of messages, from 0 to 1",
+        health.progress,
     )
     yield GaugeMetricFamily(
         "mq_check_completed_timestamp_seconds",
-        "Unix time when the last background check completed; 0 if none has completed",
+        "Unix time when the last background verification of messages completed; 0 if none has completed",
         health.ended_seconds,
     )
 
@@ -282,7 +286,7 @@ def _of_cluster(seen: Membership) -> Iterator[Metric]:
     )
     heard = GaugeMetricFamily(
         "mq_cluster_link_inbound_up",
-        "1 if the incoming connection from the neighboring node is up, otherwise 0",
+        "1 if the incoming connection from the neighboring node to this node is up, otherwise 0",
         labels=["neighbor"],
     )
     lag = GaugeMetricFamily(

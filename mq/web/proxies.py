@@ -27,7 +27,7 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 _HOST: Final = re.compile(r"(?:[A-Za-z0-9._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _PORT: Final = re.compile(r"[0-9]{1,5}")
 _NODE: Final = re.compile(r"(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]{2,45})\])(?::[0-9]{1,5})?")
-_UNREADABLE: Final = "the Forwarded header is malformed (RFC 7239). Configure the proxy to set or remove it"
+_UNREADABLE: Final = "the Forwarded header is malformed (RFC 7239). Configure the proxy to overwrite or remove it"
 _TOKEN: Final = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _PAIR: Final = re.compile(rf'\s*({_TOKEN})=({_TOKEN}|"(?:[^"\\]|\\.)*")\s*(;|,|$)')
 """A pair of an element, and what follows it."""

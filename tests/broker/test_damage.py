@@ -183,7 +183,7 @@ async def test_background_check_finds_a_rotten_message_and_shows_its_progress(
         assert health.verified >= 41
         assert health.ended_seconds > 0
         record = (await broker.declarations.records(KIND))[KEY]
-        assert record["damaged"] == [["q", ids[30], "the checksum does not match the content"]]
+        assert record["damaged"] == [["q", ids[30], "the content does not match its checksum"]]
     assert f"queues/q/{ids[30]}" in caplog.text
 
 

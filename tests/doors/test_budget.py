@@ -286,15 +286,14 @@ async def test_a_refusal_is_counted_and_logged_once_a_minute(
             with pytest.raises(NoMemory):
                 memory.reserve(Use.ANSWER, 7)
         [line] = caplog.messages
-        assert line.startswith(
-            "refused 1 requests for memory (purpose: answer); the most recent was for 7 bytes, from user alice, "
-            "connection a con"
+        assert line.startswith("could not reserve 7 bytes of memory for user alice, connection a connection")
+        assert line.endswith(
+            "(use: answer), because 200 of 200 bytes are already in use by user alice (setting: --memory)"
         )
-        assert line.endswith("In use by user alice: 200 of at most 200 bytes (setting: --memory)")
         await trio.sleep(61)
         with pytest.raises(NoMemory):
             memory.reserve(Use.ANSWER, 7)
-    assert caplog.messages[1].startswith("refused 3 requests for memory (purpose: answer)")
+    assert caplog.messages[1].endswith(" (2 more since the last such line)")
     assert budget.refused == {Use.ANSWER: 4}
 
 
@@ -322,11 +321,10 @@ async def test_refusal_of_disk_is_counted_and_logged(autojump_clock: object, cap
     with caplog.at_level(logging.WARNING), pytest.raises(NoDisk):
         memory.reserve(Use.STAGED, 7)
     [line] = caplog.messages
-    assert line.startswith(
-        "refused 1 requests for disk space (purpose: staged); the most recent was for 7 bytes, from user -, "
-        "connection a connection"
+    assert line.startswith("could not reserve 7 bytes of disk space for user -, connection a connection")
+    assert line.endswith(
+        "(use: staged), because 20 of 20 bytes are already in use by this connection (setting: --staging)"
     )
-    assert line.endswith("In use by this connection: 20 of at most 20 bytes (setting: --staging)")
     assert budget.refused == {Use.STAGED: 1}
 
 

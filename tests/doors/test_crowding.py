@@ -59,7 +59,8 @@ async def test_the_log_says_so_once_a_minute(autojump_clock: MockClock, caplog: 
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2
     assert "192.0.2.1" in said[0]
-    assert said[1].startswith("refused 99 connections, most recently")
+    assert said[0].endswith("the maximum number of connections: 1 (--connections-per-address)")
+    assert said[1].endswith(" (98 more since the last such line)")
 
 
 async def test_lines_that_clients_cause_are_few_and_the_others_are_counted(

@@ -115,4 +115,4 @@ async def test_refusals_are_logged_once_a_minute(autojump_clock: object, caplog:
             with pytest.raises(OverLimit):
                 quotas.check_connection(limited(connections=0))
     [line] = caplog.messages
-    assert line.startswith("refused 1 connections, most recently from user alice, who already has 0 connections (max_")
+    assert line.startswith("refused a connection of user alice, who already has the maximum number of connections: 0 (")

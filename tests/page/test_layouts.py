@@ -63,7 +63,7 @@ def _form(hand: Hand) -> None:
 def _leased(hand: Hand) -> None:
     _at(f"#/queue/{QUEUE}", "button.look")(hand)
     hand.click("button", "Leased")
-    hand.tab.get_by_text("when the consumer's connection closes").first.wait_for()
+    hand.tab.get_by_text("leased until the consumer's connection closes").first.wait_for()
 
 
 LAYOUTS: Final[dict[str, Callable[[Hand], None]]] = {
@@ -270,7 +270,7 @@ def test_row_of_a_dead_letter_begins_with_its_error(desk: Hand) -> None:
 def test_message_leased_over_amqp_shows_its_delivery_and_how_long_it_lasts(desk: Hand) -> None:
     _leased(desk)
     cells = desk.tab.locator("section[aria-label=Messages] tbody tr").first.locator("td.short").all_inner_texts()
-    assert cells[1:3] == ["when the consumer's connection closes", "1"]
+    assert cells[1:3] == ["leased until the consumer's connection closes", "1"]
 
 
 def test_redrive_is_offered_where_there_are_dead_letters(desk: Hand) -> None:

@@ -214,7 +214,7 @@ def test_what_waits_or_is_leased_says_until_when(hand: Hand) -> None:
     hand.ask("POST", "/until/messages", "ready")
     hand.open("#/queue/until")
     hand.sees("ready")
-    until = hand.tab.get_by_role("columnheader", name="Available at", exact=True)
+    until = hand.tab.get_by_role("columnheader", name="Becomes available", exact=True)
     assert until.count() == 0, "what is ready waits for nothing"
     hand.ask("GET", "/until/messages?visibility=3600")
     hand.ask("POST", "/until/messages", "far off", x_message_delay=str(40 * 86_400 + 60))
@@ -271,7 +271,7 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     hand.click("button", "Remove")
     hand.sees("1 message removed")
     hand.press("Settings")
-    hand.write("Maximum receives", "2")
+    hand.write("Maximum deliveries", "2")
     hand.click("button", "Save")
     hand.sees("max_receives requires dead_letter_queue to be set")
     hand.write("Dead-letter queue", "elsewhere")

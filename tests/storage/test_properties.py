@@ -112,7 +112,7 @@ def test_attributes_with_one_bit_changed_are_not_believed() -> None:
     for bit in range(8 * len(whole)):
         changed = bytearray(whole)
         changed[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(Senseless, match="the checksum does not match the content"):
+        with pytest.raises(Senseless, match="the content does not match its checksum"):
             decode_attributes(bytes(changed))
 
 

@@ -128,8 +128,8 @@ def test_depths_that_another_node_tells_are_left_to_it() -> None:
 
 def test_scrape_has_damage_the_background_check_and_a_clock_in_doubt() -> None:
     health = Health()
-    health.damages = [Damage("queue", "q", "/root/state/records/queue/kq.1", "the checksum does not match the content")]
-    health.damaged = {MessageIds().new(): ("q", "the checksum does not match the content") for _ in range(2)}
+    health.damages = [Damage("queue", "q", "/root/state/records/queue/kq.1", "the content does not match its checksum")]
+    health.damaged = {MessageIds().new(): ("q", "the content does not match its checksum") for _ in range(2)}
     health.torn, health.skipped, health.unchecked, health.verified = 3, 4, 5, 6
     health.progress, health.ended_seconds = 0.25, 1_700_000_000.0
     text = page(Scrape("1", Metrics().totals(set(), 1), [], True, None, 0, health=health, is_clock_untrusted=True))

@@ -315,7 +315,7 @@ class Folders:
             return Opened(expected, fd=fd)
         data = self._read_all(fd, size)
         if len(data) != size or (expected.checksum is not None and checksum(data) != expected.checksum):
-            return Opened(expected, damage="the checksum does not match the content")
+            return Opened(expected, damage="the content does not match its checksum")
         return Opened(expected, data)
 
     def _properties(self, entry: Entry, fd: int) -> Properties | None:
@@ -357,7 +357,7 @@ class Folders:
         found = 0
         while chunk := self.read_chunk(fd):
             found = checksum(chunk, found)
-        return "" if found == opened.properties.checksum else "the checksum does not match the content"
+        return "" if found == opened.properties.checksum else "the content does not match its checksum"
 
     def _entries(self, state: State, queue: str | None) -> Iterator[Entry]:
         if state is State.READY:

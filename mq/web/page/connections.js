@@ -56,7 +56,7 @@ export function consumersView({ onState }) {
     order: (one, other) => isSlow(other) - isSlow(one) || other.unacknowledged - one.unacknowledged,
     columns: [
       ["Queue", (each) => h("a", { href: `#/queue/${encodeURIComponent(each.queue)}` }, each.queue)],
-      ["Consumer", (each) => [each.tag ?? "waiting request", isSlow(each) ? h("span", { class: "marks" }, "slow") : null]],
+      ["Consumer", (each) => [each.tag ?? "HTTP request waiting for a message", isSlow(each) ? h("span", { class: "marks" }, "slow") : null]],
       ["User", (each) => each.user ?? "—"],
       ["Client", (each) => `${each.protocol} ${each.address}`, "short"],
       ["Prefetch", (each) => (each.prefetch === null ? "—" : each.prefetch || "any"), true],
@@ -64,7 +64,7 @@ export function consumersView({ onState }) {
       ["Delivered", (each) => number(each.delivered), true],
       ["Delivered / s", (each) => (each.protocol === "amqp" ? rate(each.delivered_per_second) : "—"), true],
       ["Idle for", (each) => duration(each.idle_seconds), true],
-      ["Consuming for", (each) => duration(each.open_seconds), true],
+      ["Active for", (each) => duration(each.open_seconds), true],
     ],
     onState,
   });
@@ -72,7 +72,7 @@ export function consumersView({ onState }) {
 
 /** A view of a list that mq tells page by page: its first page, asked for again and again, and filtered here. */
 export function listView({ title, target, name, what, empty, keyOf, columns, order = null, beside = null, onState }) {
-  const filter = h("input", { type: "search", placeholder: "Filter by any value", on: { input: fill } });
+  const filter = h("input", { type: "search", placeholder: "Filter by text in any column", on: { input: fill } });
   const summary = h("p", { class: "summary" }, "Loading…");
   const table = makeTable(title, columns, keyOf, empty);
   let found = [];

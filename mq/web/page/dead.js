@@ -86,7 +86,7 @@ function textOf({ text, attributes, dead_letter_history: deaths, content_type: t
 
 function explained(queues) {
   if (queues.length) return "No dead-lettered messages. New ones appear here automatically.";
-  return "No queue has a dead-letter queue. Set one in a queue's settings, or create a queue with one.";
+  return "No queue has a dead-letter queue. Set a dead-letter queue in a queue's settings, or create one together with a new queue.";
 }
 
 function makeGroup(queue, reload) {

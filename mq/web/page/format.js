@@ -65,7 +65,9 @@ export function time(milliseconds) {
   return isToday ? at.toLocaleTimeString() : at.toLocaleString();
 }
 
-const HOLDERS = { connection: "when the consumer's connection closes", consumer: "when the consumer finishes its batch" };
+const HOLDERS = {
+  connection: "leased until the consumer's connection closes", consumer: "leased until the consumer finishes its batch",
+};
 
 /** Until when a message is delayed or leased, and for how long that is; nothing for a ready one. */
 export function until({ at_ms: milliseconds, leased_by: holder }) {

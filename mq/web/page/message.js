@@ -59,7 +59,7 @@ function facts(message) {
     ["Content type", message.content_type],
     ...(message.content_encoding ? [["Content encoding", message.content_encoding]] : []),
     ...Object.entries(message.attributes).map(([name, value]) => [`Header ${name}`, value]),
-    ...message.dead_letter_history.map((death) => ["Dead-lettered", `from ${death.queue}, ${time(death.time * 1000)}: ${why(death)}`]),
+    ...message.dead_letter_history.map((death) => ["Dead-lettered", `from ${death.queue} at ${time(death.time * 1000)}; reason: ${why(death)}`]),
   ];
 }
 

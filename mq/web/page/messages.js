@@ -43,14 +43,14 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
   const isOffered = ({ isFor = () => true }) => messages.some(isFor);
   bar.append(...buttons, count);
   const element = h("div", { class: isDead ? "deaths" : null }, bar, scroll, nothing);
-  const timed = titles().indexOf("Available at"), died = titles().indexOf("Dead-letter reason"); // columns that are shown where they say something
+  const timed = titles().indexOf("Becomes available"), died = titles().indexOf("Dead-letter reason"); // columns that are shown where they say something
   let messages = [], rows = new Map();
   update();
 
   function titles() {
     return isDead
       ? ["Reason", "Message", "Source queue", "Dead-lettered", "Size"]
-      : ["Message", "Age", "Available at", "Deliveries", "Size", "Dead-letter reason"];
+      : ["Message", "Age", "Becomes available", "Deliveries", "Size", "Dead-letter reason"];
   }
 
   function fill(found) {
@@ -71,7 +71,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
 
   function newRow(message) {
     const choice = h("input", {
-      type: "checkbox", "aria-label": `Select ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
+      type: "checkbox", "aria-label": `Select message ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
     });
     const look = button(beginning(message), () => open(message), { class: "look", title: message.id });
     const shown = titles().filter((title) => title !== "Message" && title !== "Reason")

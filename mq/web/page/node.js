@@ -30,7 +30,7 @@ export function nodeView({ onState }) {
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
     ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
-    ["Member for", (each) => duration(each.uptime_seconds), true],
+    ["Cluster member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is not part of a cluster.");
   const links = makeTable("Connections to other nodes", [
     ["Neighboring node", (each) => each.node || each.address],
@@ -128,16 +128,16 @@ function gauges(text) {
 function explained(membership) {
   if (!membership.node) return "";
   const served = membership.is_available ? "available" : "currently unavailable";
-  return `Node ${membership.node} is ${membership.role}. The cluster has ${many(membership.queues, "queue")} (${served}). Election term: ${membership.term}. ${many(membership.failovers, "failover")} since this node started. ${lease(membership)}${warned(membership)}`;
+  return `Node ${membership.node} has the role ${membership.role}. Cluster queues: ${number(membership.queues)}, ${served}. Election term: ${membership.term}. Failovers since this node started: ${number(membership.failovers)}. ${lease(membership)}${warned(membership)}`;
 }
 
 /** That one machine has all of it. */
 function warned({ voters, nodes }) {
   const machine = voters === 1 ? " WARNING: etcd has only one member. If its disk fails, all cluster queues are lost." : "";
-  const node = nodes.length === 1 ? " WARNING: the cluster has only one member. If that node fails, the cluster queues become unavailable." : "";
+  const node = nodes.length === 1 ? " WARNING: the cluster has only one member. If this member fails, the cluster queues become unavailable." : "";
   return machine + node;
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "This node is not a member of the cluster at the moment." : `This node's membership (${whole} s) expires in ${left.toFixed(1)} s unless it is renewed.`;
+  return left === null ? "This node is not a member of the cluster at the moment." : `This node's membership, which lasts ${whole} s, expires in ${left.toFixed(1)} s unless it is renewed.`;
 }

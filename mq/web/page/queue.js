@@ -184,7 +184,7 @@ export function queueView(name, { onState }) {
     hour.replaceChildren(
       plot("Messages in the queue", [{ name: "messages", values: minutes.messages }]),
       plot("Messages per second", series([["publish", "published"], ["deliver", "delivered"], ["acknowledge", "acknowledged"]]), { isRate: true }),
-      plot("Failures per second", series([["redeliver", "redelivered"], ["expire", "expired"], ["dead_letter", "dead-lettered"]]), { isRate: true }),
+      plot("Redeliveries, expirations and dead letters per second", series([["redeliver", "redelivered"], ["expire", "expired"], ["dead_letter", "dead-lettered"]]), { isRate: true }),
     );
   }
 
@@ -203,7 +203,7 @@ export function actionsOf(queue) {
       act: async (ids) => {
         const done = await redrive(queue, { ids });
         if (done.moved) say(movedText(done, " back"));
-        else say("no messages were moved, because their original queues are unknown or have been deleted. Use Move… to choose a queue", true);
+        else say('No messages were moved: the original queues of the selected messages are unknown or have been deleted. To choose a queue, use "Move…".', true);
       },
     },
     may("configure", queue) && may("consume", queue) && {
@@ -244,7 +244,7 @@ function publishForm(queue) {
       field("Expires after", ttl),
       field("Priority", priority),
       field("Message group", group),
-      field("Headers", attributes, "one per line, as name: value"),
+      field("Headers", attributes, 'one per line, in the form "name: value"'),
     ),
     h("datalist", { id: "types" }, ["text/plain", "application/json"].map((value) => h("option", { value }))),
     h("button", { type: "submit", class: "primary" }, "Publish"),
@@ -275,7 +275,7 @@ function headersIn(text) {
   for (const line of text.split("\n")) {
     const colon = line.indexOf(":");
     if (colon > 0) found[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
-    else if (line.trim()) throw new Error(`"${line.trim()}" is not a valid header. Enter each header as name: value`);
+    else if (line.trim()) throw new Error(`"${line.trim()}" is not a valid header. Enter each header in the form "name: value"`);
   }
   return found;
 }

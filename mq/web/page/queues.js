@@ -9,7 +9,7 @@ import { watch } from "./live.js";
 const PAGE = 100;
 const WAIT_MS = 150;
 const COLUMNS = [
-  ["name", "Queue"], ["ready", "Ready"], ["leased", "Leased"], ["delayed", "Delayed"], ["oldest", "Oldest"],
+  ["name", "Queue"], ["ready", "Ready"], ["leased", "Leased"], ["delayed", "Delayed"], ["oldest", "Oldest message"],
   ["consumers", "Consumers"], ["publish", "Published / s"], ["deliver", "Delivered / s"], ["dead_letter", "Dead-lettered / s"],
 ];
 

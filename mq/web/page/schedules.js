@@ -13,7 +13,7 @@ export function schedulesView({ onState }) {
     target: "-/schedules",
     name: "schedules",
     what: "schedule",
-    empty: "No schedules exist, or you do not have permission to configure them.",
+    empty: "There are no schedules that you have permission to configure.",
     keyOf: ({ name }) => name,
     columns: [
       ["Name", ({ name }) => name],
@@ -31,7 +31,7 @@ export function schedulesView({ onState }) {
 
 function when({ cron, zone, every, unless_waiting: unlessWaiting }) {
   const instants = cron ? `${cron} ${zone}` : `every ${every < 60 ? `${every} s` : duration(every)}`;
-  return unlessWaiting ? `${instants}; a run is skipped while the previous message is still in the queue` : instants;
+  return unlessWaiting ? `${instants}; a run is skipped if the message from the previous run is still in the queue` : instants;
 }
 
 function newSchedule() {
@@ -57,7 +57,7 @@ function newSchedule() {
       field("Interval (instead of a cron expression)", every),
       field("Body", body),
       field("Content type", type),
-      h("label", { class: "check" }, unlessWaiting, " Skip a run while the previous message is still in the queue"),
+      h("label", { class: "check" }, unlessWaiting, " Skip a run if the message from the previous run is still in the queue"),
       h("button", { type: "submit", class: "primary" }, "Save schedule"),
     ),
   );

@@ -5,17 +5,17 @@ import { amount, field, h, say } from "./dom.js";
 import { notation } from "./format.js";
 
 const FIELDS = [
-  ["visibility", "duration", "Visibility timeout", "time a consumer has to acknowledge a fetched message, such as 30s, 10m or 1.5h"],
+  ["visibility", "duration", "Visibility timeout", "time within which a consumer must acknowledge a fetched message, such as 30s, 10m or 1.5h"],
   ["delay", "duration", "Delay", "delay between publishing a message and making it available to consumers"],
   ["ttl", "duration", "Time to live", "time after which a message expires"],
   ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
-  ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MB"],
+  ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MiB"],
   ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
   ["retry_delay", "duration", "Retry delay", "time before a message is redelivered after a failure"],
   ["retry_factor", "number", "Retry factor", "factor by which the retry delay grows with each further failure"],
   ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
   ["retry_max", "duration", "Maximum retry delay", "upper limit for the retry delay"],
-  ["max_receives", "number", "Maximum receives", "number of times a message can be received before it is dead-lettered; requires a dead-letter queue"],
+  ["max_receives", "number", "Maximum deliveries", "number of times a message can be delivered before it is dead-lettered; requires a dead-letter queue"],
   ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
   ["unique", "checkbox", "Unique messages", "do not store a message if the queue already contains one with the same body"],
   ["max_priority", "number", "Maximum priority", "messages with a higher priority are delivered first; 0 disables priorities"],
