@@ -70,13 +70,14 @@ def read_keys(path: str) -> tuple[AwsKey, ...]:
         raise InvalidSetting(f"cannot read the AWS keys file {shown}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidSetting(
-            f"other users can read the AWS keys file {shown}. Run chmod 600 on the file, then create new keys"
+            f"other users can read the AWS keys file {shown}, so its secrets may be known to them. Run chmod 600 on "
+            "the file, then replace the keys"
         )
     try:
         file_keys = tomllib.loads(data.decode())
     except (ValueError, RecursionError):
         raise InvalidSetting(
-            f"the AWS keys file {shown} is not a valid TOML file in UTF-8"
+            f"the AWS keys file {shown} must be valid TOML, encoded in UTF-8"
         ) from None  # its error may quote a secret
     return parse_keys(file_keys, path)
 
@@ -102,10 +103,10 @@ def _key(path: str, id: str, table: Any) -> AwsKey:
     if _KEY_ID.fullmatch(id) is None:
         raise _wrong(path, f"{where} is not a valid access key ID. Create access keys with mq user aws-key")
     if not isinstance(table, dict) or set(table) != set(_KEYS):
-        raise _wrong(path, f"{where} must have exactly two keys: user and secret")
+        raise _wrong(path, f"{where} must have exactly two fields: user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
-        raise _wrong(path, f"{where}.user must be a user name")
+        raise _wrong(path, f"{where}.user must be the name of a user, as a string")
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
         raise _wrong(
             path,

@@ -128,7 +128,8 @@ def _refuse_revoked(context: ssl.SSLContext, crl: str) -> None:
         raise InvalidSetting(f"cannot use the revocation list {_shown(crl)}: {_reason(error)}") from error
     if not context.cert_store_stats()["crl"]:
         raise InvalidSetting(
-            f"cannot use the revocation list {_shown(crl)}: the file contains no CRL in PEM format (X509 CRL)"
+            f"cannot use the revocation list {_shown(crl)}: the file contains no revocation list in PEM format "
+            "(-----BEGIN X509 CRL-----)"
         )
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
 

@@ -162,7 +162,7 @@ def _seconds_of(text: str) -> int:
     try:
         return int(datetime.strptime(text, _TIME).replace(tzinfo=UTC).timestamp())
     except ValueError:
-        raise ValueError("invalid time. Use the form 2026-12-24T19:00:00Z") from None
+        raise ValueError("invalid expiry time. Use a UTC time such as 2026-12-24T19:00:00Z") from None
 
 
 def _scrypt(password: str, salt: bytes, cost: Cost) -> bytes:

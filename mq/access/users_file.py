@@ -72,7 +72,7 @@ def parse_users(text: str, path: str) -> tuple[Account, ...]:
     except ValueError as error:
         raise InvalidSetting(f"the users file {shorten(path, 200)} is not valid TOML: {error}") from error
     except RecursionError:
-        raise InvalidSetting(f"the users file {shorten(path, 200)} is nested too deeply") from None
+        raise InvalidSetting(f"the tables in the users file {shorten(path, 200)} are nested too deeply") from None
     for key in file:
         _hold(key == "users", path, shorten(key), "unknown key; the only known key is users")
     users = file.get("users", {})
@@ -174,8 +174,8 @@ def check_modes(path: str, what: str, *, is_public: bool = False) -> None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH):
         who = "every user of this machine" if mode & stat.S_IWOTH else "its group"
         raise InvalidSetting(
-            f"{what} {shorten(path, 200)} can be modified by {who}: check the file's contents, then run chmod go-w on "
-            "the file"
+            f"{what} {shorten(path, 200)} can be modified by {who}. Check the file for unwanted changes, then run "
+            "chmod go-w on the file"
         )
     if mode & stat.S_IROTH and not is_public:
         logger.warning("every user of this machine can read the file %s. Restrict access with chmod o-r", path)

@@ -193,7 +193,7 @@ class NoNode:
         raise Conflict(_NO_NODE)
 
 
-_NO_NODE: Final = "this daemon is not part of a cluster. Start mq with --cluster (docs/cluster.md)"
+_NO_NODE: Final = "this daemon is not part of a cluster. Start mq with --cluster (see docs/cluster.md)"
 
 
 class DeclarationsAPI(Protocol):

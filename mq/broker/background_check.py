@@ -105,7 +105,11 @@ class BackgroundCheck:
                     self.progress = self.progress._replace(queue=name, after=after, checked=checked)
                     await self._keep(health)
         ended_ms = self._core.clock.wall_ms()
-        logger.info("verified %d messages and found %d damaged messages", self.progress.checked, len(health.damaged))
+        logger.info(
+            "checked all stored messages in the background: %d messages, %d of them damaged",
+            self.progress.checked,
+            len(health.damaged),
+        )
         self.progress = self.progress._replace(queue="", after=-1, ended_ms=ended_ms)
         await self._keep(health, is_end=True)
 
@@ -127,7 +131,7 @@ class BackgroundCheck:
         try:
             await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
-            logger.warning("temporarily unable to save the progress of the background check: %s", error)
+            logger.warning("temporarily unable to save the progress of the background verification: %s", error)
 
 
 def _portions(index: QueueIndex, after: int) -> Iterator[tuple[int, Sequence[Entry]]]:

@@ -51,6 +51,7 @@ from mq.errors import (
 )
 from mq.lifecycle import Kind, State
 from mq.message import Message, MessageId, MessageIds
+from mq.quantities import show_count
 from mq.storage.interface import QUEUE as QUEUE_RECORD
 from mq.storage.interface import Entry, Outcome, Put, Result, Stored, damages_of
 from mq.storage.records import drop_record, error_of
@@ -349,8 +350,8 @@ class BatchConsumers:
                 claim = _check_places(consumer, batch, of)
                 if not 0 <= start < stop <= of:
                     raise Conflict(
-                        f"the range {start} to {stop} is not within batch {batch} of consumer {name}, which has {of} "
-                        "messages (positions start at 0; the end is exclusive)"
+                        f"the range {start} to {stop} is not within batch {batch} of consumer {name}: the batch has "
+                        f"{show_count(of, 'message')} (positions start at 0, and the end of the range is exclusive)"
                     )
                 state = consumer.state
                 if state.checkpoint and checkpoint not in ("", state.checkpoint):
@@ -433,8 +434,8 @@ class BatchConsumers:
     def _check_alone(self) -> None:
         if self._others_move:
             raise Conflict(
-                "batch consumers, such as Spark streams, are not supported if several daemons share a root folder. "
-                "Start mq with --peers=0"
+                "batch consumers (such as those of Spark streams) are not supported when other programs share the root "
+                "folder. Run a single daemon, without --peers and --no-mover"
             )
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
@@ -536,7 +537,7 @@ class BatchConsumers:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
             raise StorageFull(
-                f"{error}. The record of this claim of {len(ids)} messages may need too much space in the store; if "
+                f"{error}. The record of this claim (messages: {len(ids)}) may be too large for the store; if "
                 "possible, claim fewer messages"
             ) from None
         places = await _in_slices(_sequences, chosen)
@@ -1326,8 +1327,8 @@ def _check_read(consumer: BatchConsumer) -> None:
 def _other_checkpoint(consumer: BatchConsumer, checkpoint: str) -> Conflict:
     return Conflict(
         f"consumer {consumer.name} was started with checkpoint {consumer.state.checkpoint}, but this request "
-        f"uses a different one (checkpoint: {checkpoint or 'none'}). Use the original checkpoint, use another "
-        "consumer name, or start with take_over=true"
+        f"has checkpoint {checkpoint or 'none'}. Use the original checkpoint or another consumer name, or start the "
+        "consumer with take_over=true"
     )
 
 

@@ -518,6 +518,7 @@ class Wiring:
         grouped = [name for name, index in self.catalog.queues.items() if index.settings.groups]
         if grouped and self.core.config.others_move:
             raise StorageUnusable(
-                f"queue {grouped[0]} has message groups, which are not supported if several daemons share a "
-                "root. Start mq with --peers=0, or set groups=false on the queue first"
+                f"queue {grouped[0]} has groups=true, but message groups are not supported when other programs share "
+                "the root folder. Run a single daemon, without --peers and --no-mover, or set groups=false on the "
+                "queue first"
             )

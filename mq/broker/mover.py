@@ -199,7 +199,10 @@ class Mover:
         self._end(entry, outcome)
         if outcome.result in (Result.FULL, Result.UNKNOWN):
             logger.warning(
-                "temporarily unable to move message %s of queue %s: %s", entry.id, entry.queue, outcome.reason
+                "temporarily unable to move message %s into the folder of queue %s: %s",
+                entry.id,
+                entry.queue,
+                outcome.reason,
             )
             self.add(entry, trio.current_time() + RETRY_SECONDS)
 

@@ -381,7 +381,7 @@ class Publisher:
         if draft.key is not None:
             if self._keys is None:
                 raise Conflict(
-                    "idempotency keys are not supported if several daemons share a root folder. Publish without a key"
+                    "idempotency keys are not supported when several daemons share a root folder. Publish without a key"
                 )
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)
@@ -421,7 +421,8 @@ class Publisher:
         most = index.settings.max_bytes
         if most is not None and size > most:
             raise TooLargeForQueue(
-                f"the body has {size} bytes, but queue {index.name} can store at most {most} bytes in total (max_bytes)"
+                f"the body is {size} bytes long, but queue {index.name} can store at most {most} bytes in total "
+                "(max_bytes)"
             )
 
     def _new_job(
@@ -1124,7 +1125,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "cannot remove a message that may have been stored")
+            raise error_of(moved, "the publish failed, but the message may have been stored and could not be removed")
 
     @property
     def _most_bytes(self) -> float:

@@ -558,7 +558,8 @@ class Queues:
         """Refuse settings that contradict the store or another queue."""
         if settings.unique and self._others_move:
             raise Conflict(
-                "unique queues are not supported if several daemons share a root folder. Start mq with --peers=0"
+                "queues with unique=true are not supported when other programs share the root folder. Run a single "
+                "daemon, without --peers and --no-mover"
             )
         if settings.groups:
             check_groups(self._config)
@@ -603,7 +604,7 @@ class Queues:
                     self._catalog.place(entry)
         except StorageError as error:
             logger.warning(
-                "cannot delete the messages of deleted queue %s; mq will try again after the next restart: %s",
+                "cannot delete the messages of the deleted queue %s: %s. mq will try again after the next restart",
                 queue,
                 error,
             )
@@ -668,7 +669,8 @@ def check_groups(config: BrokerConfig) -> None:
     """
     if config.others_move:
         raise Conflict(
-            "message groups are not supported if several daemons share a root folder. Start mq with --peers=0"
+            "message groups are not supported when other programs share the root folder. Run a single daemon, without "
+            "--peers and --no-mover"
         )
 
 
@@ -793,7 +795,7 @@ class Declarations:
         with self._committer.noting_failure():
             for outcome in await groups.commit(self._storage, [Drop(kind, key) for kind, key in records]):
                 if outcome.result not in (Result.DONE, Result.GONE):
-                    raise error_of(outcome, "cannot delete a stored record")
+                    raise error_of(outcome, "cannot delete a stored exchange or binding")
 
     async def records(self, kind: str) -> Mapping[str, Mapping[str, Any]]:
         """The records of a kind, by key."""

@@ -197,7 +197,8 @@ class Unacked:
         """
         if self._config.sharing is Sharing.PEERS:
             raise Conflict(
-                "exclusive consumers are not supported if several daemons share a root folder. Start mq with --peers=0"
+                "exclusive consumers are not supported when several daemons share a root folder. Run a single daemon, "
+                "without --peers"
             )
         self._consuming.check_exclusion(index, None)
         exclusion = Exclusion(index)

@@ -555,8 +555,8 @@ class Upkeep(CatalogEvents):
             self._mover.cancel(entry.id)
             if outcome.result is Result.NO_QUEUE and index is not None and not index.is_going:
                 logger.warning(
-                    "the folder of queue %s is missing; mq leaves this queue's messages in other folders where they "
-                    "are",
+                    "the folder of queue %s is missing; mq does not touch messages of this queue that are in other "
+                    "folders",
                     index.name,
                 )
                 self.forget(index)

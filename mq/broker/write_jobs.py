@@ -220,8 +220,8 @@ class WriteJobs:
         """
         if self._keys is None or self._core.storage.description.shared:
             raise Conflict(
-                "write jobs (messages that are staged and then committed together) are not supported if several "
-                "daemons share a root folder. Start mq with --peers=0"
+                "write jobs (messages that are staged and then committed together) are not supported when other "
+                "programs share the root folder. Run a single daemon, without --peers and --no-mover"
             )
         async with self._loading:
             if not self._is_loaded:
@@ -272,15 +272,15 @@ class WriteJobs:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
             logger.error(
-                "found a damaged file with staged messages of a write job; the file was left in the folder new/: %s",
+                "found the damaged file %s with staged messages of a write job; the file was left in the folder new/",
                 entry.id,
             )
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
             logger.error(
-                "found a file with staged messages, but the record of their write job is missing; the file was left "
-                "in the folder new/: %s",
+                "found the file %s with staged messages, but the record of their write job is missing; the file was "
+                "left in the folder new/",
                 entry.id,
             )
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):
@@ -363,7 +363,7 @@ class WriteJobs:
                 if rows == 0:
                     return WriteJobStatus(name, JobState.DONE.value, [], 0, 0)
                 raise Conflict(
-                    f"write job {shorten(name)} does not exist; it may have been deleted or timed out. Write the "
+                    f"write job {shorten(name)} does not exist: it may have timed out or been deleted. Write the "
                     "messages again"
                 )
             job.check_owner(user)
@@ -833,8 +833,8 @@ class _Job:
         else:
             return
         raise Conflict(
-            f"request number {number} in part {part} of write job {self.name} was already used for messages {origin}. "
-            "Use a different number for each request in a part"
+            f"in part {part} of write job {self.name}, request number {number} was already used for other messages "
+            f"({origin}). Use a different number for each request in a part"
         )
 
     def take(self, record: Mapping[str, Any]) -> None:

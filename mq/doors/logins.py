@@ -139,7 +139,7 @@ class Logins:
         seconds = self._guesses.wait_seconds(line, trio.current_time())
         if seconds > 0:
             raise TryLater(
-                "too many failed logins for this user from this address. Try again later",
+                "too many failed logins for this user from this address",
                 seconds,
             )
 

@@ -183,7 +183,7 @@ def test_a_list_past_its_time_lets_nobody_in(files: TLSFiles, tmp_path: Path) ->
 def test_a_file_without_a_list_is_refused(files: TLSFiles, tmp_path: Path) -> None:
     clients = Clients(tmp_path)
     ca = str(tmp_path / "clients.pem")
-    assert "the file contains no CRL" in refusal(files._replace(client_ca=ca, crl=ca))
+    assert "the file contains no revocation list" in refusal(files._replace(client_ca=ca, crl=ca))
     assert "No such file" in refusal(files._replace(client_ca=ca, crl=str(tmp_path / "missing.pem")))
     assert clients.ca
 

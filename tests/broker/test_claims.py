@@ -389,7 +389,7 @@ async def test_places_that_a_claim_has_not_are_not_noted(broker: Broker, start: 
     await fill(broker, 3)
     epoch = await claim_first_batch(broker)
     with pytest.raises(
-        Conflict, match=f"the range {start} to {stop} is not within batch 1 of consumer c, which has 3 messages"
+        Conflict, match=f"the range {start} to {stop} is not within batch 1 of consumer c: the batch has 3 messages"
     ):
         await broker.claims.note_read("q", "c", 1, epoch, start, stop, 3)
 
@@ -424,8 +424,8 @@ async def test_a_consumer_goes_with_the_checkpoint_under_which_it_read(broker: B
     for other in ("lost", ""):
         with pytest.raises(
             Conflict,
-            match=rf"was started with checkpoint kept, but this request uses a different one \(checkpoint: "
-            rf"{other or 'none'}\).*take_over",
+            match=rf"was started with checkpoint kept, but this request has checkpoint {other or 'none'}\."
+            ".*take_over",
         ):
             await broker.claims.start("q", "c", other)
     with pytest.raises(Conflict, match="was started with checkpoint kept"):
@@ -588,9 +588,9 @@ async def test_claims_are_refused_where_others_change_the_store(
 ) -> None:
     async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="--peers=0"):
+        with pytest.raises(Conflict, match="without --peers and --no-mover"):
             await broker.claims.start("q", "c")
-        with pytest.raises(Conflict, match="--peers=0"):
+        with pytest.raises(Conflict, match="without --peers and --no-mover"):
             await broker.claims.claim("q", "c", 1, 1)
 
 

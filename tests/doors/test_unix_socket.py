@@ -177,7 +177,7 @@ async def test_a_folder_that_stays_locked_is_told(path: str, monkeypatch: pytest
     monkeypatch.setattr(listeners, "LOCK_SECONDS", 0.05)
     folder = os.open(".", os.O_RDONLY)
     fcntl.flock(folder, fcntl.LOCK_EX)
-    assert "has locked the folder" in await refusal(path)
+    assert "has locked the socket's folder" in await refusal(path)
     os.close(folder)
     assert os.listdir() == []
 

@@ -988,11 +988,13 @@ def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
         reader = MqReader(options, COLUMNS)
         assert sorted(rows(reader, reader.partitions())) == [b"0", b"1"]
         row = [{"value": b"x"}]
-        with pytest.raises(InvalidRow, match="idempotency keys are not supported if several daemons share a root"):
+        with pytest.raises(InvalidRow, match="idempotency keys are not supported when several daemons share a root"):
             write(MqWriter(options, VALUE), row)
-        with pytest.raises(SparkSourceError, match=r'option "commitMode": write jobs .* are not supported .*--peers=0'):
+        with pytest.raises(SparkSourceError, match=r"write jobs .* are not supported .*without --peers"):
             write(MqWriter(with_options(options, is_staged=True), VALUE), row)
         streamed = stream(options)
-        with pytest.raises(SparkSourceError, match=r'option "consumer": batch consumers.*--peers=0'):
+        with pytest.raises(
+            SparkSourceError, match=r'option "consumer": batch consumers.*without --peers and --no-mover'
+        ):
             streamed.latestOffset(streamed.initialOffset(), LIMIT)
         streamed.stop()

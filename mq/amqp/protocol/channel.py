@@ -49,7 +49,7 @@ class Channel(PublishingChannel):
         if handler is None:
             raise Refusal(
                 Code.COMMAND_INVALID,
-                f"unexpected method {method.name} on a channel: clients are not allowed to send it there",
+                f"unexpected method {method.name}: clients must not send this method on a channel",
             )
         handler(self, method)
 
@@ -219,7 +219,7 @@ class Channel(PublishingChannel):
         if not method.no_ack and self._session.unsettled >= self._session.limits.unsettled_max:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                "the client has reached the limit of unacknowledged deliveries "
+                "the client has reached the maximum number of unacknowledged deliveries "
                 f"({self._session.limits.unsettled_max}). Acknowledge some of them first",
             )
         if not method.no_ack and not self._session.may_hold(1):

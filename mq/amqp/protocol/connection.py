@@ -370,7 +370,7 @@ class Connection:
         elif self.state is not ConnectionState.OPEN:
             raise Refusal(
                 Code.CHANNEL_ERROR,
-                f"received a frame on channel {frame.channel} in connection state {self.state.value}",
+                f"unexpected frame on channel {frame.channel} in connection state {self.state.value}",
             )
         else:
             self._take_on_channel(frame)
@@ -389,7 +389,7 @@ class Connection:
             self._epoch += 1
             self._channels[number] = Channel(ChannelKey(number, self._epoch), self.session)
         else:
-            raise Refusal(Code.CHANNEL_ERROR, f"expected 'channel.open' on channel {number}")
+            raise Refusal(Code.CHANNEL_ERROR, f"channel {number} is not open. Send channel.open first")
 
     def _take_heartbeat(self) -> None:
         if self.state in (*BEFORE_LOGIN, ConnectionState.TUNING):

@@ -48,7 +48,10 @@ class DeclareMethods:
             Refusal: 404; it means the last one, and there is none.
         """
         if not (name or self.last_queue):
-            raise Refusal(Code.NOT_FOUND, "the queue name is empty, but no queue was declared on this channel")
+            raise Refusal(
+                Code.NOT_FOUND,
+                "an empty queue name means the queue last declared on this channel, but none was declared on it",
+            )
         return name or self.last_queue
 
     def unsure_queue(self, method: base.Frame) -> QueueName | None:

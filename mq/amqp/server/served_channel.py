@@ -108,8 +108,8 @@ class ServedChannel:
         if self._broker.description.shared:
             raise Refusal(
                 Code.NOT_IMPLEMENTED,
-                f"{SINGLE_ACTIVE_CONSUMER} is not supported if several daemons share a root folder. Start mq with "
-                "--peers=0",
+                f"{SINGLE_ACTIVE_CONSUMER} is not supported when several daemons share a root folder. Run a single "
+                "daemon, without --peers",
             )
 
     async def cancel(self, command: commands.Cancel) -> Result:

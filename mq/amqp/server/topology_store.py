@@ -185,7 +185,7 @@ class TopologyStore:
             await self.change(lambda: NOTHING)
         except Refusal as refusal:
             logger.warning(
-                "cannot remove the bindings of a deleted queue; mq will try again at the next start: %s", refusal
+                "cannot remove the bindings of a deleted queue: %s. mq will try again at the next start", refusal
             )
 
     async def _follow(self) -> None:

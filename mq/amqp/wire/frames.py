@@ -378,7 +378,7 @@ def _parse(kind: int, channel: int, payload: bytes) -> Frame:
         return BodyFrame(channel, payload)
     if kind == constants.FRAME_HEARTBEAT and not payload:
         if channel:
-            raise Refusal(Code.UNEXPECTED_FRAME, "a heartbeat must be on channel 0")
+            raise Refusal(Code.UNEXPECTED_FRAME, "heartbeats must be sent on channel 0")
         return HeartbeatFrame(channel)
     raise Refusal(Code.FRAME_ERROR, f"invalid frame of type {kind} with {len(payload)} bytes")
 

@@ -101,7 +101,7 @@ class BasicProperties:
         if not _NUMBER.fullmatch(text) or int(text) > LONGEST_EXPIRATION_MS:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"invalid expiration '{text}': use a number of milliseconds, at most ten years",
+                f"invalid expiration '{text}'. Use a number of milliseconds (the longest expiration is ten years)",
             )
         return int(text)
 
@@ -139,7 +139,8 @@ class BasicProperties:
         shown, hidden = (_keys(name, headers.get(name, [])) for name in ("CC", "BCC"))
         if len(shown) + len(hidden) > MOST_COPIES:
             raise Refusal(
-                Code.PRECONDITION_FAILED, f"the headers CC and BCC contain more than {MOST_COPIES} routing keys"
+                Code.PRECONDITION_FAILED,
+                f"the headers CC and BCC together contain more than {MOST_COPIES} routing keys",
             )
         return shown, hidden
 
@@ -220,7 +221,7 @@ def _spans(raw: bytes) -> dict[str, tuple[int, int]]:
                 at = start + 4 + int.from_bytes(raw[start : start + 4])
             spans[name] = (start, at)
     if at != len(raw):
-        raise Refusal(Code.SYNTAX_ERROR, "the length of the properties does not match the content header")
+        raise Refusal(Code.SYNTAX_ERROR, "the length of the properties does not match the size of the content header")
     return spans
 
 
