@@ -190,21 +190,22 @@ class SharedAttributes(dict[str, Any]):
     """Attributes, or another JSON object, that never change: they are measured and encoded once.
 
     Attributes:
+        json: as :func:`encode_attributes` gives them, once it has done so; empty before.
         length: the characters of its texts, once :func:`length_of` has counted them; -1 before.
     """
 
-    __slots__ = ("_encoded", "length")
+    __slots__ = ("json", "length")
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         super().__init__(attributes)
-        self._encoded: bytes | None = None
+        self.json = b""
         self.length = -1
 
     def encoded(self) -> bytes:
         """As :func:`encode_json` gives them."""
-        if self._encoded is None:
-            self._encoded = encode_json(self)
-        return self._encoded
+        if not self.json:
+            self.json = encode_json(self)
+        return self.json
 
 
 def encode_attributes(attributes: Mapping[str, Any]) -> bytes:

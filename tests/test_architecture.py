@@ -202,6 +202,7 @@ SURVIVES_EVERYTHING: Final[dict[str, str]] = {
     "mq.client.amqp.connection": "the error of the block around a connection is raised again once its tasks have ended",
     "mq.amqp.server.publishes": "as in mq.amqp.server.client_connection",
     "mq.amqp.server.client_connection": "a completion that raises ends its own connection, and not the save worker",
+    "mq.amqp.server.served_connection": "as in mq.amqp.server.client_connection",
     "mq.broker.lifetime": "the error of the block around a broker is raised again once the broker's tasks have ended",
     "mq.web.fast_http1": "an endpoint's bug is answered with 500, as Quart does; the broker fails in its own nursery",
     "mq.web.serve": "a client that finds a new bug in Hypercorn's protocol code ends its own connection and no other",

@@ -18,7 +18,7 @@ TREE: Final = Path(__file__).resolve().parent.parent
 BOUNDS: Final = {
     "HTTP publish": (18, 55),
     "HTTP fetch with wait, and the publish that ends it": (35, 195),
-    "AMQP publish, with its confirm": (27, 132),
+    "AMQP publish, with its confirm": (22, 99),
     "HTTP remove": (25, 94),
 }
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
@@ -26,7 +26,7 @@ BOUNDS: Final = {
 BOUNDS_WITH_A_LOG: Final = {
     "HTTP publish": (18, 55),
     "HTTP fetch with wait, and the publish that ends it": (37, 195),
-    "AMQP publish, with its confirm": (26, 107),
+    "AMQP publish, with its confirm": (21, 75),
     "HTTP remove": (26, 77),
 }
 """The same where the temporary folder is on a file system with a journal."""

@@ -220,10 +220,8 @@ class Connection:
     def _flush(self) -> None:
         """Write the confirms that are due."""
         unflushed = self.session.unflushed
-        if unflushed:
-            for each in unflushed:
-                each.flush()
-            unflushed.clear()
+        while unflushed:
+            next(iter(unflushed)).flush()
 
     def wake_at(self) -> float:
         """When :meth:`tick` is due, by the clock; infinite for never."""
@@ -290,7 +288,7 @@ class Connection:
         for key, numbers in by_channel.items():
             channel = self._channels.get(key.number)
             if channel is not None and channel.key == key:
-                channel.published(numbers, is_stored=is_stored)
+                self.session.unflushed.setdefault(channel, []).append((numbers, is_stored))
 
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,

@@ -250,7 +250,7 @@ class PublishingChannel(ABC):
         """Refuse a message whose body was not kept, as its queues would."""
         self._check_user(properties)
         if self._mode is Mode.CONFIRM:
-            self.published([self._confirms.next()], is_stored=False)
+            self._published(self._confirms.next(), is_stored=False)
 
     def _finish(self, method: methods.Basic.Publish, properties: BasicProperties, body: bytes) -> None:
         """Route a complete message, and put it out or keep it."""
@@ -302,7 +302,7 @@ class PublishingChannel(ABC):
             if method.mandatory:
                 self.give_back(message)
             if number is not None:
-                self.published([number], is_stored=True)
+                self._published(number, is_stored=True)
 
     def _addressed(self, properties: BasicProperties) -> BasicProperties:
         """The properties with a queue of their own instead of the pseudo-queue for replies."""
@@ -377,14 +377,17 @@ class PublishingChannel(ABC):
         """Whether its client waits for confirms."""
         return self._confirms.is_awaited
 
-    def published(self, numbers: Iterable[int], *, is_stored: bool) -> None:
-        """Note that messages are stored, or refused. :meth:`flush` tells the publisher."""
-        if self.state in (ChannelState.OPEN, ChannelState.LEAVING):
-            self._confirms.settle(numbers, is_stored=is_stored)
-            self._session.unflushed[self] = None
+    def _published(self, number: int, *, is_stored: bool) -> None:
+        """Note that a message is stored, or refused. :meth:`flush` tells the publisher."""
+        self._session.unflushed.setdefault(self, []).append(((number,), is_stored))
 
     def flush(self) -> None:
-        """Send the confirms that are due."""
+        """Send the confirms that are due. Does nothing once the channel is closed."""
+        settled = self._session.unflushed.pop(self, ())
+        if self.state not in (ChannelState.OPEN, ChannelState.LEAVING):
+            return
+        for numbers, is_stored in settled:
+            self._confirms.settle(numbers, is_stored=is_stored)
         only = self._confirms.take_only()
         for tag, multiple, is_stored in self._confirms.take() if not only else ((only, False, True),):
             if is_stored:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeGuard
 
@@ -132,7 +132,7 @@ class Confirming(Protocol):
     """What one channel publishes, with confirms that are due."""
 
     def flush(self) -> None:
-        """Send the confirms that are due."""
+        """Send the confirms that are due, and take them out of :attr:`Session.unflushed`."""
 
 
 @dataclass
@@ -151,7 +151,7 @@ class Session:
         denied: is told of a right that the user lacks, on which queue or exchange; None for every queue.
         follows_text: whether a prefetch without ``global`` also limits the existing consumers of this client, as AMQP's
             text says. As RabbitMQ has it, it limits later ones alone.
-        unflushed: has confirms that are due, in order.
+        unflushed: channels with confirms that are due, in order: numbers of messages, and whether these are stored.
         room: the reservation for the bytes in `buffered`.
         unfinished: how many of them are of messages that have begun to come and are not all here.
         queues: those of the vhost that were declared over AMQP, by name.
@@ -164,7 +164,7 @@ class Session:
     limits: ConnectionLimits
     send: Callable[[bytes], None]
     outbox: Outbox = field(default_factory=Outbox)
-    unflushed: dict[Confirming, None] = field(default_factory=dict)
+    unflushed: dict[Confirming, list[tuple[Sequence[int], bool]]] = field(default_factory=dict)
     vhost: str = DEFAULT_VHOST
     queues: Mapping[str, Queue] = field(default_factory=dict)
     address: str = ""

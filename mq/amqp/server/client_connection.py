@@ -4,25 +4,23 @@ it: write, start tasks, end. No write waits for a client that reads slowly."""
 from __future__ import annotations
 
 import logging
-import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
-from functools import partial
 from typing import Any, Final
 
 import trio
 
 from mq.amqp.model.names import DEFAULT_VHOST
-from mq.amqp.protocol.connection import Connection, ConnectionState
+from mq.amqp.protocol.connection import Connection
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.fairness import SOURCE
 from mq.doors.budget import Room, Use
 from mq.doors.connections import FewLines, Peer
-from mq.doors.listeners import TLSStream, plain_socket
+from mq.doors.listeners import TLSStream
 from mq.doors.open_connections import Traffic, traffic_of
 from mq.errors import MQError
 
@@ -44,7 +42,7 @@ Its messages are stored even if that takes longer."""
 
 
 class ClientSocket:
-    """Writes to one client.
+    """Writes to one client what the kernel does not take at once.
 
     Args:
         stream: any handshake is done.
@@ -66,7 +64,6 @@ class ClientSocket:
     ) -> None:
         self.unsent = 0
         self._stream = stream
-        self._plain = plain_socket(stream) if isinstance(stream, trio.SocketStream) else None
         self._peer = peer
         self._memory = memory
         self._start = start
@@ -76,26 +73,20 @@ class ClientSocket:
         self._is_writing = False
         self._is_last = False
 
-    def send(self, data: bytes, *, is_last: bool) -> None:
-        """Send at once what the kernel takes; the writing task sends the rest.
+    def put(self, data: bytes, *, is_last: bool) -> None:
+        """Have the writing task send bytes that the kernel did not take at once.
 
         Args:
             is_last: whether the end of the stream follows.
         """
         self._is_last = is_last
-        if self._plain is not None and not self.unsent and not is_last:
-            try:  # noqa: SIM105 - a context manager is three calls
-                data = data[self._plain.send(data) :]
-            except OSError:
-                pass  # no room; the writing task finds out whether the connection broke
-        if data:
-            self._outgoing.append(data)
-            self.unsent += len(data)
-            if not self._is_writing:
-                self._is_writing = True
-                self._start(self.write)
-            if self.unsent > MOST_BYTES_UNCOUNTED:
-                self._count_unsent()
+        self._outgoing.append(data)
+        self.unsent += len(data)
+        if not self._is_writing:
+            self._is_writing = True
+            self._start(self.write)
+        if self.unsent > MOST_BYTES_UNCOUNTED:
+            self._count_unsent()
 
     def _count_unsent(self) -> None:
         """Reserve memory for unread bytes. A client for which there is none is disconnected."""
@@ -188,12 +179,10 @@ class ClientConnection(ABC):
     """The part of a client's connection that its channels, consumers and publishes use.
 
     They write to the client through it, start tasks of the connection, and close it after an error.
-    :class:`~mq.amqp.server.served_connection.ServedConnection` completes it: it reads and carries out commands.
+    :class:`~mq.amqp.server.served_connection.ServedConnection` completes it: it reads, carries out commands and writes.
 
     Attributes:
         connection: the protocol, without a socket.
-        send_answers: sends what completions have written. It never raises.
-        was_open: whether it was open at the last flush. From then on, what is written alone makes a flush necessary.
     """
 
     def __init__(self, state: AmqpState, stream: trio.SocketStream | TLSStream, peer: Peer, version: str) -> None:
@@ -211,14 +200,10 @@ class ClientConnection(ABC):
         session.use_memory(self.memory)
         self.reading = trio.CancelScope()
         self.socket = ClientSocket(stream, peer, self.memory.reserve(Use.DELIVERY), self.start, self.reading.cancel)
-        self.send_answers = partial(self.complete, self.flush)
         self.source = object()
         self.context = copy_context()
         self.context.run(SOURCE.set, self.source)
         self.nursery: trio.Nursery | None = None
-        self.sleep = trio.CancelScope()
-        self.sleeps_until = math.inf
-        self.was_open = False
 
     @property
     def vhost(self) -> str:
@@ -235,6 +220,10 @@ class ClientConnection(ABC):
         """Carry out what a close from this side has left to do."""
 
     @abstractmethod
+    def send_answers(self) -> None:
+        """Send what completions have written. It never raises."""
+
+    @abstractmethod
     async def wait_until_stored(self) -> None:
         """Wait until everything published before is stored, or refused. A checkpoint only if something is not.
 
@@ -246,21 +235,6 @@ class ClientConnection(ABC):
         """Start a task of this connection, unless it has ended. The caller may be a completion, in another task."""
         if self.nursery is not None:
             self.context.copy().run(self.nursery.start_soon, work, *args)
-
-    # Writing
-
-    def flush(self) -> None:
-        """Send what was written."""
-        connection = self.connection
-        if connection.sending or connection.session.unflushed:
-            data = connection.outgoing()
-            if data:
-                self.socket.send(data, is_last=connection.state is ConnectionState.LEFT)
-        was_open, self.was_open = self.was_open, connection.state is ConnectionState.OPEN
-        if not (was_open and self.was_open):  # else it wakes later and later
-            wake_at = self.connection.wake_at()
-            if wake_at < self.sleeps_until:
-                self.sleeps_until = self.sleep.deadline = wake_at
 
     def _drop(self) -> None:
         self.socket.drop()

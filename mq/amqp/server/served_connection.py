@@ -4,6 +4,7 @@ not take at once."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -79,6 +80,9 @@ class ServedConnection(ClientConnection):
         self._arrival: PacedChunks | None = None
         self._arrivals = ExitStack()
         self._reader = Reader()
+        self._sleep = trio.CancelScope()
+        self._sleeps_until = math.inf
+        self._was_open = False  # at the last flush: from then on, only what is written makes another one necessary
 
     async def run(self) -> None:
         """Serve it to its end. Closes the stream."""
@@ -299,7 +303,7 @@ class ServedConnection(ClientConnection):
             self.fail(refusal_of(error))
         if connection.is_over:
             return  # what it held goes back before the client is told
-        if connection.sending or connection.session.unflushed or not self.was_open:
+        if connection.sending or connection.session.unflushed or not self._was_open:
             self.flush()
 
     def _carry_out(self, command: commands.Command) -> Awaitable[object] | None:
@@ -310,6 +314,10 @@ class ServedConnection(ClientConnection):
             self._publish(command)
             return None
         self.connection.frames_left -= COMMAND_FRAMES
+        handler = _HANDLERS.get(type(command))
+        if handler is not None:
+            rest = handler(self, command)
+            return None if rest is None else self._answer(command, rest)  # type: ignore[arg-type] # all of them are
         if isinstance(command, Credit):
             self.channel(command.channel).feed(command.tag)
             return None
@@ -318,10 +326,8 @@ class ServedConnection(ClientConnection):
             removals.begin([delivery.token for delivery in command.deliveries])
             is_much = removals.count > removals.most and self.nursery is not None
             return removals.wait(for_all=False) if is_much else None
-        if isinstance(command, Settle):
-            return settle(self.state, command.outcome, command.deliveries)
-        rest = _HANDLERS[type(command)](self, command)
-        return None if rest is None else self._answer(command, rest)
+        assert isinstance(command, Settle), "all others have a handler"
+        return settle(self.state, command.outcome, command.deliveries)
 
     async def _answer(self, command: commands.Answered, work: Awaitable[Result]) -> None:
         try:
@@ -404,14 +410,41 @@ class ServedConnection(ClientConnection):
 
     async def _keep_time(self) -> None:
         while not self.connection.is_over:
-            self.sleeps_until = self.connection.wake_at()
-            with trio.CancelScope(deadline=self.sleeps_until) as self.sleep:
+            self._sleeps_until = self.connection.wake_at()
+            with trio.CancelScope(deadline=self._sleeps_until) as self._sleep:
                 await trio.sleep_forever()
             if self.publishes.is_awaited or self._removals.is_awaited or self._is_paused:
                 self.connection.receive(b"")  # it is our doing that nothing is read: not a missed heartbeat
             self.connection.tick()
             self.flush()
         self.reading.cancel()
+
+    # Writing
+
+    def flush(self) -> None:
+        """Send what was written: at once what the kernel takes, and the rest in a task."""
+        connection = self.connection
+        if connection.sending or connection.session.unflushed:
+            data, is_last = connection.outgoing(), connection.state is ConnectionState.LEFT
+            if data and self._plain is not None and not self.socket.unsent and not is_last:
+                try:  # noqa: SIM105 - a context manager is three calls
+                    data = data[self._plain.send(data) :]
+                except OSError:
+                    pass  # no room; the writing task finds out whether the connection broke
+            if data:
+                self.socket.put(data, is_last=is_last)
+        was_open, self._was_open = self._was_open, connection.state is ConnectionState.OPEN
+        if not (was_open and self._was_open):  # else it wakes later and later
+            wake_at = connection.wake_at()
+            if wake_at < self._sleeps_until:
+                self._sleeps_until = self._sleep.deadline = wake_at
+
+    def send_answers(self) -> None:
+        """Send what completions have written. It never raises."""
+        try:
+            self.flush()
+        except Exception as error:  # noqa: BLE001 - it is logged, and ends the connection alone
+            self.end_after_error(error)
 
     # The end
 

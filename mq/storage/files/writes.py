@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mq.lifecycle import State
-from mq.message import MessageId, Properties, checksum, encode_attributes, with_checksum
+from mq.message import MessageId, Properties, SharedAttributes, checksum, encode_attributes, with_checksum
 from mq.storage.files.calls import OPEN_NEW, Calls, write_all
 from mq.storage.files.folders import Folders
 from mq.storage.files.layout import ATTRIBUTES, NO_ATTRIBUTES, SUM, encode_side, leaf_name
@@ -52,7 +52,9 @@ def plan(folders: Mapping[State, str], operation: MessageOperation, largest: int
         queue, id, body, attributes, meta, _, _, state, _ = operation
         entry = Entry(queue, id, state, meta)
         size, crc = (len(body), checksum(body)) if isinstance(body, bytes) else (body.size, body.checksum)
-        encoded = encode_attributes(attributes) if attributes else b""
+        encoded = attributes.json if isinstance(attributes, SharedAttributes) else b""
+        if attributes and not encoded:  # else there are none, or an earlier message had the same
+            encoded = encode_attributes(attributes)
         noted = noted_of(encoded, size, crc, largest)
         return Planned(operation, entry, _path_of(folders, entry), "", size, crc, encoded, *noted)
     if isinstance(operation, Move):
