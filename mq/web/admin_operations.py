@@ -34,7 +34,7 @@ from mq.web.prometheus import CONTENT_TYPE, MOST_QUEUES, STEP, Scrape, page
 from mq.web.refusals import retry_after
 from mq.web.replies import age_of, all_queues, shown_queue
 from mq.web.request_body import read_object
-from mq.web.schemas import COUNT, TEXT, as_json, or_null, record, reference
+from mq.web.schemas import COUNT, TEXT, as_json, list_of, or_null, record, reference
 
 
 async def live(context: RequestContext) -> Reply:
@@ -301,7 +301,7 @@ _PAGING: Final = (
 
 
 def _listed(name: str, schema: str) -> Any:
-    items = {"type": "array", "items": reference(schema)}
+    items = list_of(reference(schema))
     return as_json(record({"open": COUNT, name: items, "next": or_null(TEXT)}))
 
 
@@ -329,7 +329,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.MONITOR,
         queues,
         "lists all queues with their settings and message counts",
-        {200: Success("by name", as_json(record({"queues": {"type": "array", "items": reference("Queue")}})))},
+        {200: Success("by name", as_json(record({"queues": list_of(reference("Queue"))})))},
         refusals=(503,),
     ),
     Operation(

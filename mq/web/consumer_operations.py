@@ -24,7 +24,7 @@ from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import GROUP, KEY, SWITCH
 from mq.web.replies import OFFERED, QUEUE_BYTES, SHORTEST_SLICE, MessagePage, age_of, all_queues
-from mq.web.schemas import COUNT, MESSAGES, as_json, record, reference
+from mq.web.schemas import COUNT, MESSAGES, as_json, list_of, record, reference
 
 LONGEST_PAGE: Final = 10_000
 """Messages of one answer at the most."""
@@ -341,7 +341,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {
             200: Success(
                 "sorted by queue and consumer",
-                as_json(record({"consumers": {"type": "array", "items": reference("ConsumerInQueue")}})),
+                as_json(record({"consumers": list_of(reference("ConsumerInQueue"))})),
             )
         },
     ),
@@ -354,7 +354,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {
             200: Success(
                 "sorted by queue",
-                as_json(record({"queues": {"type": "array", "items": reference("ConsumerInQueue")}})),
+                as_json(record({"queues": list_of(reference("ConsumerInQueue"))})),
             )
         },
         query=(Parameter("queues", _NAMES, "only these queues"),),
@@ -385,9 +385,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         {
             200: Success(
                 "the largest sequence of each range",
-                as_json(
-                    record({"messages": COUNT, "high_watermark": COUNT, "bounds": {"type": "array", "items": COUNT}})
-                ),
+                as_json(record({"messages": COUNT, "high_watermark": COUNT, "bounds": list_of(COUNT)})),
             )
         },
         refusals=(404,),
@@ -399,7 +397,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.CONSUME,
         consumers,
         "lists the batch consumers of a queue",
-        {200: Success("all", as_json(record({"consumers": {"type": "array", "items": reference("Consumer")}})))},
+        {200: Success("all", as_json(record({"consumers": list_of(reference("Consumer"))})))},
         refusals=(404,),
     ),
     Operation(

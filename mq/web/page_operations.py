@@ -39,7 +39,7 @@ from mq.web.parameters import (
 from mq.web.queue_operations import SORTS, sort_queues
 from mq.web.replies import messages_together
 from mq.web.request_body import IN_MEMORY_BYTES, read_object
-from mq.web.schemas import BYTES, COUNT, TEXT, as_json, record, reference
+from mq.web.schemas import BYTES, COUNT, TEXT, as_json, list_of, record, reference
 
 PREVIEW_BYTES: Final = 200
 """Of a body that are shown."""
@@ -348,7 +348,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.CONSUME,
         preview,
         "shows the first bytes of messages",
-        {200: Success("a page", as_json(record({"messages": {"type": "array", "items": reference("Preview")}})))},
+        {200: Success("a page", as_json(record({"messages": list_of(reference("Preview"))})))},
         refusals=(404, 503),
         query=(
             Parameter("max", AMOUNT, "maximum number of messages in a page", MOST_PREVIEWS),
@@ -369,16 +369,15 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
                 as_json(
                     record(
                         {
-                            "queues": {
-                                "type": "array",
-                                "items": record(
+                            "queues": list_of(
+                                record(
                                     {
                                         "queue": QUEUE.schema,
                                         "ready": COUNT,
-                                        "messages": {"type": "array", "items": reference("Preview")},
+                                        "messages": list_of(reference("Preview")),
                                     }
-                                ),
-                            }
+                                )
+                            )
                         }
                     )
                 ),

@@ -24,7 +24,7 @@ from mq.web.json_answer import JsonAnswer
 from mq.web.operations import KNOWN, Operation, Parameter, RequestContext, Success
 from mq.web.parameters import AMOUNT, LARGEST_BATCH
 from mq.web.request_body import read_object
-from mq.web.schemas import TEXT, as_json, or_null, record, reference
+from mq.web.schemas import TEXT, as_json, list_of, or_null, record, reference
 
 
 async def put_schedule(context: RequestContext) -> Reply:
@@ -177,9 +177,7 @@ _WANTED: Final = as_json(
     )
 )
 _SHOWN: Final = as_json(reference("Schedule"))
-_LISTED: Final = as_json(
-    record({"schedules": {"type": "array", "items": reference("Schedule")}, "next": or_null(TEXT)})
-)
+_LISTED: Final = as_json(record({"schedules": list_of(reference("Schedule")), "next": or_null(TEXT)}))
 
 OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation(

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Sequence
+from types import NoneType, UnionType
+from typing import Any, Final, get_args, get_origin, get_type_hints
 
+from mq.broker.api import Membership
+from mq.broker.batch_consumers import ClaimedBatch, ConsumerPosition
 from mq.broker.settings import DELAY, PRIORITY, QUEUE, SWITCH, TTL, VISIBILITY, QueueSettings
+from mq.broker.write_jobs import WriteJobStatus
+from mq.doors.exchanges import Declared
+from mq.doors.open_connections import ConnectionStatus, ConsumerStatus
 from mq.lifecycle import Kind
 from mq.observers.rates import MINUTES, SHOWN, SLOTS
 from mq.web.batches import JSON_LINES, MULTIPART
@@ -13,6 +20,9 @@ from mq.web.parameters import AMOUNT, GROUP, ID, KEY, LEVEL, REASON, STATE, TIME
 
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TEXT: Final[Schema] = {"type": "string"}
+_SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
+_PLAIN: Final[dict[Any, Schema]] = {int: COUNT, str: TEXT, float: _SECONDS, bool: SWITCH.schema}
+"""The schema of a field by its type: no number of what is shown is negative."""
 BYTES: Final[Contents] = {"*/*": {}}
 """A message's body: any bytes."""
 
@@ -33,6 +43,29 @@ def or_null(schema: Schema) -> Schema:
     return {**schema, "type": [schema["type"], "null"], **named}
 
 
+def fields_of(shown: type[Any], **refined: Schema) -> dict[str, Schema]:
+    """The members of an answer that shows a named tuple as it is, by the types of its fields.
+
+    Args:
+        refined: what is known of a field beyond its type.
+    """
+    return {name: refined.get(name) or _schema_of(type) for name, type in get_type_hints(shown).items()}
+
+
+def _schema_of(type: Any) -> Schema:
+    if type in _PLAIN:
+        return _PLAIN[type]
+    inner = [each for each in get_args(type) if each is not NoneType and each is not Ellipsis]
+    if isinstance(type, UnionType):
+        [only] = inner
+        return or_null(_schema_of(only))
+    if inner:
+        return (
+            list_of(_schema_of(inner[0])) if issubclass(get_origin(type), Sequence) else _by_name(_schema_of(inner[1]))
+        )
+    return record(fields_of(type))
+
+
 def reference(name: str) -> Schema:
     """One of :data:`SCHEMAS`."""
     return {"$ref": f"#/components/schemas/{name}"}
@@ -48,8 +81,13 @@ def array_of(schema: Schema) -> Contents:
     return as_json({"type": "array", "items": schema, "minItems": 1})
 
 
-def _list_of(members: dict[str, Any]) -> Schema:
-    return {"type": "array", "items": record(members)}
+def list_of(items: Schema) -> Schema:
+    """An array of any number of these."""
+    return {"type": "array", "items": items}
+
+
+def _by_name(values: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": values}
 
 
 def lines_of(schema: Schema) -> Contents:
@@ -74,7 +112,7 @@ _IN_QUEUE: Final = {
     "ready": COUNT,
     "leased": COUNT,
     "delayed": COUNT,
-    "oldest_seconds": or_null({"type": "number", "minimum": 0}),
+    "oldest_seconds": or_null(_SECONDS),
 }
 _STORE: Final[Schema] = {"type": "string", "enum": ["disk", "memory", "node", "cluster"]}
 _QUEUE: Final = (
@@ -85,63 +123,14 @@ _QUEUE: Final = (
 )
 _BODY: Final = {"body": TEXT, "base64": {"type": "string", "contentEncoding": "base64"}}
 _ONE_BODY: Final = {"oneOf": [{"required": ["body"]}, {"required": ["base64"]}]}
-_TEXTS: Final[Schema] = {"type": "object", "additionalProperties": TEXT}
+_TEXTS: Final = _by_name(TEXT)
 _COUNTS: Final = record({kind.value: COUNT for kind in Kind})
-_RATES: Final[Schema] = {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}}
+_RATES: Final = _by_name(_SECONDS)
 
-_POSITION: Final = {
-    "consumer": QUEUE.schema,
-    "epoch": COUNT,
-    "acknowledged": COUNT,
-    "batch": or_null(COUNT),
-    "messages": COUNT,
-    "read": COUNT,
-    "checkpoint": or_null(TEXT),
-    "high_watermark": COUNT,
-    "incarnation": COUNT,
-    "remaining": COUNT,
-}
+_POSITION: Final = fields_of(ConsumerPosition, consumer=QUEUE.schema)
 
 _VISIBILITY: Final = record({"visibility": {"anyOf": [{"const": 0}, VISIBILITY.schema]}})
-_SECONDS: Final[Schema] = {"type": "number", "minimum": 0}
 _PROTOCOL: Final[Schema] = {"type": "string", "enum": ["http", "amqp"]}
-_CONNECTION: Final = record(
-    {
-        "id": TEXT,
-        "protocol": _PROTOCOL,
-        "state": TEXT,
-        "address": TEXT,
-        "port": COUNT,
-        "user": or_null(TEXT),
-        "vhost": or_null(TEXT),
-        "open_seconds": _SECONDS,
-        "idle_seconds": _SECONDS,
-        "received_bytes": or_null(COUNT),
-        "sent_bytes": or_null(COUNT),
-        "channels": {
-            "type": "array",
-            "items": record({"number": COUNT, "consumers": COUNT, "unacknowledged": COUNT}),
-        },
-    }
-)
-_CONSUMER_AT_WORK: Final = record(
-    {
-        "connection": TEXT,
-        "protocol": _PROTOCOL,
-        "user": or_null(TEXT),
-        "address": TEXT,
-        "queue": QUEUE.schema,
-        "tag": or_null(TEXT),
-        "channel": or_null(COUNT),
-        "prefetch": or_null(COUNT),
-        "ack_required": {"type": "boolean"},
-        "unacknowledged": COUNT,
-        "delivered": COUNT,
-        "delivered_per_second": {"type": "number", "minimum": 0},
-        "open_seconds": _SECONDS,
-        "idle_seconds": _SECONDS,
-    }
-)
 
 _FLOW_NAMES: Final = [flow.name.lower() for flow in SHOWN]
 _PER_SECOND: Final = record(
@@ -154,23 +143,22 @@ _BY_MINUTE: Final[Schema] = {"type": "array", "items": COUNT, "minItems": MINUTE
 _BY_SLOT: Final[Schema] = {"type": "array", "items": COUNT, "minItems": SLOTS, "maxItems": SLOTS}
 _RATES_OF_QUEUES: Final = record(
     {
-        "queues": {
-            "type": "array",
-            "items": record(
+        "queues": list_of(
+            record(
                 {
                     "name": QUEUE.schema,
                     **_IN_QUEUE,
                     "store": _STORE,
-                    "paused": {"type": "boolean"},
-                    "publish_paused": {"type": "boolean"},
+                    "paused": SWITCH.schema,
+                    "publish_paused": SWITCH.schema,
                     "dead_letter_queue": or_null(QUEUE.schema),
-                    "is_dead_letter_queue": {"type": "boolean"},
+                    "is_dead_letter_queue": SWITCH.schema,
                     "consumers": COUNT,
                     "per_second": _PER_SECOND,
                 },
                 {"messages": _BY_MINUTE},
-            ),
-        },
+            )
+        ),
         "total": COUNT,
         "matching": COUNT,
         "ready": COUNT,
@@ -238,7 +226,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "properties": {
             "to": or_null(QUEUE.schema),
             "max": AMOUNT.schema,
-            "ids": or_null({"type": "array", "items": ID.schema}),
+            "ids": or_null(list_of(ID.schema)),
         },
         "additionalProperties": False,
     },
@@ -267,7 +255,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "lease": VISIBILITY.schema,
             "group": GROUP.schema,
             "attributes": _TEXTS,
-            "dead_letter_history": {"type": "array", "items": reference("DeadLetterEvent")},
+            "dead_letter_history": list_of(reference("DeadLetterEvent")),
             "state": STATE.schema,
             "at": TIME.schema,
             "sequence": COUNT,
@@ -280,84 +268,32 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Removal": record({"id": TEXT}, {"receipt": or_null(TEXT)}),
     "Outcome": record(
         {"status": {"type": "integer"}},
-        {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE, "routed": {"type": "boolean"}},
+        {"id": ID.schema, "detail": TEXT, "outcome": _UNSURE, "routed": SWITCH.schema},
     ),
-    "Connection": _CONNECTION,
+    "Connection": record({"id": TEXT, **fields_of(ConnectionStatus, protocol=_PROTOCOL)}),
     "Consumer": record(_POSITION),
     "ConsumerInQueue": record({"queue": QUEUE.schema, **_IN_QUEUE, **_POSITION}),
     "WriteJob": record(
-        {
-            "job": QUEUE.schema,
-            "state": {"type": "string", "enum": ["open", "committed", "done", "aborted"]},
-            "queues": {"type": "array", "items": QUEUE.schema},
-            "rows": COUNT,
-            "duplicates": or_null(COUNT),
-        }
+        fields_of(
+            WriteJobStatus,
+            job=QUEUE.schema,
+            state={"type": "string", "enum": ["open", "committed", "done", "aborted"]},
+            queues=list_of(QUEUE.schema),
+        )
     ),
-    "ActiveConsumer": _CONSUMER_AT_WORK,
-    "Claim": record(
-        {
-            "batch": COUNT,
-            "messages": COUNT,
-            "lost": COUNT,
-            "first": or_null(COUNT),
-            "last": or_null(COUNT),
-            "missing": {"type": "object", "additionalProperties": COUNT},
-            "dead_letters": {
-                "type": "array",
-                "items": record({"queue": TEXT, "reason": TEXT, "messages": COUNT}),
-            },
-            "lease_expired": {"type": "boolean"},
-        }
+    "ActiveConsumer": record(
+        {"connection": TEXT, "protocol": _PROTOCOL, "user": or_null(TEXT), "address": TEXT}
+        | fields_of(ConsumerStatus, queue=QUEUE.schema)
     ),
-    "Cluster": record(
-        {
-            "node": TEXT,
-            "role": {"type": "string", "enum": ["master", "mirror", "alone"]},
-            "nodes": {
-                "type": "array",
-                "items": record(
-                    {
-                        "name": TEXT,
-                        "uptime_seconds": {"type": "number", "minimum": 0},
-                        "is_master": {"type": "boolean"},
-                        "is_draining": {"type": "boolean"},
-                    }
-                ),
-            },
-            "queues": COUNT,
-            "is_available": {"type": "boolean"},
-            "term": COUNT,
-            "failovers": COUNT,
-            "voters": COUNT,
-            "is_draining": {"type": "boolean"},
-            "own_queues": COUNT,
-            "lease_seconds": {"type": "number", "minimum": 0},
-            "lease_remaining_seconds": {"type": ["number", "null"], "minimum": 0},
-            "links": {
-                "type": "array",
-                "items": record(
-                    {
-                        "address": TEXT,
-                        "node": TEXT,
-                        "is_up": {"type": "boolean"},
-                        "is_inbound_up": {"type": "boolean"},
-                        "latency_seconds": {"type": ["number", "null"], "minimum": 0},
-                    }
-                ),
-            },
-        }
-    ),
+    "Claim": record({name: schema for name, schema in fields_of(ClaimedBatch).items() if name != "is_new"}),
+    "Cluster": record(fields_of(Membership, role={"type": "string", "enum": ["master", "mirror", "alone"]})),
     "UserTable": {
         "type": "object",
         "properties": {
             "password": TEXT,
-            "tokens": {"type": "array", "items": TEXT},
+            "tokens": list_of(TEXT),
             "certificate": TEXT,
-            **{
-                right: {"type": "array", "items": TEXT}
-                for right in ("publish", "consume", "configure", "pause", "monitor", "administer")
-            },
+            **{right: list_of(TEXT) for right in ("publish", "consume", "configure", "pause", "monitor", "administer")},
             "max_connections": COUNT,
             "max_queues": COUNT,
             "max_publish_rate": {"type": "number", "exclusiveMinimum": 0},
@@ -365,32 +301,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
         "additionalProperties": False,
     },
     "NodeMove": record({"node": TEXT, "address": TEXT}),
-    "Declared": record(
-        {
-            "total": record({"exchanges": COUNT, "bindings": COUNT, "dead_letters": COUNT}),
-            "exchanges": _list_of(
-                {"vhost": TEXT, "name": TEXT, "kind": TEXT, "durable": {"type": "boolean"}},
-            ),
-            "bindings": _list_of(
-                {
-                    "vhost": TEXT,
-                    "exchange": TEXT,
-                    "to_exchange": or_null(TEXT),
-                    "to_queue": or_null(TEXT),
-                    "routing_key": TEXT,
-                }
-            ),
-            "dead_letters": _list_of(
-                {
-                    "queue": TEXT,
-                    "vhost": TEXT,
-                    "exchange": TEXT,
-                    "routing_key": or_null(TEXT),
-                    "targets": {"type": "array", "items": TEXT},
-                }
-            ),
-        }
-    ),
+    "Declared": record({"total": record(dict.fromkeys(Declared._fields, COUNT)), **fields_of(Declared)}),
     "Schedule": record(
         {
             "name": QUEUE.schema,
@@ -408,7 +319,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Session": record(
         {
             "user": or_null(TEXT),
-            "rights": {"type": "object", "additionalProperties": {"type": "array", "items": TEXT}},
+            "rights": {"type": "object", "additionalProperties": list_of(TEXT)},
             "csrf": or_null(TEXT),
         }
     ),
@@ -422,7 +333,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "size": COUNT,
             "content_type": TEXT,
             "attributes": _TEXTS,
-            "dead_letter_history": {"type": "array", "items": reference("DeadLetterEvent")},
+            "dead_letter_history": list_of(reference("DeadLetterEvent")),
         },
         {
             "text": TEXT,
@@ -436,7 +347,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
     "Stats": record(
         {
-            "uptime_seconds": {"type": "number", "minimum": 0},
+            "uptime_seconds": _SECONDS,
             "counts": _COUNTS,
             "per_second": _RATES,
             "queues": {

@@ -17,7 +17,7 @@ from mq.web.json_answer import JsonAnswer
 from mq.web.operations import Operation, Parameter, RequestContext, Success
 from mq.web.replies import outcomes_reply
 from mq.web.request_body import read_object
-from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, record, reference
+from mq.web.schemas import COUNT, DRAFTS, OUTCOMES, as_json, list_of, record, reference
 
 _INT64_MAX: Final = (1 << 63) - 1
 _HELD_LINE: Final = '{"status": 202}\n'
@@ -86,7 +86,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         Right.PUBLISH,
         write_jobs,
         "lists the write jobs that stage messages for a queue",
-        {200: Success("all", as_json(record({"writes": {"type": "array", "items": reference("WriteJob")}})))},
+        {200: Success("all", as_json(record({"writes": list_of(reference("WriteJob"))})))},
         refusals=(404, 409),
     ),
     Operation(
