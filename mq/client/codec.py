@@ -129,52 +129,32 @@ def head_of(queue: str, answer: Answer) -> Head:
     Raises:
         UnexpectedResponse: they have no id.
     """
-    headers = answer.headers
-    return _head(
-        Head,
-        queue,
-        {
-            "id": headers.get("x-message-id"),
-            "receipt": headers.get("etag", "").strip('"'),
-            "receives": headers.get("x-message-receives", "0"),
-            "lease": headers.get("x-message-lease"),
-            "content_type": headers.get("content-type"),
-            "content_encoding": headers.get("content-encoding"),
-            "group": headers.get("x-message-group"),
-            "state": headers.get("x-message-state", ""),
-            "at": headers.get("x-message-at"),
-            "dead_letter_history": _json_list(headers.get("x-message-dead-letter-history", "[]")),
-            "attributes": {
-                name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
-            },
-        },
-        answer.time,
-    )
+    return _message(Head, queue, _line_of(answer), answer.time)
 
 
 def received(queue: str, answer: Answer) -> Received:
     """The one message that is the answer's body."""
-    return with_body(head_of(queue, answer), answer.body)
+    return _message(Received, queue, _line_of(answer), answer.time, body=answer.body)
 
 
-def with_body(head: Head, body: bytes) -> Received:
-    """A message from its head and its body."""
-    return Received(
-        queue=head.queue,
-        id=head.id,
-        receipt=head.receipt,
-        receives=head.receives,
-        lease=head.lease,
-        fetched=head.fetched,
-        content_type=head.content_type,
-        content_encoding=head.content_encoding,
-        group=head.group,
-        attributes=head.attributes,
-        dead_letter_history=head.dead_letter_history,
-        state=head.state,
-        at=head.at,
-        body=body,
-    )
+def _line_of(answer: Answer) -> dict[str, Any]:
+    """What a line of a batch has of the message that these headers are about, but for its body."""
+    headers = answer.headers
+    return {
+        "id": headers.get("x-message-id"),
+        "receipt": headers.get("etag", "").strip('"'),
+        "receives": headers.get("x-message-receives", "0"),
+        "lease": headers.get("x-message-lease"),
+        "content_type": headers.get("content-type"),
+        "content_encoding": headers.get("content-encoding"),
+        "group": headers.get("x-message-group"),
+        "state": headers.get("x-message-state", ""),
+        "at": headers.get("x-message-at"),
+        "dead_letter_history": _json_list(headers.get("x-message-dead-letter-history", "[]")),
+        "attributes": {
+            name.removeprefix(ATTRIBUTE): value for name, value in headers.items() if name.startswith(ATTRIBUTE)
+        },
+    }
 
 
 def received_lines(queue: str, answer: Answer) -> tuple[Received, ...]:
@@ -192,7 +172,7 @@ def received_line(queue: str, line: Mapping[str, Any], time: float = 0.0) -> Rec
         body = body_of(line)
     except ValueError as error:
         raise UnexpectedResponse(f"cannot read a message: {error}") from error
-    return with_body(_head(Head, queue, line, time), body)
+    return _message(Received, queue, line, time, body=body)
 
 
 def page(queue: str, answer: Answer) -> Page:
@@ -241,7 +221,7 @@ def queue_of(value: object) -> Queue:
     )
 
 
-def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
+def _message(kind: type[H], queue: str, line: Mapping[str, Any], time: float, **body: bytes) -> H:
     id, receives, attributes = line.get("id"), line.get("receives") or 0, line.get("attributes") or {}
     if not isinstance(id, str) or not id:
         raise UnexpectedResponse(
@@ -261,6 +241,7 @@ def _head(kind: type[H], queue: str, line: Mapping[str, Any], time: float) -> H:
         dead_letter_history=tuple(_death(death) for death in line.get("dead_letter_history") or ()),
         state=str(line.get("state") or ""),
         at=_instant(line.get("at")),
+        **body,
     )
 
 
