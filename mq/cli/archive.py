@@ -29,7 +29,7 @@ from tqdm import tqdm
 from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, warn
 from mq.cli.terminal import BodyWriter, say, say_json
 from mq.client import Client, ClientError, Outcome, Outgoing, Received
-from mq.client.codec import body_members, body_of, json_line
+from mq.client.codec import body_members, body_of, json_line, message_members
 from mq.client.requests import cut
 
 FORMATS: Final = ("tar", "jsonl")
@@ -158,18 +158,7 @@ def _outgoing(body: bytes, members: Mapping[str, Any]) -> Outgoing:
 
 def _described(message: Received) -> dict[str, Any]:
     """What is known of a message besides its id and body."""
-    found: dict[str, Any] = {
-        "state": message.state,
-        "receives": message.receives,
-        "content_type": message.content_type,
-    }
-    if message.content_encoding:
-        found["content_encoding"] = message.content_encoding
-    if message.group is not None:
-        found["group"] = message.group
-    if message.attributes:
-        found["attributes"] = dict(message.attributes)
-    return found
+    return {"state": message.state, **message_members(message)}
 
 
 _TEXTS: Final = ("content_type", "content_encoding", "group")

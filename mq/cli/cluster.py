@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from mq.cli.commands import Commands, Duration
-from mq.cli.remote import Remote, fail, json_option, remote
+from mq.cli.remote import Remote, all_pages, fail, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client
 
@@ -191,21 +191,11 @@ def _clients(client: Client) -> list[str]:
     """The connections over AMQP but for the links of the cluster's nodes."""
     links = {
         each["connection"]
-        for each in _all_pages(client.consumers, "consumers")
+        for each in all_pages(client.consumers, "consumers")
         if each["queue"].startswith(LINK_REPLIES)
     }
-    found = (each for each in _all_pages(client.connections, "connections") if each["protocol"] == "amqp")
+    found = (each for each in all_pages(client.connections, "connections") if each["protocol"] == "amqp")
     return [each["id"] for each in found if each["id"] not in links and each["state"] == "open"]
-
-
-def _all_pages(ask: Callable[[str | None], Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
-    after: str | None = None
-    while True:
-        page = ask(after)
-        yield from page[name]
-        after = page["next"]
-        if after is None:
-            return
 
 
 def _warn(seen: Sequence[Mapping[str, Any]]) -> None:

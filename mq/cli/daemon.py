@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
-from mq.cli.remote import Remote, json_option, remote
+from mq.cli.remote import Remote, all_pages, json_option, remote
 from mq.cli.terminal import say, say_json, say_table
 from mq.client import Client, NotFound
 from mq.log_lines import LEVELS
@@ -37,7 +37,7 @@ def connections_command(remote: Remote, close: str | None, as_json: bool) -> Non
         if close is not None:
             client.close_connection(close)
             return
-        found = [each for page in _pages(client.connections) for each in page["connections"]]
+        found = list(all_pages(client.connections, "connections"))
     if as_json:
         for each in found:
             say_json(each)
@@ -66,7 +66,7 @@ def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | Non
         if forget is not None:
             _forget(client, [each for each in batches if each["consumer"] == forget], forget)
             return
-        connected = [each for page in _pages(client.consumers) for each in page["consumers"]]
+        connected = list(all_pages(client.consumers, "consumers"))
     found = [{"kind": each["protocol"], **each} for each in connected if not queues or each["queue"] in queues]
     found += [{"kind": _SPARK, **each} for each in batches]
     if as_json:
@@ -91,16 +91,6 @@ def _forget(client: Client, found: Sequence[Mapping[str, Any]], name: str) -> No
             f"{show_count(each['acknowledged'], 'batch', 'batches')}",
             err=True,
         )
-
-
-def _pages(ask: Callable[[str | None], Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    after: str | None = None
-    while True:
-        page = ask(after)
-        yield page
-        after = page.get("next")
-        if after is None:
-            return
 
 
 def _row(found: Mapping[str, Any]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from mq.cli.remote import Remote, fail, json_option, queue_argument, remote, war
 from mq.cli.streams import CannotWrite
 from mq.cli.terminal import BodyWriter, say_json
 from mq.client import Client, ClientError, DeadLetterEvent, Head, Lease, LeaseLost, NotFound, Stream
-from mq.client.codec import body_members
+from mq.client.codec import body_members, message_members
 from mq.client.leases import MAX_HANDLING_SECONDS
 from mq.client.webhook import Webhook
 from mq.quantities import show_duration
@@ -336,13 +336,7 @@ def described(message: Head, body: bytes) -> dict[str, Any]:
         shown["state"] = message.state
     if message.at is not None:
         shown["at"] = message.at.isoformat()
-    shown |= {"receives": message.receives, "content_type": message.content_type}
-    if message.content_encoding:
-        shown["content_encoding"] = message.content_encoding
-    if message.group is not None:
-        shown["group"] = message.group
-    if message.attributes:
-        shown["attributes"] = dict(message.attributes)
+    shown |= message_members(message)
     if message.dead_letter_history:
         shown["dead_letter_history"] = [_death(death) for death in message.dead_letter_history]
     return {**shown, **body_members(body)}

@@ -6,7 +6,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn
@@ -154,6 +154,22 @@ def _with_queue_meant(text: str, daemon: Remote | None) -> str:
     except ClientError:  # the user may not see the queues
         return text
     return f"{missing[0]}: did you mean {near}?" if near else text
+
+
+def all_pages(ask: Callable[[str | None], Mapping[str, Any]], name: str) -> Iterator[Mapping[str, Any]]:
+    """All entries of a list that the daemon gives page by page.
+
+    Args:
+        ask: returns the page behind the entry that it is given; None for the first page.
+        name: of the entries in a page.
+    """
+    after: str | None = None
+    while True:
+        page = ask(after)
+        yield from page[name]
+        after = page["next"]
+        if after is None:
+            return
 
 
 def fail(text: str, status: int = REFUSED) -> NoReturn:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mq.cli.commands import Commands, Duration, Number
-from mq.cli.remote import Remote, confirm, json_option, queue_argument, remote, yes_option
+from mq.cli.remote import Remote, all_pages, confirm, json_option, queue_argument, remote, yes_option
 from mq.cli.send import attributes_of, warn_without_priorities
 from mq.cli.terminal import say_json, say_table
-from mq.client import Client, Outgoing
+from mq.client import Outgoing
 
 _HEADER = ("SCHEDULE", "QUEUE", "WHEN", "NEXT", "LAST", "ERROR")
 
@@ -29,7 +30,7 @@ def schedule_command() -> None:
 def list_command(remote: Remote, as_json: bool) -> None:
     """List the schedules that you are allowed to configure."""
     with remote.client() as client:
-        found = _all(client)
+        found = list(all_pages(client.schedules, "schedules"))
     if as_json:
         for schedule in found:
             say_json(schedule)
@@ -143,22 +144,11 @@ def delete_command(remote: Remote, name: str, yes: bool) -> None:
         client.delete_schedule(name)
 
 
-def _all(client: Client) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    after: str | None = None
-    while True:
-        page = client.schedules(after)
-        found += page["schedules"]
-        after = page["next"]
-        if after is None:
-            return found
-
-
 def _body(file: str | None) -> bytes:
     return sys.stdin.buffer.read() if file in (None, "-") else Path(str(file)).read_bytes()
 
 
-def _row(schedule: dict[str, Any]) -> tuple[str, ...]:
+def _row(schedule: Mapping[str, Any]) -> tuple[str, ...]:
     when = f"every {schedule['every']:g}s" if schedule["every"] else f"{schedule['cron']} {schedule['zone']}"
     return schedule["name"], schedule["queue"], when, *(schedule[key] or "" for key in ("next", "last", "error"))
 

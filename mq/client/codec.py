@@ -96,6 +96,18 @@ def json_line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
+def message_members(message: Head) -> dict[str, Any]:
+    """The members of a message in JSON between its ID and its body."""
+    members: dict[str, Any] = {"receives": message.receives, "content_type": message.content_type}
+    if message.content_encoding:
+        members["content_encoding"] = message.content_encoding
+    if message.group is not None:
+        members["group"] = message.group
+    if message.attributes:
+        members["attributes"] = dict(message.attributes)
+    return members
+
+
 def body_members(body: bytes | str) -> Mapping[str, str]:
     """A body as members of a JSON object: as text where it is UTF-8, else in base64."""
     if isinstance(body, str):
