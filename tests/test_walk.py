@@ -16,7 +16,7 @@ from mq.storage.files.mount import mount_of_root
 TREE: Final = Path(__file__).resolve().parent.parent
 
 BOUNDS: Final = {
-    "HTTP publish": (18, 55),
+    "HTTP publish": (16, 52),
     "HTTP fetch with wait, and the publish that ends it": (35, 195),
     "AMQP publish, with its confirm": (22, 99),
     "HTTP remove": (25, 94),
@@ -24,7 +24,7 @@ BOUNDS: Final = {
 """Way -> the most files and changes of file. A walk may take a step more where a task in the background meets it."""
 
 BOUNDS_WITH_A_LOG: Final = {
-    "HTTP publish": (18, 55),
+    "HTTP publish": (18, 52),
     "HTTP fetch with wait, and the publish that ends it": (37, 195),
     "AMQP publish, with its confirm": (21, 75),
     "HTTP remove": (26, 77),
@@ -32,7 +32,7 @@ BOUNDS_WITH_A_LOG: Final = {
 """The same where the temporary folder is on a file system with a journal."""
 
 BOUNDS_THROUGH_NEW: Final = {
-    "HTTP publish": (25, 152),
+    "HTTP publish": (25, 148),
     "HTTP fetch with wait, and the publish that ends it": (37, 213),
     "AMQP publish, with its confirm": (30, 210),
     "HTTP remove": (26, 95),

@@ -274,8 +274,6 @@ def begin_receive(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
     most, seconds, wait, wanted = _asked(call)
     if wait is None:
         wait = int(noted_attribute(Notes.of(settings), WAIT))
-    if wait and not broker.declarations.ready(queue):
-        return None
     future = broker.fetch_now(queue, most, visibility=seconds)
     if future is None or (wait and not isinstance(future, Future)):
         return None

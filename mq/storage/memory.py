@@ -264,7 +264,11 @@ class MemoryStorage:
         if isinstance(operation, Move):
             return self._move(operation)
         assert isinstance(operation, Unlink), "a group or a record, which may take several turns"
-        return _GONE if self._take(operation.entry) is None else _DONE
+        kept = self._take(operation.entry)
+        if kept is None:
+            return _GONE
+        self._count(operation.entry.queue, kept, -1)
+        return _DONE
 
     def _write(self, write: Write) -> Outcome:
         body = write.body
@@ -284,7 +288,10 @@ class MemoryStorage:
                 return full
         if self._is_queue_missing(entry):
             return Outcome(Result.NO_QUEUE)
-        return Outcome(Result.DONE, entry) if self._put(entry, kept) else Outcome(Result.EXISTS)
+        if not self._put(entry, kept):
+            return Outcome(Result.EXISTS)
+        self._count(entry.queue, kept, 1)
+        return Outcome(Result.DONE, entry)
 
     @property
     def limits_memory(self) -> bool:
@@ -313,15 +320,18 @@ class MemoryStorage:
         return Outcome(Result.FULL, reason=f"{used} bytes of transient messages are in memory")
 
     def _move(self, move: Move) -> Outcome:
-        target = move.target
+        left, target = move.entry, move.target
         if self._is_queue_missing(target):
             return Outcome(Result.NO_QUEUE)
-        kept = self._take(move.entry)
+        kept = self._take(left)
         if kept is None:
             return Outcome(Result.GONE)
         if not self._put(target, _KeptMessage(target.meta, kept.data, kept.checksum, kept.attributes)):
-            self._put(move.entry, kept)
+            self._put(left, kept)
             return Outcome(Result.EXISTS)
+        if self._max_bytes is not None and target.queue != left.queue:
+            self._count_of_queue(left.queue, kept, -1)
+            self._count_of_queue(target.queue, kept, 1)
         return Outcome(Result.DONE, target)
 
     def _is_queue_missing(self, target: Entry) -> bool:
@@ -332,11 +342,7 @@ class MemoryStorage:
         return kept if kept is not None and kept.meta == entry.meta else None
 
     def _put(self, entry: Entry, kept: _KeptMessage) -> bool:
-        place = self._places.setdefault((entry.state, entry.queue), {})
-        if place.setdefault(entry.id, kept) is not kept:
-            return False
-        self._count(entry.queue, kept, 1)
-        return True
+        return self._places.setdefault((entry.state, entry.queue), {}).setdefault(entry.id, kept) is kept
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
         place = self._places.get((entry.state, entry.queue), {})
@@ -344,20 +350,21 @@ class MemoryStorage:
         if kept is None or kept.meta != entry.meta:
             return None
         del place[entry.id]
-        self._count(entry.queue, kept, -1)
         if not place:  # queues come and go: an empty place is not kept
             del self._places[entry.state, entry.queue]
         return kept
 
     def _count(self, queue: str, kept: _KeptMessage, sign: int) -> None:
         """Count a message that has come or gone."""
-        data, beside = sign * len(kept.data), sign * (len(kept.attributes) + MESSAGE_BYTES)
-        self._bytes += data
-        self._beside += beside
+        self._bytes += sign * len(kept.data)
+        self._beside += sign * (len(kept.attributes) + MESSAGE_BYTES)
         if self._max_bytes is not None:
-            self._of_queue[queue] += data + beside
-            if not self._of_queue[queue]:
-                del self._of_queue[queue]
+            self._count_of_queue(queue, kept, sign)
+
+    def _count_of_queue(self, queue: str, kept: _KeptMessage, sign: int) -> None:
+        self._of_queue[queue] += sign * (len(kept.data) + len(kept.attributes) + MESSAGE_BYTES)
+        if not self._of_queue[queue]:
+            del self._of_queue[queue]
 
 
 async def _text(value: Mapping[str, Any]) -> str:

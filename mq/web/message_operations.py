@@ -182,7 +182,7 @@ async def fetch(context: RequestContext) -> Reply:
 def begin_fetch(head: HeadContext, request: Request, answer: Answer) -> Reply | Abandon | None:
     """As :func:`fetch`, of one message that is there, or without a wait."""
     broker, queue, query = head.broker, head.queue, head.query
-    if query["max"] is not None or (query["wait"] and not broker.declarations.ready(queue)):
+    if query["max"] is not None:
         return None
     future = broker.fetch_now(queue, 1, visibility=query["visibility"])
     if not isinstance(future, Future):
