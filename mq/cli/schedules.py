@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from mq.cli.commands import Commands, Duration, Number
+from mq.cli.commands import Commands, Duration
 from mq.cli.remote import Remote, all_pages, confirm, json_option, queue_argument, remote, yes_option
-from mq.cli.send import attributes_of, warn_without_priorities
+from mq.cli.send import message_options, warn_without_priorities
 from mq.cli.terminal import say_json, say_table
 from mq.client import Outgoing
 
@@ -60,34 +60,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.option(
     "-m", "--message", help="Publish this text as the message body instead of reading standard input or FILE."
 )
-@click.option("--content-type", metavar="TYPE", help="Content type of the message body, such as application/json.")
-@click.option("--content-encoding", metavar="CODING", help="Content encoding of the message body, such as gzip.")
-@click.option(
-    "--delay", type=Duration(), metavar="DURATION", help="Delay before the message becomes available to consumers."
-)
-@click.option(
-    "--ttl",
-    type=Duration(0.001),
-    metavar="DURATION",
-    help="Time to live: if the message is not fetched within this time, it expires.",
-)
-@click.option(
-    "--priority",
-    metavar="N",
-    type=Number(0, 255),
-    help=(
-        "Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to "
-        "be set on the queue."
-    ),
-)
-@click.option(
-    "--attribute",
-    "attributes",
-    multiple=True,
-    callback=attributes_of,
-    metavar="NAME=TEXT",
-    help="Attribute to store with the message. Can be repeated.",
-)
+@message_options
 @remote
 def put_command(
     remote: Remote,

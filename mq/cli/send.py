@@ -6,11 +6,11 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Any, Final
 
 import click
 
@@ -23,19 +23,6 @@ from mq.message import shorten
 
 _CHUNK: Final = 256 * 1024
 _IN_MEMORY: Final = 8 << 20
-
-
-class Fields(NamedTuple):
-    """What every message of one call has beside its body."""
-
-    content_type: str | None
-    delay: float | None
-    ttl: float | None
-    priority: int | None
-    attributes: dict[str, str]
-    at: datetime | None
-    group: str | None
-    content_encoding: str | None
 
 
 def attributes_of(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -62,6 +49,43 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
         raise click.BadParameter("use the form 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
 
 
+_MESSAGE_OPTIONS: Final = (
+    click.option("--content-type", metavar="TYPE", help="Content type of each message body, such as application/json."),
+    click.option("--content-encoding", metavar="CODING", help="Content encoding of each message body, such as gzip."),
+    click.option(
+        "--delay", type=Duration(), metavar="DURATION", help="Delay before each message becomes available to consumers."
+    ),
+    click.option(
+        "--ttl",
+        type=Duration(0.001),
+        metavar="DURATION",
+        help="Time to live: a message that is not fetched within this time expires.",
+    ),
+    click.option(
+        "--priority",
+        metavar="N",
+        type=Number(0, 255),
+        help="Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to be "
+        "set on the queue.",
+    ),
+    click.option(
+        "--attribute",
+        "attributes",
+        multiple=True,
+        callback=attributes_of,
+        metavar="NAME=TEXT",
+        help="Attribute to store with each message. Can be repeated.",
+    ),
+)
+
+
+def message_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options for what a message has beside its body, by their names in :class:`Outgoing`."""
+    for option in reversed(_MESSAGE_OPTIONS):
+        command = option(command)
+    return command
+
+
 class _BodyFile(click.Path):
     """A file with a message; where there is none of that name, the message itself was probably meant."""
 
@@ -86,11 +110,7 @@ class _BodyFile(click.Path):
 @click.option(
     "--lines", is_flag=True, help="Publish each line as a message, without its line ending. Empty lines are skipped."
 )
-@click.option("--content-type", metavar="TYPE", help="Content type of the message bodies, such as application/json.")
-@click.option("--content-encoding", metavar="CODING", help="Content encoding of the message bodies, such as gzip.")
-@click.option(
-    "--delay", type=Duration(), metavar="DURATION", help="Delay before the messages become available to consumers."
-)
+@message_options
 @click.option(
     "--at",
     callback=time_of,
@@ -98,33 +118,10 @@ class _BodyFile(click.Path):
     help="Time at which the messages become available, such as 2030-05-01T09:00.",
 )
 @click.option(
-    "--ttl",
-    type=Duration(0.001),
-    metavar="DURATION",
-    help="Time to live: a message that is not fetched within this time expires.",
-)
-@click.option(
-    "--priority",
-    metavar="N",
-    type=Number(0, 255),
-    help=(
-        "Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to "
-        "be set on the queue."
-    ),
-)
-@click.option(
     "--group",
     metavar="NAME",
     help="Message group. Messages in a group are delivered in order, one at a time; the queue must have message groups "
     "enabled.",
-)
-@click.option(
-    "--attribute",
-    "attributes",
-    multiple=True,
-    callback=attributes_of,
-    metavar="NAME=TEXT",
-    help="Attribute to store with the messages. Can be repeated.",
 )
 @click.option(
     "--key",
@@ -166,7 +163,7 @@ def send_command(
     with remote.client(keys=not no_keys) as client:
         if fields["priority"]:
             warn_without_priorities(client, queue)
-        sender = _Sender(client, queue, Fields(**fields), show)
+        sender = _Sender(client, queue, fields, show)
         if message is not None:
             sender.whole("", message.encode(), key)
             return
@@ -203,7 +200,7 @@ class _Shown:
 class _Sender:
     """Publishes to one queue."""
 
-    def __init__(self, client: Client, queue: str, fields: Fields, show: _Shown) -> None:
+    def __init__(self, client: Client, queue: str, fields: Mapping[str, Any], show: _Shown) -> None:
         self._client = client
         self._queue = queue
         self._fields = fields
@@ -211,7 +208,7 @@ class _Sender:
 
     def whole(self, file: str, body: bytes | Callable[[], Iterator[bytes]], key: str | None) -> None:
         """One message."""
-        published: Published = self._client.publish(self._queue, body, key=key, **self._fields._asdict())
+        published: Published = self._client.publish(self._queue, body, key=key, **self._fields)
         self._show(file, published.id, is_new=published.is_new)
 
     def file(self, file: str, key: str | None) -> None:
@@ -223,7 +220,7 @@ class _Sender:
         """Each line as one message. What can be read at once goes in one batch: nothing waits for a batch to fill."""
         number = 0
         for lines in _read_lines(file):
-            for batch in cut(Outgoing(line, **self._fields._asdict()) for line in lines if line):
+            for batch in cut(Outgoing(line, **self._fields) for line in lines if line):
                 outcomes = self._client.publish_many(self._queue, batch)
                 number = self._told(file, outcomes, number)
 
