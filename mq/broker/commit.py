@@ -504,7 +504,7 @@ class Committer:
             outcomes = await storage.commit(operations)  # type: ignore[arg-type] # likewise
         for outcome in outcomes:
             if outcome.result is Result.FENCED:
-                raise StorageFenced(outcome.reason or "another broker has taken over the store. Restart mq")
+                raise StorageFenced(outcome.reason or "another daemon has taken over the store. Restart mq")
             if outcome.result is Result.FAILED:
                 self.failure = self.failure or outcome.reason or "the disk failed"
         return outcomes
@@ -868,7 +868,7 @@ class Future(Generic[T]):
 
 
 _GONE: Final = BrokerClosed("the client has disconnected")
-CLOSING: Final = "the broker is shutting down. Connect to another broker, or try again after the restart"
+CLOSING: Final = "the daemon is shutting down. Connect to another daemon, or try again after the restart"
 
 
 class StoreProgress:

@@ -33,7 +33,7 @@ async def put_record(storage: Storage, kind: str, key: str, value: Mapping[str, 
     if outcome.result is Result.EXISTS:
         raise Conflict(outcome.reason)
     if outcome.result is not Result.DONE:
-        raise _error_of_record(outcome)
+        raise _error_of_record(outcome, f"cannot store the record of kind {kind}")
     return not outcome.existed
 
 
@@ -48,14 +48,14 @@ async def drop_record(storage: Storage, kind: str, key: str) -> bool:
     """
     [outcome] = await storage.commit([Drop(kind, key)])
     if outcome.result not in (Result.DONE, Result.GONE):
-        raise _error_of_record(outcome)
+        raise _error_of_record(outcome, f"cannot delete the record of kind {kind}")
     return outcome.result is Result.DONE
 
 
-def _error_of_record(outcome: Outcome) -> MQError:
+def _error_of_record(outcome: Outcome, failure: str) -> MQError:
     if outcome.result is Result.UNKNOWN:  # twice does no harm
-        return StorageUnsure(f"the record may not have been stored ({outcome.reason}). Try again")
-    return error_of(outcome, "cannot store the record")
+        return StorageUnsure(f"{failure}: the outcome is unknown ({outcome.reason}). Try again")
+    return error_of(outcome, failure)
 
 
 def error_of(outcome: Outcome, failure: str) -> MQError:
@@ -75,10 +75,10 @@ def error_of(outcome: Outcome, failure: str) -> MQError:
         return StorageUnsure(
             f"{failure}: the outcome is unknown "
             f"({outcome.reason or 'the store did not respond in time'}). Retry with the same "
-            "idempotency key. If there was none, retry only if a duplicate does no harm"
+            "idempotency key. If you did not use a key, retry only if a duplicate does no harm"
         )
     if outcome.result is Result.FENCED:
         return StorageFenced(
-            outcome.reason or "another broker has taken over the store, so this broker no longer changes it"
+            outcome.reason or "another daemon has taken over the store, so this daemon no longer changes it"
         )
     return StorageError(f"{failure}: {outcome.result.value}. Try again")

@@ -542,7 +542,7 @@ async def test_a_log_of_before_is_not_yet_in_the_files(
     monkeypatch.setattr(backup, "life_of", lambda fd: "this-boot:8")  # seen from another container
     take_in_use(disk)
     expected = (
-        pytest.raises(StorageUnusable, match="a starting daemon is repairing")
+        pytest.raises(StorageUnusable, match="a daemon that is starting up is repairing")
         if is_refused
         else contextlib.nullcontext()
     )
@@ -593,7 +593,7 @@ async def test_a_root_under_repair_is_refused(disk: Disk) -> None:
     fd = open_moves_lock(disk.inner, layout, make=True)
     disk.inner.lock(fd, exclusive=True)
     with (
-        pytest.raises(StorageUnusable, match="a starting daemon is repairing"),
+        pytest.raises(StorageUnusable, match="a daemon that is starting up is repairing"),
         servable(disk.calls, disk.root, is_remote=False),
     ):
         pass
@@ -719,7 +719,7 @@ def test_a_backup_that_leads_out_of_its_root_is_refused(tmp_path: Path, line: li
     whole = "".join(file.read_text().splitlines(keepends=True)[:-1]) + json.dumps(line) + "\n"
     file.write_text(f'{whole}["end",{zlib.crc32(whole.encode())}]\n')
     with pytest.raises(
-        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a valid path in a root.* Restore another"
+        StorageUnusable, match=r"backup 1 .* is damaged .*which is not a valid path inside an mq root.* Restore another"
     ):
         restore(str(folder), str(tmp_path / "restored"), StorageOptions(), number=1)
     assert not list(tmp_path.rglob("*evil*"))

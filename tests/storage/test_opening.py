@@ -146,7 +146,7 @@ async def test_a_file_is_no_root() -> None:
 async def test_a_link_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")
-    with pytest.raises(StorageUnusable, match="is a link or a file, not a folder: use the folder itself"):
+    with pytest.raises(StorageUnusable, match="is not a folder, but a symbolic link or a special file"):
         await make_posix(str(tmp_path / "link"), StorageOptions()).open()
     assert os.listdir(tmp_path / "folder") == []
 

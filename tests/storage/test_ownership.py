@@ -97,7 +97,7 @@ async def test_a_root_that_is_this_user_s_alone_is_served(root: Path) -> None:
 async def test_another_user_s_folder_is_refused_and_may_be_trusted(root: Path, folder: str) -> None:
     os.chown(root / folder, STRANGER, STRANGER)
     text = await refusal(root)
-    assert f'{folder.strip(".")}" is owned by 4711, who could redirect mq to other folders, but mq runs as root' in text
+    assert f'{folder.strip(".")}" is owned by 4711, but mq runs as root. 4711 could replace folders with links' in text
     assert "trust 4711 with --root-owner 4711" in text
     await serve(root, StorageOptions(root_owner=STRANGER))
     os.chown(root / folder, 0, 0)

@@ -68,7 +68,7 @@ def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
     ],
 )
 def test_sum_is_not_believed(value: bytes) -> None:
-    with pytest.raises(Senseless, match=r"user\.mq\.sum is not valid"):
+    with pytest.raises(Senseless, match=r"user\.mq\.sum of the message file is not valid"):
         Sum.decode(value)
 
 
@@ -103,7 +103,7 @@ def test_attributes_are_plain_json() -> None:
 
 @for_each("content", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000])
 def test_attributes_are_not_believed(content: bytes) -> None:
-    with pytest.raises(Senseless, match=r"user\.mq\.attributes is not valid"):
+    with pytest.raises(Senseless, match=r"user\.mq\.attributes of the message file is not valid"):
         decode_attributes(with_checksum(content))
 
 

@@ -178,7 +178,7 @@ def _check_log(calls: Calls, layout: Layout, shown: str) -> None:
             "are missing from the message files. Start the daemon or run mq doctor --repair, then create the backup"
         )
     if is_served and (is_repaired or not all(map(is_of_this_boot, lives))):
-        raise StorageUnusable(f"a starting daemon is repairing {shown}: try again later")
+        raise StorageUnusable(f"a daemon that is starting up is repairing {shown}. Try again later")
 
 
 def _has_records(calls: Calls, layout: Layout) -> bool:
@@ -311,7 +311,7 @@ class _Saver:
         """
         if pauses > _MOST_PAUSES:
             raise StorageUnusable(
-                "the daemon is not finishing its current changes: it was suspended or its disk failed. "
+                "the daemon does not complete its pending changes: it may be suspended, or its disk may have failed. "
                 "Restart the daemon, then create the backup"
             )
         if pauses:

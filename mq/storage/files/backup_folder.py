@@ -447,7 +447,7 @@ def _check_places(backup: Backup) -> None:
     for path, depth in places:
         parts = path.split("/") if isinstance(path, str) else []
         if len(parts) != depth or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise BackupDamaged(f"the file contains {shorten(str(path))}, which is not a valid path in a root")
+            raise BackupDamaged(f"the file contains {shorten(str(path))}, which is not a valid path inside an mq root")
 
 
 def is_vacant(calls: Calls, path: str) -> bool:

@@ -165,7 +165,7 @@ def _pending(folders: Folders) -> Iterator[Finding]:
         return
     for path in layout.all() if use is not None else ():
         if calls.kind(path) is None and path not in (layout.remove, layout.stage):
-            yield Finding(FindingKind.LOST, path, f"the folder is missing, including all its contents; {_ACCEPT}")
+            yield Finding(FindingKind.LOST, path, f"the folder and everything in it are missing; {_ACCEPT}")
     if use is not RootUse.LOG:
         return
     try:
@@ -266,7 +266,9 @@ def quarantine(inspectable: InspectableRoot, found: Iterable[Finding], folder: s
         StorageUnusable: a daemon serves the root, or a file cannot be moved.
     """
     if not inspectable.unserved:
-        raise StorageUnusable("the root is in use, so nothing was moved. Stop the daemon first")
+        raise StorageUnusable(
+            "the root is in use, so no files were moved to the quarantine folder. Stop the daemon first"
+        )
     root = os.path.dirname(inspectable.folders.layout.new)
     if os.path.commonpath([root, os.path.abspath(folder)]) == root:
         raise StorageUnusable(f"the quarantine folder {shorten(folder)} is inside the root: choose another folder")

@@ -334,7 +334,8 @@ class Folders:
             raise Senseless("the file with the message's attributes is missing")
         if (side.size, side.checksum) != (noted.size, noted.checksum):
             raise Senseless(
-                f"the file with the message's attributes does not match the checksum in the extended attribute {SUM}"
+                f"the file with the message's attributes does not match the checksum in extended attribute {SUM} of "
+                "the message file"
             )
         return side
 

@@ -161,8 +161,8 @@ def use_before(
         kind = calls.kind(layout.format)
         if accepted is None or kind not in (FileKind.FILE, None):
             raise StorageUnusable(
-                f"cannot serve root {shorten(root, 200)}: {error}. The write-ahead log may contain messages that "
-                f"are missing from the message files, but mq cannot check this. {cure(root)}"
+                f"cannot serve root {shorten(root, 200)}: {error}. The write-ahead log may contain messages that have "
+                f"not yet been written to message files, but mq cannot check this. {cure(root)}"
             ) from error
         accepted.append(Damage("", None, layout.format, str(error)))
         if kind is FileKind.FILE:

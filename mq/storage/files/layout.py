@@ -310,7 +310,7 @@ class Sum(NamedTuple):
             return None
         match = _SUM.fullmatch(value)
         if match is None:
-            raise Senseless(f"the message's extended attribute {SUM} is not valid")
+            raise Senseless(f"extended attribute {SUM} of the message file is not valid")
         return cls(int(match[1]), int(match[2], 16), (match[3] or b"").decode())
 
 
@@ -341,13 +341,17 @@ def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
         Senseless: there are none, their checksum does not match, or they are no JSON object.
     """
     if value is None:
-        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is missing")
+        raise Senseless(f"extended attribute {ATTRIBUTES} of the message file is missing")
     try:
         found = json.loads(without_checksum(value))
     except _NOT_OURS as error:
-        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is not valid: {_first_line(error)}") from error
+        raise Senseless(
+            f"extended attribute {ATTRIBUTES} of the message file is not valid: {_first_line(error)}"
+        ) from error
     if not isinstance(found, dict):
-        raise Senseless(f"the message's extended attribute {ATTRIBUTES} is not valid: the value is not a JSON object")
+        raise Senseless(
+            f"extended attribute {ATTRIBUTES} of the message file is not valid: the value is not a JSON object"
+        )
     return found
 
 

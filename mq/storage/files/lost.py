@@ -42,7 +42,7 @@ def lost_folders(calls: Calls, layout: Layout, root: str, *, accept_loss: bool) 
     if lost and not accept_loss:
         advice = cure(root)
         raise StorageUnusable(
-            f"cannot serve root {shorten(root, 200)}: these folders are missing, including all their contents: "
+            f"cannot serve root {shorten(root, 200)}: these folders and everything in them are missing: "
             f"{', '.join(lost)}. {advice}"
         )
-    return [Damage("", None, path, "the folder was missing, including all its contents") for path in lost]
+    return [Damage("", None, path, "the folder and everything in it were missing") for path in lost]

@@ -116,9 +116,8 @@ class Guard:
         if found.mode & stat.S_IWGRP and not self._trusts_group:
             group, mode = _group(found.group), _octal(found)
             raise self._refusal(
-                f"the members of group {group} can write to {_shown(path)} (mode "
-                f"{mode}) and could redirect mq to other folders. Restrict access (chmod g-w), or "
-                "trust the group with --group-writable"
+                f"the members of group {group} can write to {_shown(path)} (mode {mode}), and so could make mq use "
+                "other folders by means of links. Restrict access (chmod g-w), or trust the group with --group-writable"
             )
 
     def check_inside(self, fd: int, path: str) -> None:
@@ -157,17 +156,17 @@ class Guard:
         owner, user = _user(found.user), _user(os.geteuid())
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
-            f"{_shown(path)} is owned by {owner}, who could redirect mq to other folders, but mq runs as "
-            f"{user}. Do one of the following: run mq as {owner}; check the folder's contents, then change its "
-            f"owner (chown); choose another --root; or trust {owner} with --root-owner {owner}{mapped}"
+            f"{_shown(path)} is owned by {owner}, but mq runs as {user}. {owner} could replace folders with links and "
+            f"so make mq use other folders. Do one of the following: run mq as {owner}; check the folder's contents, "
+            f"then change its owner (chown); choose another --root; or trust {owner} with --root-owner {owner}{mapped}"
         )
 
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
         mode = _octal(found)
         return self._refusal(
-            f"every user of this machine can write to {_shown(path)} (mode {mode}) and could "
-            "redirect mq to other folders. Check the folder's contents and restrict access (chmod go-w), or "
-            "choose another --root"
+            f"every user of this machine can write to {_shown(path)} (mode {mode}), and so could make mq use other "
+            "folders by means of links. Check the folder's contents and restrict access (chmod go-w), or choose "
+            "another --root"
         )
 
     def _refusal(self, why: str) -> StorageUnusable:
@@ -214,7 +213,8 @@ def open_root_folders(calls: Calls, layout: Layout, root: str, guard: Guard) -> 
     """
     if (kind := calls.kind(root)) is FileKind.OTHER:
         raise StorageUnusable(
-            f"root {shorten(root)} is a link or a file, not a folder: use the folder itself as --root"
+            f"root {shorten(root)} is not a folder, but a symbolic link or a special file. Use a folder as --root (for "
+            "a link, the folder to which it points)"
         )
     if kind is FileKind.FILE:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)

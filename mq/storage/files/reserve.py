@@ -115,7 +115,7 @@ class Reserve:
                 self._calls.unlink(self._path)
             except FileNotFoundError:
                 return
-        logger.debug("the disk is nearly full, so mq has released its reserved space")
+        logger.debug("the disk is nearly full, so mq has freed the disk space that it had reserved for this case")
 
     def _miss(self, error: OSError) -> None:
         if error.errno in NO_ROOM and not self._missed:

@@ -108,7 +108,8 @@ class Batches:
             except Compacted as error:
                 raise StorageFailed(
                     f"the outcome of a change to record {key} is unknown, and etcd has compacted the earlier version "
-                    "that mq needs to determine it. Restart mq to accept the current version"
+                    "of the record, without which mq cannot determine the outcome. Restart mq: it then accepts the "
+                    "current version"
                 ) from error
             before[key] = found[0].value if found else None
         return [nested for each in steps for nested in each.undoing(revision, before)]

@@ -167,6 +167,6 @@ class Lane:
 def shut_out(fence: Fence) -> StorageFenced:
     """The error for a broker that is in charge no more."""
     return StorageFenced(
-        f"another broker has taken over the store: the key {fence.key} in etcd no longer has the revision "
+        f"another daemon has taken over the store: the key {fence.key} in etcd no longer has the revision "
         f"{fence.revision}. Restart mq"
     )

@@ -270,7 +270,8 @@ class Members:
             )
         members = _listed(self._endpoints)
         return Unavailable(
-            f"no etcd member responded within {self._deadline:g} seconds: {reasons}. Check that {members} are running"
+            f"no etcd member responded within {self._deadline:g} seconds: {reasons}. Check that etcd is running at "
+            f"{members}"
         )
 
 

@@ -55,7 +55,7 @@ class Owner:
         holder = await self._client.get(self._key)
         by = holder.value.decode(errors="replace") if holder else "somebody"
         raise StorageUnusable(
-            f"the store at {self._key} is in use by {by}. Stop that broker first, or use another prefix for this broker"
+            f"the store at {self._key} is in use by {by}. Stop that daemon first, or use another prefix for this daemon"
         )
 
     async def give_back(self) -> None:

@@ -56,8 +56,8 @@ def make_etcd(rest: str, options: StorageOptions) -> EtcdStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            'the storage backend "etcd" only supports one broker at a time. Omit --peers, --no-mover and '
-            "--no-reaper. Another broker can take over after the first has stopped"
+            'the storage backend "etcd" supports only one daemon at a time. Omit --peers, --no-mover and '
+            "--no-reaper. Another daemon can take over after the first has stopped"
         )
     return EtcdStorage(f"etcd:{rest}", parse_address(rest))
 

@@ -131,7 +131,7 @@ async def test_cause_is_not_looked_for_under_another_broker(
         do_after_the_first(monkeypatch, lambda: client.delete(key))
         outcomes = await storage.commit([Move(ready(IDS.new()), State.REMOVED)])
         assert outcomes[0].result is Result.FENCED
-        assert "another broker has taken over the store" in outcomes[0].reason
+        assert "another daemon has taken over the store" in outcomes[0].reason
 
 
 def do_after_the_first(monkeypatch: pytest.MonkeyPatch, do: Callable[[], Any]) -> None:

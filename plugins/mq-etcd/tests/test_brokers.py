@@ -53,7 +53,7 @@ async def test_a_second_broker_is_refused(place, monkeypatch: pytest.MonkeyPatch
     place.prefix = "/broker/second"
     async with open_broker(place.address) as broker:
         await broker.create_queue("orders")
-        with pytest.raises(StorageUnusable, match=r"in use by .* process \d+.*Stop that broker first"):
+        with pytest.raises(StorageUnusable, match=r"in use by .* process \d+.*Stop that daemon first"):
             async with open_broker(place.address):
                 pytest.fail("two have the store")
         await broker.publish("orders", b"still mine")
@@ -90,7 +90,7 @@ async def test_who_lost_the_store_ends(place, client, monkeypatch: pytest.Monkey
 
     with pytest.raises(ExceptionGroup) as raised:
         await lose()
-    assert raised.group_contains(StorageFenced, match="another broker has taken over the store")
+    assert raised.group_contains(StorageFenced, match="another daemon has taken over the store")
     async with open_broker(place.address) as broker:
         [message] = await broker.fetch_many("orders", 10)
         assert await message.body.read() == b"mine now"
@@ -98,6 +98,6 @@ async def test_who_lost_the_store_ends(place, client, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("options", [{"sharing": Sharing.PEERS}, {"sharing": Sharing.WATCHED}])
 async def test_says_whom_it_does_not_serve(place, options: dict[str, Sharing]) -> None:
-    with pytest.raises(StorageUnusable, match="one broker at a time"):
+    with pytest.raises(StorageUnusable, match="one daemon at a time"):
         async with open_storage(place.address, **options):
             pytest.fail("it opened")

@@ -174,7 +174,7 @@ async def test_a_fence_of_somebody_else_shuts_out(place, client: Client) -> None
             outcomes = await storage.commit(changes)
             assert [outcome.result for outcome in outcomes] == [Result.FENCED] * 3
             assert f"{key} in etcd no longer has the revision {revision}" in outcomes[0].reason
-            with pytest.raises(StorageFenced, match="another broker has taken over the store"):
+            with pytest.raises(StorageFenced, match="another daemon has taken over the store"):
                 await put_record(storage, QUEUE, "other", {"created": 0})
             with pytest.raises(StorageFenced):
                 await drop_record(storage, QUEUE, "orders")
@@ -182,7 +182,7 @@ async def test_a_fence_of_somebody_else_shuts_out(place, client: Client) -> None
         assert await storage.find("orders", id) == ready
         assert await storage.find("orders", late) is None
         assert list(await storage.records(QUEUE)) == ["orders"]
-    with pytest.raises(StorageUnusable, match="another broker has taken over the store"):
+    with pytest.raises(StorageUnusable, match="another daemon has taken over the store"):
         async with open_storage(f"{place.address}&fence={key}@{revision}"):
             pytest.fail("it opened")
 

@@ -168,6 +168,6 @@ def _term(options: dict[str, str]) -> int:
     text = options.get("term", "0")
     if re.fullmatch(r"[0-9]{1,18}", text) is None:
         raise StorageUnusable(
-            f'the option "term" must be a number, not {shorten(text)}. Omit this option: in a cluster, mq sets it'
+            f'invalid value for the option "term": {shorten(text)}. Omit this option: in a cluster, mq sets it'
         )
     return int(text)

@@ -194,5 +194,5 @@ def _pipeline(connection: psycopg.Connection[Any]) -> Iterator[None]:
 
 def _fenced() -> StorageError:
     return StorageFenced(
-        "another broker has taken over the store, so this broker can no longer write to it. Restart mq"
+        "another daemon has taken over the store, so this daemon can no longer write to it. Restart mq"
     )

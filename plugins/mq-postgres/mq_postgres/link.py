@@ -261,7 +261,7 @@ class Link:
             self.close()
         if state == FENCED:
             return StorageFenced(
-                "another broker has taken over the store, so this broker can no longer write to it. Restart mq"
+                "another daemon has taken over the store, so this daemon can no longer write to it. Restart mq"
             )
         if state == REFUSED:
             told = (each.split(" ", 1) for each in (error.diag.message_detail or "").split(","))

@@ -108,7 +108,7 @@ def take_for_term(link: Link, session: str, confirmed: int, term: int) -> Taken:
         [epoch] = _row(connection, "SELECT epoch FROM fence")
         if epoch >= term:
             raise StorageFenced(
-                f"another node has taken over the store in a term later than this node's term {term}, so this node is "
+                f"another node has taken over the store in a later term (this node's term is {term}), so this node is "
                 "no longer the master"
             )
         connection.execute(_END_SESSIONS, (application_name(before),))

@@ -73,8 +73,8 @@ def make_postgres(rest: str, options: StorageOptions) -> PostgresStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            'the storage backend "postgres" only supports one broker at a time. Omit --peers, --no-mover and '
-            "--no-reaper. Another broker can take over after the first has stopped"
+            'the storage backend "postgres" supports only one daemon at a time. Omit --peers, --no-mover and '
+            "--no-reaper. Another daemon can take over after the first has stopped"
         )
     return PostgresStorage(f"postgres:{rest}", parse_address(rest), options.confirmed)
 
@@ -358,7 +358,7 @@ class PostgresStorage:
         try:
             return await self._write(verb, *arguments)
         except InDoubt as error:
-            raise StorageUnsure(f"the request may or may not have been executed: {error}. Try again") from error
+            raise StorageUnsure(f"{error}. The request may or may not have been executed. Try again") from error
         except NotNow as error:
             raise StorageFull(f"PostgreSQL: {error}. Try again later") from error
 

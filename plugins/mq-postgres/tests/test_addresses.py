@@ -69,7 +69,7 @@ def test_says_what_makes_no_sense(rest: str, text: str) -> None:
 
 @pytest.mark.parametrize("sharing", [Sharing.PEERS, Sharing.WATCHED])
 def test_says_whom_it_does_not_serve(sharing: Sharing) -> None:
-    with pytest.raises(StorageUnusable, match="one broker at a time"):
+    with pytest.raises(StorageUnusable, match="one daemon at a time"):
         make_postgres("//localhost/mq", StorageOptions(sharing=sharing))
 
 

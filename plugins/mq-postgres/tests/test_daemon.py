@@ -35,7 +35,7 @@ def test_a_daemon_that_is_killed_has_lost_nothing(place, tmp_path: Path) -> None
         done = leased[1][2]
         assert ask(daemon, "DELETE", f"/orders/messages/{done}")[0] == 202
         with (
-            pytest.raises(DaemonFailed, match=r"in use by .*Stop that broker first"),
+            pytest.raises(DaemonFailed, match=r"in use by .*Stop that daemon first"),
             Daemon(tmp_path / "other", tmp_path / "other.log", storage),
         ):
             pytest.fail("two have the store")

@@ -31,7 +31,7 @@ async def test_a_second_one_is_refused_while_the_first_lives(place, monkeypatch:
     monkeypatch.setattr(owner, "LEASE_SECONDS", 1.0)
     async with open_broker(place.address) as broker:
         await broker.create_queue("orders")
-        with pytest.raises(StorageUnusable, match=r"in use by .* process \d+.*Stop that broker first"):
+        with pytest.raises(StorageUnusable, match=r"in use by .* process \d+.*Stop that daemon first"):
             async with open_broker(place.address):
                 pytest.fail("two have the store")
         await broker.publish("orders", b"still mine")
@@ -98,7 +98,7 @@ async def test_who_lost_the_store_ends(place, monkeypatch: pytest.MonkeyPatch) -
 
     with pytest.raises(ExceptionGroup) as raised:
         await lose()
-    assert raised.group_contains(StorageFenced, match="another broker")
+    assert raised.group_contains(StorageFenced, match="another daemon")
 
 
 # The leader of a cluster
@@ -118,7 +118,7 @@ async def test_a_leader_takes_it_from_every_earlier_one(place) -> None:
                 assert results[-1] is Result.FENCED
                 assert Result.DONE not in results
                 with pytest.raises(
-                    StorageUnusable, match="taken over the store in a term later than this node's term 100"
+                    StorageUnusable, match=r"taken over the store in a later term \(this node's term is 100\)"
                 ):
                     async with open_storage(first):
                         pytest.fail("it was deposed")

@@ -128,7 +128,9 @@ class TemplateStorage:
         async for chunk in chunks:
             data += chunk
             if len(data) > MAX_BODY:
-                raise StorageFull(f"{self._name} supports message bodies of up to {MAX_BODY} bytes")
+                raise StorageFull(
+                    f"the message body is too large: {self._name} supports bodies of up to {MAX_BODY} bytes"
+                )
         return StagedBytes(bytes(data))
 
     async def commit(self, operations: Sequence[Operation]) -> list[Outcome]:

@@ -265,7 +265,7 @@ class Log:
 
     def cut_off(self) -> None:
         """Note that the file calls of a record were not all made: it stays, for the next start to make them."""
-        self._note_failure(OSError(errno.EIO, "writing a batch to the write-ahead log was interrupted"))
+        self._note_failure(OSError(errno.EIO, "a batch was interrupted after it was written to the write-ahead log"))
 
     def empty(self) -> None:
         """Bring to the medium all that it says, and wait for that. Not between a record and its file calls."""
@@ -339,7 +339,9 @@ class Log:
         segment = self._leaving
         assert segment is not None, "no segment can be read"
         epoch = segment.epoch
-        failure: OSError | None = OSError(errno.EIO, "writing a checkpoint of the write-ahead log was interrupted")
+        failure: OSError | None = OSError(
+            errno.EIO, "a checkpoint of the write-ahead log was interrupted before it was complete"
+        )
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:
