@@ -27,6 +27,7 @@ from mq.cli.send import time_of
 from mq.cli.terminal import say, say_json, say_table, write_body
 from mq.client import Client, Conflict, Head, NotFound, Received
 from mq.client.requests import LONGEST_BATCH
+from mq.quantities import show_count
 
 STATES: Final = ("ready", "leased", "delayed")
 _SHOWN: Final = 40
@@ -206,8 +207,10 @@ def _move(
     say_json({"moved": moved, "remaining": left}) if as_json else say(moved)
     if left and not ids and moved != limit:
         target = "their original queue" if to is None else f"queue {to}"
-        what = "1 message was" if left == 1 else f"{left} messages were"
-        warn(f"{what} not moved from queue {queue}, because {target} is full or does not exist")
+        warn(
+            f"{show_count(left, 'message')} could not be moved from queue {queue}, because {target} is full or does "
+            "not exist"
+        )
 
 
 def _moved(client: Client, queue: str, to: str | None, limit: int | None, ids: list[str] | None) -> tuple[int, int]:

@@ -177,7 +177,7 @@ def _refusal(answer: Answer, *, was_unsure: bool) -> Refused:
     text = detail if isinstance(detail, str) and detail else f"the daemon returned status {answer.status}"
     is_unsure = answer.status >= 500 and not changed_nothing(answer)
     if is_unsure and text != detail:
-        text = f"{text}: the request may have been executed"
+        text = f"{text}. The request may have been executed"
     elif was_unsure and not is_unsure:
         text = f"{text}. An earlier attempt may have succeeded"
     return refusal(answer.status, text, is_unsure=is_unsure or was_unsure)

@@ -117,11 +117,11 @@ def translated(error: httpx.RequestError, url: str, *, perhaps_served: bool = Fa
     reason = connection_reason(error)
     if isinstance(error, _NOT_SENT) and perhaps_served:
         return Interrupted(
-            f"cannot connect to {url}, but an earlier attempt to send the request may have succeeded: {reason}"
+            f"cannot connect to {url}: {reason}. An earlier attempt to send the request may have succeeded"
         )
     if isinstance(error, _NOT_SENT):
         return Unreachable(f"cannot connect to {url}: {reason}")
-    return Interrupted(f"the connection to {url} was lost; the request may have been executed: {reason}")
+    return Interrupted(f"the connection to {url} was lost: {reason}. The request may have been executed")
 
 
 def _text_headers(response: httpx.Response) -> Mapping[str, str]:

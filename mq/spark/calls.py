@@ -78,7 +78,7 @@ def read_columns(data: bytes) -> Columns:
             said,
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UnexpectedResponse(f"the daemon's response does not contain message columns: {error}") from error
+        raise UnexpectedResponse(f"the daemon's response is not in the column format for messages: {error}") from error
 
 
 def ticks_of(micros: int) -> int:

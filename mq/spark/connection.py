@@ -210,7 +210,7 @@ class DaemonConnection:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Interrupted(
-                f"the connection to {self._options.url} was lost; the request may have been executed: {error!r}"
+                f"the connection to {self._options.url} was lost ({error!r}). The request may have been executed"
             ) from error
         headers = {name.lower(): value for name, value in response.getheaders()}
         return Answer(response.status, headers, body)

@@ -184,8 +184,8 @@ def check_written(schema: StructType, queue: str) -> None:
     if "key" in types:
         raise InvalidSchema(
             'the column "key" is ambiguous. If rows with the same key must stay in order, as in Kafka, '
-            'rename it to "group" (for a queue with groups). If it identifies a single row, rename it to '
-            '"idempotencyKey"'
+            'rename the column to "group" (for a queue with groups). If each key identifies a single row, rename the '
+            'column to "idempotencyKey"'
         )
     if "value" not in types:
         raise InvalidSchema(f'the column "value" (the message body) is missing; the columns are {", ".join(types)}')

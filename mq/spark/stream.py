@@ -26,6 +26,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mq.client.errors import ClientError, Conflict, NotFound
+from mq.quantities import show_count
 from mq.spark import calls
 from mq.spark.connection import DaemonConnection
 from mq.spark.errors import ClaimLost, QueueGone, SparkSourceError
@@ -188,7 +189,7 @@ class MqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     yield rows.batch(page.messages)
                 if missing and options.fail_on_claim_lost:
                     raise ClaimLost(
-                        f"{missing} messages of batch {partition.batch} are damaged in the store (queue "
+                        f"found {show_count(missing, 'damaged message')} in batch {partition.batch} (queue "
                         f"{partition.queue}, consumer {options.consumer}). Find the damaged messages with mq "
                         'doctor and remove them, or set the option "failOnClaimLost" to false to remove them '
                         "with this batch"
@@ -368,9 +369,9 @@ def _is_gone(connection: DaemonConnection, options: Options, incarnation: int, e
 
 def _lost_with_queue(options: Options, batch: int, rows: int) -> ClaimLost:
     return ClaimLost(
-        f"{rows} messages of batch {batch} are lost, because queue {options.queue} was deleted after the "
-        f"batch was planned (consumer {options.consumer} at {options.url}). To continue without them, set the "
-        'option "failOnClaimLost" to false'
+        f"{show_count(rows, 'message')} of batch {batch} cannot be read, because queue {options.queue} was deleted "
+        f"after the batch was planned (consumer {options.consumer} at {options.url}). To continue without them, set "
+        'the option "failOnClaimLost" to false'
     )
 
 
@@ -504,9 +505,9 @@ class QueueClaims:
                     f"batch {batch} is in Spark's commit log, but this query read only {found['read']} of its "
                     f"{found['messages']} rows: either the sink skipped the batch (as a file sink does if its "
                     "folder contains the _spark_metadata of another checkpoint), or foreachBatch did not "
-                    "read all rows. Nothing was removed from the queue. Write to another folder, or read all "
-                    f"rows, and restart the query with {_TAKE_OVER} to read the batch again (queue "
-                    f"{options.queue} at {options.url})"
+                    "read all rows. Nothing was removed from the queue. Write to another folder, or change "
+                    f"foreachBatch so that it reads all rows. Then restart the query with {_TAKE_OVER} to read the "
+                    f"batch again (queue {options.queue} at {options.url})"
                 ) from error
             return False
         self._acknowledged = batch
@@ -518,8 +519,8 @@ class QueueClaims:
         call = calls.acknowledge(options.queue, options.consumer, batch, self._epoch, self._within)
         while left := self._run(call):
             logger.warning(
-                "%d messages of batch %d have not been removed yet (queue %s at %s)",
-                left,
+                "the daemon has not yet removed %s of batch %d (queue %s at %s)",
+                show_count(left, "message"),
                 batch,
                 options.queue,
                 options.url,
@@ -560,10 +561,10 @@ class QueueClaims:
         if options.take_over or position["checkpoint"] in (None, checkpoint):
             return
         raise SparkSourceError(
-            f'option "consumer": {options.consumer} is in use by a query with a different checkpoint. Use the '
-            "checkpointLocation of that query, or another consumer name. If the checkpoint is lost, or this "
-            f"query replaces the other one, start this query with {_TAKE_OVER}. It then continues at the "
-            f"consumer's position and may read the last rows again (queue {options.queue} at {options.url})"
+            f'the consumer {options.consumer} (option "consumer") is in use by a query with a different checkpoint. '
+            "Use the checkpointLocation of that query, or another consumer name. If that checkpoint is lost, or if "
+            f"this query is to replace the other one, start this query with {_TAKE_OVER}: it then continues where the "
+            f"consumer stopped, and may read the most recent rows again (queue {options.queue} at {options.url})"
         ) from error
 
     def _check_taken_over(self, batch: int) -> None:
@@ -574,15 +575,15 @@ class QueueClaims:
         if batch <= self._acknowledged:
             raise SparkSourceError(
                 f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
-                f"already acknowledged batch {self._acknowledged}: the checkpoint is an old copy, and "
-                "messages read since then are no longer in the queue. To continue without them, start the "
+                f"already acknowledged batch {self._acknowledged}: the checkpoint is an old copy, and the messages "
+                "that were read after it was copied are no longer in the queue. To continue without them, start the "
                 f"query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
             )
         raise SparkSourceError(
-            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
-            f"acknowledged batches only up to {self._acknowledged}, and has no record of batch {batch}. Either the "
-            "consumer was deleted, or the daemon's root folder was restored from an old copy. To continue after batch "
-            f"{self._acknowledged}, start the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
+            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the daemon has a record only of "
+            f"the batches up to {self._acknowledged}. Either the consumer was deleted, or the daemon's root folder was "
+            f"restored from an old copy. To continue after batch {self._acknowledged}, start the query with "
+            f"{_TAKE_OVER} (queue {options.queue} at {options.url})"
         )
 
     def _ask(self) -> Mapping[str, Any]:
@@ -619,11 +620,11 @@ class QueueClaims:
             advice.append("The lease of the batch has not expired.")
         reasons = ", ".join(where) or "their claim no longer exists"
         return ClaimLost(
-            f"{count} of {planned} messages of batch {batch} are missing: "
+            f"{count} of the {planned} messages of batch {batch} cannot be read: "
             f"{reasons} (queue {options.queue}, consumer {options.consumer} at {options.url}). "
             f"{' '.join(advice)} To continue, set the option "
-            '"failOnClaimLost" to false: those of the missing messages that are still in the queue are then read in '
-            "a later batch, and the others are skipped"
+            '"failOnClaimLost" to false: messages that are still in the queue are then read in a later batch, and the '
+            "others are skipped"
         )
 
 

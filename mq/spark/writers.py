@@ -101,9 +101,9 @@ class MqWriter(DataSourceArrowWriter):
         written again with the same ``writeId``."""
         if not self._options.is_staged and not self._options.write_id:
             logger.warning(
-                "the write to queue %s failed, and some of its rows may already be stored. Running the write "
-                'again could store these rows twice. To make writes repeatable, set the option "writeId" to a name '
-                'for the write, or set "commitMode" to staged, which stores all rows or none',
+                "the write to queue %s failed after some of the rows may have been stored. Running the write again "
+                'could store these rows twice. To make a write safe to repeat, set the option "writeId" to a name for '
+                'the write, or set "commitMode" to staged, which stores all rows or none',
                 self._options.asked_for,
             )
         _abort(self._options, messages, self._job)
@@ -159,10 +159,10 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
         again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
         logger.warning(
-            "the write included %d rows; %d of them were already in queue %s (same idempotency key)",
+            "rows in this write: %d; rows of it that were already in queue %s (same idempotency key): %d",
             rows,
-            again,
             options.asked_for,
+            again,
         )
 
 
@@ -175,7 +175,9 @@ def _commit(connection: DaemonConnection, held: Sequence[HeldRows], rows: int) -
         done = connection.run(calls.commit_write(queue, job, [each.part for each in held], rows))
     except SparkSourceError as error:
         if isinstance(error.__cause__, Conflict | QueueFull):
-            raise SparkSourceError(f'option "commitMode": nothing was written: {error.__cause__}') from error
+            raise SparkSourceError(
+                f'nothing was written, because the staged write (option "commitMode") failed: {error.__cause__}'
+            ) from error
         raise
     with suppress(SparkSourceError):  # the job is committed; the daemon forgets its record by itself
         connection.run(calls.end_write(queue, job))
@@ -195,7 +197,7 @@ def _abort(options: Options, messages: Sequence[WriterCommitMessage | None], job
         with DaemonConnection(options) as connection:
             connection.run(calls.end_write(queue, job))
     except SparkSourceError as error:
-        logger.warning("temporarily unable to discard the staged rows; the daemon will discard them later: %s", error)
+        logger.warning("cannot discard the staged rows now (%s). The daemon will discard them later", error)
 
 
 def _check_keys(stored: Sequence[StoredRows]) -> None:
@@ -318,13 +320,16 @@ class _Publisher:
                 pause = tries.after_refusals()
                 if pause is None:
                     raise SparkSourceError(
-                        f'option "queue": {self._options.queue} was full for longer than "retrySeconds" '
-                        f"({len(left)} rows have not been written)"
+                        f'queue {self._options.queue} stayed full for longer than the option "retrySeconds" allows; '
+                        f"rows that have not been written: {len(left)}"
                     )
                 if is_first:  # else a job would stand still for minutes without a word why
                     patience = self._options.retry_seconds
                     logger.warning(
-                        "%d rows are waiting: %s. Retrying for up to %g s (retrySeconds)", len(left), why, patience
+                        "rows waiting to be written: %d (%s). Retrying for up to %g s (retrySeconds)",
+                        len(left),
+                        why,
+                        patience,
                     )
                 time.sleep(pause)
             wanted = left

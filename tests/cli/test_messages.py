@@ -322,7 +322,7 @@ def test_messages_that_stay_are_reported(client: Client, mq: Mq) -> None:
     client.publish_many("q", [str(number) for number in range(300)])
     done = mq("move", "q", "full")
     assert (done.status, done.out) == (0, "10\n")
-    assert "290 messages were not moved from queue q, because queue full is full or does not exist" in done.error
+    assert "290 messages could not be moved from queue q, because queue full is full or does not exist" in done.error
     done = mq("move", "q", "full", "--json")
     assert done.json == [{"moved": 0, "remaining": 290}]
 

@@ -108,7 +108,7 @@ def test_credentials_that_are_no_line(given: list[tuple[Access, Retry]], mq: Mq,
         (
             lambda: httpx.ReadError("reset"),
             4,
-            "mq: the connection to http://127.0.0.1:8080 was lost; the request may have been executed: reset\n",
+            "mq: the connection to http://127.0.0.1:8080 was lost: reset. The request may have been executed\n",
         ),
         (
             lambda: httpx.Response(200, text="hi"),

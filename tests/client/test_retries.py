@@ -268,21 +268,21 @@ UNSURE: dict[str, tuple[Callable[[], list[Any]], bool, str]] = {
     "a proxy": (
         lambda: [httpx.Response(502)],
         True,
-        "the daemon returned status 502: the request may have been executed",
+        "the daemon returned status 502. The request may have been executed",
     ),
     "nobody knows whose 503": (
         lambda: [httpx.Response(503)],
         True,
-        "the daemon returned status 503: the request may have been executed",
+        "the daemon returned status 503. The request may have been executed",
     ),
     "said so, then full": (lambda: [unsure(), refused(503)], True, "no. An earlier attempt may have succeeded"),
     "broke, then full": (lambda: [lost(), refused(503)], True, "no. An earlier attempt may have succeeded"),
-    "broke": (lambda: [lost()], True, "the request may have been executed"),
+    "broke": (lambda: [lost()], True, "The request may have been executed"),
     "nobody there": (lambda: [httpx.ConnectError("x")], False, "cannot connect to"),
     "broke, then nobody there": (
         lambda: [lost(), httpx.ConnectError("x")],
         True,
-        "an earlier attempt to send the request may have succeeded",
+        "An earlier attempt to send the request may have succeeded",
     ),
     "full, then nobody there": (lambda: [refused(503), httpx.ConnectError("x")], False, "cannot connect to"),
 }

@@ -180,7 +180,7 @@ def test_a_claim_with_a_damaged_message_fails_until_it_is_given_up(
     file.write_bytes(b"?")
     first, second = reader.partitions(start, end)
     assert rows(reader, [first]) == bodies[:3]
-    with pytest.raises(ClaimLost, match=r"1 messages of batch 1 are damaged in the store .*mq doctor"):
+    with pytest.raises(ClaimLost, match=r"found 1 damaged message in batch 1 .*mq doctor"):
         rows(reader, [second])
     with pytest.raises(SparkSourceError, match="only 3 of its 6 rows"):
         reader.latestOffset(end, LIMIT)

@@ -279,7 +279,7 @@ def test_messages_of_a_batch_that_went_to_somebody_else(client: Client, options:
     client.remove(first)
     for _ in range(2):
         with pytest.raises(
-            ClaimLost, match=r"1 of 5 messages of batch 1 .*: 1 removed .* \"failOnClaimLost\""
+            ClaimLost, match=r"1 of the 5 messages of batch 1 .*: 1 removed .* \"failOnClaimLost\""
         ) as caught:
             stream(options).partitions(start, end)
         assert "has not expired" in str(caught.value)
@@ -323,7 +323,7 @@ def test_a_checkpoint_that_is_newer_than_the_consumer(client: Client, options: O
     end = {**stream(options).initialOffset(), "batch": batch, "rows": 5}
     with pytest.raises(
         SparkSourceError,
-        match=f'at batch {batch} of consumer c, but the consumer has acknowledged batches only up to 0.* "takeOver"',
+        match=f'at batch {batch} of consumer c, but the daemon has a record only of the batches up to 0.* "takeOver"',
     ):
         stream(options).latestOffset(end, LIMIT)
     assert unsettled(client, options) == 5
@@ -453,7 +453,7 @@ def test_a_planned_batch_of_a_deleted_queue_is_lost_and_the_queue_is_named(
         client.delete_queue(options.queue)
     else:
         bodies = made_again(client, options, again, 10)
-    lost = f'3 messages of batch 1 are lost, because queue {options.queue} was .* "failOnClaimLost"'
+    lost = f'3 messages of batch 1 cannot be read, because queue {options.queue} was .* "failOnClaimLost"'
     for query in (reader, stream(given), stream(given)):
         with pytest.raises(ClaimLost, match=lost):
             query.partitions(start, end)
@@ -500,7 +500,7 @@ def test_a_queue_that_goes_while_its_batch_is_read(client: Client, options: Opti
     next(pages)
     next(failing)
     made_again(client, options, 6) if again else client.delete_queue(options.queue)
-    with pytest.raises(ClaimLost, match=f"are lost, because queue {options.queue} was deleted"):
+    with pytest.raises(ClaimLost, match=f"cannot be read, because queue {options.queue} was deleted"):
         list(failing)
     list(pages)  # its rows that were under way; it ends without an error
     assert rows(tolerant, [part]) == []
@@ -569,7 +569,7 @@ def test_a_batch_of_more_than_ten_thousand_messages_is_acknowledged_in_parts(
     fill(client, options, 1)
     monkeypatch.setattr(QueueClaims, "_within", 0.0)
     last = again.latestOffset(end, ReadMaxRows(20_000))
-    told = [each.getMessage() for each in caplog.records if "have not been removed yet" in each.getMessage()]
+    told = [each.getMessage() for each in caplog.records if "the daemon has not yet removed " in each.getMessage()]
     assert len(told) >= 2
     assert last["rows"] == 1
     assert client.queue(options.queue).leased == 1
@@ -666,7 +666,7 @@ def test_where_lost_messages_are_is_told_apart(client: Client, options: Options)
     with pytest.raises(ClaimLost) as caught:
         stream(options).partitions(start, end)
     told = str(caught.value)
-    assert told.startswith("3 of 4 messages of batch 1 are missing: ")
+    assert told.startswith("3 of the 4 messages of batch 1 cannot be read: ")
     for part in (
         "1 removed by another client",
         "1 leased by another consumer",
@@ -962,17 +962,18 @@ def test_rows_that_were_there_are_counted(client: Client, options: Options, capl
     write(MqWriter(named, VALUE), rows)
     assert not caplog.records
     write(MqWriter(named, VALUE), [*rows, {"value": b"4"}])
-    assert f"4 rows; 3 of them were already in queue {options.queue}" in caplog.text
+    assert f"already in queue {options.queue} (same idempotency key): 3" in caplog.text
 
 
 def test_a_queue_that_stays_full_is_named(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
     client.configure(options.queue, max_messages=1)
     batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": b"y"}])
-    with pytest.raises(SparkSourceError, match="was full for longer than"):
+    with pytest.raises(SparkSourceError, match="stayed full for longer than"):
         MqWriter(with_options(options, retry_seconds=1.0), VALUE).write(iter([batch]))
     [told] = [each.getMessage() for each in caplog.records if each.name == "mq.spark"]  # once, however often it tried
     assert told.startswith(
-        f"1 rows are waiting: queue {options.queue} is full: the maximum of 1 messages has been reached (max_messages)"
+        f"rows waiting to be written: 1 (queue {options.queue} is full: the maximum of 1 messages has been reached "
+        "(max_messages)"
     )
 
 

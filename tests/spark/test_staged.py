@@ -91,7 +91,7 @@ def test_what_is_aborted_leaves_nothing(client: Client, staged: Options) -> None
     writer.abort([told, None])
     assert bodies(client, staged) == []
     assert held(client, staged) == []
-    with pytest.raises(SparkSourceError, match=r'option "commitMode": nothing was written: .* was aborted'):
+    with pytest.raises(SparkSourceError, match=r"nothing was written, because the staged write .*: .* was aborted"):
         writer.commit([told])
     with pytest.raises(SparkSourceError, match=r'option "commitMode": .* does not accept more messages'):
         run_task(writer, 2, some("of a task that did not know"))
@@ -126,7 +126,7 @@ def test_a_write_that_is_named_can_be_run_again(
     first.commit([run_task(first, 0, some("a", "b"))])
     second.commit([run_task(second, 0, some("b")), run_task(second, 1, some("c", "a"))])
     assert bodies(client, staged) == [b"a", b"b", b"c"]
-    assert f"3 rows; 2 of them were already in queue {staged.queue}" in caplog.text
+    assert f"already in queue {staged.queue} (same idempotency key): 2" in caplog.text
 
 
 def test_rows_for_several_queues_come_together(client: Client, staged: Options) -> None:

@@ -151,7 +151,8 @@ def _message_id(properties: bytes) -> str:
 
 def _no_queue(publication: PendingPublish) -> Why:
     return lambda: NotFound(
-        312, f"queue {publication.queue!r} does not exist: the message was not stored ({publication.returned})"
+        312,
+        f"the message was not stored, because queue {publication.queue!r} does not exist ({publication.returned})",
     )
 
 

@@ -213,7 +213,7 @@ class AmqpClient:
         if self._role not in (role, Role.BOTH):
             raise WrongRole(
                 f"this connection has the role {self._role.value} and cannot be used to {_PURPOSES[role]}. Open a "
-                f"connection with role={role.value!r} or 'both'"
+                f"connection with role={role.value!r} or role='both'"
             )
 
     async def _ask(self, method_type: type[base.Frame], **values: Any) -> Any:

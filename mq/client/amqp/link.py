@@ -263,7 +263,7 @@ class Link:
         for channel in list(self._channels.values()):
             channel.end(
                 lambda: Interrupted(
-                    f"the connection closed before the server responded; the request may have been executed: {why}"
+                    f"the connection closed before the server responded: {why}. The request may have been executed"
                 )
             )
         self._channels.clear()

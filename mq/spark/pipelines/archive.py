@@ -175,9 +175,9 @@ def _check(folder: Path, checkpoint: Path) -> None:
     latest, query = _latest_batch(folder), (folder / _DRAINED).read_text()
     if latest >= 0 and (latest > _latest(checkpoint / _OFFSETS) or query != _query_of(checkpoint)):
         raise Conflict(
-            f"archive {folder} has more batches than its checkpoint {checkpoint} (the checkpoint was lost, or "
-            "is an old copy), so new batches would overwrite existing ones. Restore the checkpoint, or write "
-            "to a new archive and add --option takeOver=true to the command"
+            f"archive {folder} contains batches that its checkpoint {checkpoint} does not record (the checkpoint is "
+            "missing or is an old copy), so new batches would overwrite existing ones. Either restore the checkpoint, "
+            "or write to a new archive with --option takeOver=true"
         )
 
 

@@ -97,7 +97,7 @@ def read_journal(spark: SparkSession, folders: Sequence[str]) -> ReadJournal:
     paths = [str(path) for folder in folders for path in _paths(folder)]
     if not paths:
         raise InvalidSetting(
-            f"{', '.join(folders)} contains no journal files. Specify the folder that mq serve --journal writes to"
+            f"no journal files in {', '.join(folders)}. Specify the folder that was given to mq serve --journal"
         )
     slices = min(len(paths), 4 * spark.sparkContext.defaultParallelism)
     looked = spark.sparkContext.parallelize(paths, slices).map(look).collect()

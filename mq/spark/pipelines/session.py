@@ -61,7 +61,7 @@ def provide_java() -> None:
         found = f"{own} is older or does not run" if own is not None else "no java is on the PATH"
         raise InvalidSetting(
             f"Spark requires Java {_OLDEST_JAVA} or newer, but {found}. Install Java, or run pip install "
-            "'mq[spark]', which includes it"
+            "'mq[spark]', which also installs Java"
         ) from error
     os.environ["JAVA_HOME"] = str(jdk.JAVA_HOME)
 
