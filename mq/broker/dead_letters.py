@@ -30,6 +30,7 @@ from mq.broker.waiters import BatchChannel
 from mq.errors import Conflict, MQError, NotServed, StorageError, StorageFailed, StorageFull, StorageUnsure
 from mq.lifecycle import Kind, State
 from mq.message import DamagedBody, Message, MessageId, MessageIds
+from mq.quantities import show_count
 from mq.storage.interface import Entry, Meta, Move, Outcome, Result, Sharing, Storage, Unlink
 from mq.storage.records import error_of
 
@@ -199,7 +200,7 @@ class DeadLetters:
             expired, self._expired, self._has_expired = self._expired, Counter(), trio.Event()
             for queue, count in expired.items():
                 level = logging.WARNING if count >= _MANY_EXPIRED else logging.INFO
-                logger.log(level, "%d messages in queue %s have expired", count, queue)
+                logger.log(level, "%s expired in queue %s", show_count(count, "message"), queue)
             await trio.sleep(_REPORT_SECONDS - _FIRST_REPORT_SECONDS)
 
     async def _move_some(self, nursery: trio.Nursery) -> None:

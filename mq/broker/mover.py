@@ -22,6 +22,7 @@ from mq.broker.fairness import FairLine
 from mq.broker.waiters import BatchChannel
 from mq.lifecycle import State
 from mq.message import MessageId
+from mq.quantities import show_count
 from mq.storage.interface import Entry, MessageOperation, Move, Outcome, Result, Unlink
 
 logger = logging.getLogger("mq.mover")
@@ -245,7 +246,9 @@ class Reaper:
                     )
             if later:
                 reaper_logger.warning(
-                    "temporarily unable to delete the files of %d messages: %s", len(later), outcome.reason
+                    "temporarily unable to delete the files of %s: %s",
+                    show_count(len(later), "message"),
+                    outcome.reason,
                 )
                 await trio.sleep(RETRY_SECONDS)
                 for entry in later:

@@ -235,7 +235,8 @@ class Queues:
         most = owner.most_queues
         if most is not None and self._catalog.owned(owner.name) >= most:
             raise OverLimit(
-                f"user {owner.name} has reached the maximum of {most} queues (max_queues). Delete some queues first"
+                f"user {owner.name} has reached the maximum number of queues: {most} (max_queues). Delete some queues "
+                "first"
             )
 
     async def settled(self, name: str) -> None:

@@ -57,6 +57,7 @@ from mq.errors import (
 )
 from mq.lifecycle import State
 from mq.message import shorten
+from mq.quantities import show_count
 from mq.storage.interface import WRITE_JOBS, Entry, Outcome, Result, Write, damages_of
 from mq.storage.records import drop_record, error_of, put_record
 
@@ -527,8 +528,8 @@ class WriteJobs:
         stored = sum(chunk.rows for chunk in wanted)
         if stored != rows:
             raise Conflict(
-                f"write job {job.name} cannot be committed, because its parts contain {stored} messages instead of "
-                f"{rows}. Write the messages again"
+                f"write job {job.name} cannot be committed, because its parts contain {show_count(stored, 'message')} "
+                f"instead of {rows}. Write the messages again"
             )
         await self._clear()
         for index, chunks in self._by_queue(wanted):

@@ -143,13 +143,13 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
 
 @cluster_command.command("replace")
 @click.argument("node")
-@click.argument("address", metavar="ADDRESS:PORT")
+@click.argument("address", metavar="HOST:PORT")
 @click.argument("urls", nargs=-1, metavar="[URL]...")
 @remote
 def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]) -> None:
     """Replace a lost node with a new machine.
 
-    NODE is the name of the lost node; the new machine takes over this name. ADDRESS:PORT is the AMQP address of the new
+    NODE is the name of the lost node; the new machine takes over this name. HOST:PORT is the AMQP address of the new
     machine. Specify the URLs of the other two nodes, so that both nodes connect to the new address. The command prints
     the cluster file for the new machine.
     """

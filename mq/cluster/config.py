@@ -10,7 +10,7 @@ password_file = "/etc/mq/cluster.password"
 
 The first three lines are enough where only this machine can reach the nodes, or with ``--insecure``: etcd is then at
 its default place, and no password tells a node from another client. They may also stand as the seed has them, one
-value a line: the name, and two times ADDRESS:PORT.
+value a line: the name, and two times HOST:PORT.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def parse_neighbor(text: str) -> Neighbor:
     """The place of a neighbour.
 
     Raises:
-        InvalidSetting: it is not ADDRESS:PORT.
+        InvalidSetting: it is not HOST:PORT.
     """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or _PORT.fullmatch(port) is None or not 0 < int(port) < 65_536:
-        raise _NotAnAddress(f"{shorten(text)} is not the address of a node's AMQP server. Use ADDRESS:PORT")
+        raise _NotAnAddress(f"{shorten(text)} is not a valid address for a node's AMQP server. Use HOST:PORT")
     return Neighbor(host, int(port))
 
 
@@ -147,8 +147,8 @@ def load_cluster(
     if _NAME.fullmatch(name) is None:
         raise source.wrong(
             "name",
-            "name must have 1 to 50 characters: letters, digits and any of . _ - (the first must be a letter, "
-            "a digit or _)",
+            'the node\'s name (key "name") must have 1 to 50 characters: letters, digits and any of . _ - (the first '
+            "must be a letter, a digit or _)",
         )
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))
     if first == second:

@@ -238,8 +238,8 @@ class ClusterDeclarations:
                 await self._local.drop(record.kind, record.key)
             except CallerError as error:
                 logger.warning(
-                    "node %s cannot share an exchange or binding with the other nodes, so it exists only on that "
-                    "node: %s",
+                    "node %s cannot share an exchange or binding with the other nodes (%s), so the exchange or binding "
+                    "exists only on this node",
                     self._node,
                     error,
                 )

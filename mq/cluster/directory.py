@@ -86,7 +86,8 @@ class Directory:
             if patience.cancelled_caught:
                 raise NotServed(
                     "no node is serving the cluster queues. Check that the nodes are running and can reach each "
-                    "other (GET /-/cluster), and that a majority of the etcd members are available"
+                    "other (GET /-/cluster), and that the coordinator is available (for etcd: a majority of its "
+                    "members)"
                 )
         return self.leader
 

@@ -149,7 +149,7 @@ class Leadership:
         if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
         logger.debug(
-            "the master of term %d answered request %s at monotonic time %d ns",
+            "the master of term %d answered request %s when its monotonic clock was at %d ns",
             self.number,
             method,
             time.monotonic_ns(),

@@ -227,8 +227,8 @@ class LinkSessions:
             )
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning(
-                "refused the connection of node %s, because its cluster password is different. Use the same "
-                "password on all nodes",
+                "refused the connection from node %s, because its cluster password is not the same as this node's. "
+                "Use the same password on all nodes",
                 node,
             )
             session.send(

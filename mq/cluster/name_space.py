@@ -326,7 +326,7 @@ class Names:
             raise StorageUnusable(
                 f"node {self._node} has local queues with the same names as cluster queues: {shown}. Start mq "
                 "without --cluster, move the messages out of these queues and delete the queues. Then start "
-                "the node again"
+                "mq with --cluster again"
             )
 
     def _warn(self, news: str) -> None:

@@ -452,7 +452,7 @@ class ClusterNode:
             try:
                 self._members = await self._coordinator.members()
             except CoordinatorError as error:
-                logger.debug("cannot read the membership: %s", error)
+                logger.debug("cannot read the list of cluster members: %s", error)
                 await trio.sleep(RETRY_SECONDS)
                 continue
             self._shared.note_members(self._members)
@@ -468,7 +468,7 @@ class ClusterNode:
             if is_oldest and self.is_draining and any(self._others_to_lead()):
                 stop(
                     CandidacyEnded(
-                        "the node is drained, so it is handing over the master role and will rejoin as the "
+                        "this node is drained, so it is handing over the master role and will rejoin as the "
                         "youngest member"
                     )
                 )
@@ -485,10 +485,9 @@ class ClusterNode:
         if self._silence.is_too_long(hears=hears, leads=leads, has_others=bool(others)):
             stop(
                 CandidacyEnded(
-                    f"this node is the master, but no neighbor has reached it for {self._silence.most_seconds:g} "
-                    f"seconds. Other members: {', '.join(others)}. Check the links between the nodes and the "
-                    "cluster password. This node now gives up the master role and will rejoin the cluster as its "
-                    "youngest member"
+                    f"this node is the master, but no neighbor has contacted it for {self._silence.most_seconds:g} "
+                    "seconds, so it gives up the master role and will rejoin the cluster as its youngest member. Check "
+                    "the links between the nodes and the cluster password. Other members: " + ", ".join(others)
                 )
             )
 
@@ -524,7 +523,12 @@ class ClusterNode:
             async with self.guest(broker) as leadership.guest:
                 self.directory.begin(leader)
                 self.sessions.begin(leadership)
-                logger.info("node %s is serving %d queues in term %d", self._config.node, queues, leadership.number)
+                logger.info(
+                    "node %s is serving the cluster queues in term %d (queues: %d)",
+                    self._config.node,
+                    leadership.number,
+                    queues,
+                )
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._lead_apart)
                     if self._config.store:  # else the coordinator has the messages, and the candidacy ends without it
@@ -544,10 +548,10 @@ class ClusterNode:
         while True:
             try:
                 if await self._coordinator.lead_elsewhere():
-                    logger.info("node %s moved the leadership of the coordinator to another machine", self._config.node)
+                    logger.info("node %s had the leader of etcd moved to another machine", self._config.node)
                     pause *= 2  # masters of other clusters may want the same, each away from itself
             except CoordinatorError as error:
-                logger.debug("cannot move the leadership of the coordinator: %s", error)
+                logger.debug("cannot move the leader of etcd to another machine: %s", error)
             await trio.sleep(pause)
 
 

@@ -138,7 +138,10 @@ class SharedRecords:
                 await self._news.wait()
             if patience.cancelled_caught:
                 nodes = f"node {' and '.join(behind)}" if behind else "this node"
-                raise NotServed(f"the change is stored, but {nodes} have not applied it yet. Repeat the request")
+                raise NotServed(
+                    f"the change is stored, but is not yet in effect on {nodes}. To wait until it is, repeat the "
+                    "request; this does no harm"
+                )
 
     # Keeping up
 
@@ -151,7 +154,7 @@ class SharedRecords:
                     async for change in changes:
                         await self._learn(change)
             except (CoordinatorError, StorageError) as error:
-                logger.debug("cannot watch the exchanges and bindings of the cluster: %s", error)
+                logger.debug("cannot watch for changes to the cluster's exchanges and bindings: %s", error)
             await trio.sleep(RETRY_SECONDS)
 
     async def _take_up(self, now: Sequence[SharedRecord]) -> None:

@@ -45,7 +45,10 @@ class LeaderSchedules:
         if method == PUT:
             return await self._scheduler.put(Schedule.stored(args[0]))
         if method != DROP:
-            raise CallerError(f"unknown schedule method {shorten(method)}")  # known by these words
+            raise CallerError(
+                f"this node does not know the operation {shorten(method)} on schedules. Run the same version of mq on "
+                "all nodes"
+            )
         try:
             return await self._scheduler.drop(args[0])
         except NoSuchSchedule as error:
@@ -106,8 +109,8 @@ class ClusterSchedules:
         """
         if self.has_own(schedule.queue):
             raise Conflict(
-                f"queue {schedule.queue} is local to this node. In a cluster, schedules can only "
-                "publish to cluster queues. Create the queue with store=cluster"
+                f"queue {schedule.queue} is local to this node, but in a cluster schedules can publish only to cluster "
+                "queues. Use a queue that was created with store=cluster"
             )
         is_new = bool(await self.ask(PUT, schedule.record()))
         await self.look()

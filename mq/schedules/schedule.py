@@ -92,8 +92,8 @@ class CronLine:
         self._zone = _zone_of(zone)
         if len(line) > LONGEST_LINE or len(line.split()) != _FIELDS:
             raise InvalidSetting(
-                "a cron expression must have five fields (minute, hour, day of the month, month, day of the "
-                f"week), not {shorten(line)}"
+                f"invalid cron expression {shorten(line)}. Use five fields: minute, hour, day of the month, month, day "
+                "of the week"
             )
         try:
             CronSim(line, datetime(2000, 1, 1, tzinfo=self._zone))
@@ -148,8 +148,8 @@ def _zone_of(name: str) -> tzinfo:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidSetting(
-            "the zone must be a time zone that this machine knows, such as Europe/Berlin or "
-            f"{UTC_NAME}, not {shorten(name)}"
+            f"unknown time zone {shorten(name)}. Use a time zone that is installed on the server, such as "
+            f"Europe/Berlin or {UTC_NAME}"
         ) from None
 
 

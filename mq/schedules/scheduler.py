@@ -25,6 +25,7 @@ from mq.broker.api import BrokerAPI
 from mq.broker.clock import Clock
 from mq.errors import Conflict, MQError, NoSuchMessage, NoSuchQueue
 from mq.message import no_such_queue, shorten
+from mq.quantities import show_count
 from mq.schedules.schedule import KIND, Instants, Never, Schedule, check_schedule
 
 _ROUNDING: Final = 1e-9
@@ -110,15 +111,15 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has reached the maximum of {len(others)} schedules per user. Delete a schedule "
+                f"user {owner} has reached the maximum number of schedules per user: {len(others)}. Delete a schedule "
                 "first, or restart mq with a higher limit in --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)
         if self.rate and rate > self.rate + _ROUNDING and schedule.rate > before:
             raise Conflict(
                 f"the schedules of user {owner} would publish {rate:.4g} messages per second, but the limit is "
-                f"{self.rate:g} (--schedules-per-user). Run them less often, or restart mq with a higher rate limit "
-                "in --schedules-per-user"
+                f"{self.rate:g} (the rate in --schedules-per-user). Schedule them less often, or restart mq with a "
+                "higher rate in --schedules-per-user"
             )
 
 
@@ -195,12 +196,12 @@ class Scheduler:
                 plan = _Plan(schedule, schedule.instants())
             except MQError as error:  # a zone that this machine does not know: it stays, and says why it rests
                 plan = _Plan(schedule, Never(), str(error))
-                logger.error("schedule %s is inactive: %s", name, error)
+                logger.error("schedule %s cannot run: %s", name, error)
             self._plans[name] = plan
             self._bytes += plan.bytes
         self._clock.on_change(self._note_change)
         if self._plans and self._refusal:
-            logger.warning("%d schedules are inactive: %s", len(self._plans), self._refusal)
+            logger.warning("no schedules can run (stored schedules: %d): %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
         async for plan in turns.in_turns(self._plans.values(), _INSTANT):
             self._set_due(plan)
@@ -485,7 +486,7 @@ class Scheduler:
         try:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
-            logger.warning("cannot save the last run times of %d schedules: %s", len(done), error)
+            logger.warning("cannot save when %s last ran: %s", show_count(len(done), "schedule"), error)
         async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 

@@ -134,7 +134,7 @@ class ActionCall(NamedTuple):
         raise SqsError(
             ACCESS_DENIED,
             f"User {self.user.name} is not authorized to perform sqs:{self.action}. This action requires {what} on "
-            + (self.names.arn(queue) if queue else "this broker"),
+            + (self.names.arn(queue) if queue else "this daemon"),
         )
 
     def sees(self, queue: str) -> bool:

@@ -67,9 +67,9 @@ _FIFO: Final = b".fifo"
 _CREDENTIAL: Final = re.compile(r"Credential=[^/,\s]{1,128}/[0-9]{8}/([a-z0-9-]{1,40})/")
 _ACTION: Final = re.compile(rb"(?:\A|&)Action=([A-Za-z]{1,64})(?:&|\Z)")
 _GET: Final = (
-    "A GET request of the query protocol must be signed with a user's key (X-Amz-Signature), because "
-    "otherwise a link on any web page could delete a queue. Send a POST request: SDKs do so, and "
-    "curl does with --data"
+    "A GET request in the query protocol must be signed with a user's access key (X-Amz-Signature); otherwise a link "
+    "on any web page could delete a queue. Sign the request, or send a POST request instead, as the SDKs do (with "
+    "curl, use --data)"
 )
 _AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 

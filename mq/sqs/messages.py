@@ -108,7 +108,8 @@ def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, 
         if name != TRACE:
             raise SqsError(
                 "InvalidParameterValue",
-                f"the system attribute {shorten(name)} cannot be sent. The only supported attribute is {TRACE}",
+                f"the system attribute {shorten(name)} cannot be sent. The only system attribute that can be sent is "
+                f"{TRACE}",
             )
     found = {name: _attribute(name, value) for name, value in given.items()}
     if any(each.type != "String" for each in found.values()):
@@ -121,8 +122,8 @@ def _checked_name(name: str) -> str:
         raise SqsError(
             "InvalidParameterValue",
             f"Invalid message attribute name {shorten(name)}. Use 1 to 256 letters, digits, _, - and periods. "
-            "The name must not begin or end with a period, contain two periods in a row, or begin with AWS. "
-            "or Amazon.",
+            'The name must not begin or end with a period, contain two periods in a row, or begin with "AWS." or '
+            '"Amazon."',
         )
     return name
 
@@ -159,7 +160,10 @@ def read_token(wanted: Mapping[str, Any], name: str) -> str | None:
     """
     token: str | None = wanted.get(name)
     if token is not None and _TOKEN.fullmatch(token) is None:
-        raise SqsError("InvalidParameterValue", f"{name} must be 1 to {LONGEST_TOKEN} visible ASCII characters")
+        raise SqsError(
+            "InvalidParameterValue",
+            f"{name} must consist of 1 to {LONGEST_TOKEN} printable ASCII characters, without spaces",
+        )
     return token
 
 

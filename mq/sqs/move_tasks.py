@@ -22,6 +22,7 @@ import trio
 from mq.broker.api import BrokerAPI
 from mq.broker.queues import LARGEST_SLICE
 from mq.errors import MQError, QueueFull, StorageError
+from mq.quantities import show_count
 from mq.sqs.errors import SqsError
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,8 @@ class MoveTask:
             self.moved += done.moved
             if not done.moved and done.left:
                 raise QueueFull(
-                    f"{done.left} messages were not moved, because their destination queue is full or no longer exists"
+                    f"{show_count(done.left, 'message')} could not be moved, because the destination queue is full or "
+                    "no longer exists"
                 )
             if not done.moved:
                 return
@@ -128,7 +130,7 @@ class MoveTasks:
         try:
             records = await self._broker.declarations.records(KIND) if self._is_kept else {}
         except StorageError as error:
-            logger.warning("cannot resume earlier message move tasks: %s", error)
+            logger.warning("cannot resume the message move tasks that were interrupted when mq stopped: %s", error)
             return
         for source in sorted(records):
             task = MoveTask.restored(source, records[source])

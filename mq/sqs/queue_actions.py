@@ -87,8 +87,8 @@ async def _check_same(call: ActionCall, name: QueueName, change: AttributeChange
     if not same or any(noted(notes, key) != text for key, text in change.notes.items()):
         raise SqsError(
             "QueueNameExists",
-            "A queue already exists with the same name and a different value for an attribute. Use "
-            "the same values, or change them with SetQueueAttributes",
+            "A queue already exists with the same name and a different value for an attribute. Use the values of the "
+            "existing queue, or change its attributes with SetQueueAttributes",
         )
 
 

@@ -73,7 +73,10 @@ def _said(request: Request) -> Signature:
     if "authorization" in request.headers:
         matched = _HEADER.fullmatch(request.headers["authorization"].strip())
         if matched is None:
-            raise _incomplete("Authorization must be AWS4-HMAC-SHA256 with Credential, SignedHeaders and Signature")
+            raise _incomplete(
+                "The Authorization header must consist of AWS4-HMAC-SHA256 followed by Credential, SignedHeaders and "
+                "Signature"
+            )
         credential, headers, digest = matched.groups()
         return _signature(credential, headers, digest, request.headers.get("x-amz-date", ""), None)
     if SIGNED not in request.query:
@@ -96,7 +99,7 @@ def _said(request: Request) -> Signature:
 def _signature(credential: str, headers: str, digest: str, time: str, expires: int | None) -> Signature:
     scope = _SCOPE.fullmatch(credential)
     if scope is None or scope[4] != _SERVICE:
-        raise _incomplete("Credential must be KEY/DATE/REGION/sqs/aws4_request")
+        raise _incomplete("Credential must have the form KEY/DATE/REGION/sqs/aws4_request")
     if _TIME.fullmatch(time) is None or not time.startswith(scope[2]):
         raise _incomplete("X-Amz-Date must have the form YYYYMMDDTHHMMSSZ and the same date as the Credential")
     names = tuple(headers.split(";"))

@@ -291,5 +291,5 @@ async def test_stop_waits_for_the_backlog_for_a_limited_time_and_logs_what_is_lo
             behind.cancel_scope.cancel()
     [lost] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     stored = int(LONGEST_STOP_SECONDS / 0.06)
-    count = int(lost.removeprefix("mq cannot confirm that ").split()[0])
+    count = int(lost.removeprefix("mq cannot confirm that it stored ").split()[0])
     assert 1000 - stored <= count < 1000 - stored + 200  # in portions of 128

@@ -182,7 +182,7 @@ async def test_clock_in_doubt_at_a_start_is_trusted_and_what_is_over_expires(
         assert (await broker.status("q")).ready == 1
         await trio.sleep(2980)
         assert (await broker.status("q")).ready == 1
-        assert "20 messages in queue q have expired" in caplog.text
+        assert "20 messages expired in queue q" in caplog.text
         await trio.sleep(30)
         assert (await broker.status("q")).ready == 0
 

@@ -60,12 +60,12 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('name = "a"', 'name = "a b"', "line 1: name must have 1 to 50 characters: letters"),
+        ('name = "a"', 'name = "a b"', 'line 1: the node\'s name (key "name") must have 1 to 50 characters: letters'),
         ('name = "a"', "", "cluster.toml: name is missing"),
         ('name = "a"', "name = 1", "line 1: name must be a non-empty string, not 1"),
-        ("10.9.0.2:5672", "10.9.0.2", 'line 2: neighbor_1: "10.9.0.2" is not the address of a node'),
-        ("10.9.0.2:5672", ":5672", 'line 2: neighbor_1: ":5672" is not the address of a node'),
-        ("10.9.0.2:5672", "10.9.0.2:99999", 'neighbor_1: "10.9.0.2:99999" is not the address of a node'),
+        ("10.9.0.2:5672", "10.9.0.2", 'line 2: neighbor_1: "10.9.0.2" is not a valid address for a node'),
+        ("10.9.0.2:5672", ":5672", 'line 2: neighbor_1: ":5672" is not a valid address for a node'),
+        ("10.9.0.2:5672", "10.9.0.2:99999", 'neighbor_1: "10.9.0.2:99999" is not a valid address for a node'),
         ("10.9.0.2:5672", "[fd00::3]:5673", "line 3: neighbor_2 is the same as neighbor_1"),
         ("coordinator", "cordinator", "line 4: unknown key cordinator. Did you mean coordinator?"),
         ('password = "secret"', "", "password_file is missing"),
@@ -120,7 +120,7 @@ def test_three_lines_on_a_network_are_for_who_says_insecure(tmp_path: Path, addr
 def test_three_bare_lines_have_numbers_too(tmp_path: Path) -> None:
     path = tmp_path / "cluster"
     path.write_text("a\n127.0.0.1:6002\n\n127.0.0.1\n")
-    with pytest.raises(InvalidSetting, match=r"line 4: neighbor_2: .* is not the address of a node's AMQP server"):
+    with pytest.raises(InvalidSetting, match=r"line 4: neighbor_2: .* is not a valid address for a node's AMQP server"):
         cluster_of(Settings(cluster=str(path)))
 
 

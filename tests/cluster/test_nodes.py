@@ -393,7 +393,7 @@ async def test_without_a_majority_nobody_serves_and_says_so(autojump_clock: Mock
         await trio.sleep(5)
         reply = await c.http("POST", "/q/messages", b"x")
         assert reply.status == 503
-        assert b"a majority of the etcd members" in bytes(reply.body)
+        assert b"for etcd: a majority of its members" in bytes(reply.body)
         assert (await a.http("POST", "/own/messages", b"x")).status == 201, "what is only here goes on"
         for name in "abc":
             cluster.ground.mend(name)

@@ -99,4 +99,4 @@ async def test_a_task_fails_where_its_queue_is_full(broker: Broker, dead: None) 
         while task.status == RUNNING:
             await trio.sleep(1)
         assert (task.status, task.moved) == (FAILED, 4)
-        assert task.shown()["FailureReason"].startswith("6 messages were not moved")
+        assert task.shown()["FailureReason"].startswith("6 messages could not be moved")

@@ -59,7 +59,10 @@ async def test_queues_of_a_user_are_limited(broker: Broker, tmp_path: Path) -> N
     assert [(await house.ask("PUT", f"/q{number}")).status for number in range(2)] == [201, 201]
     refused = await house.ask("PUT", "/q2")
     assert (refused.status, dict(refused.headers)["retry-after"]) == (429, "10")
-    assert detail(refused) == "user shop has reached the maximum of 2 queues (max_queues). Delete some queues first"
+    assert (
+        detail(refused)
+        == "user shop has reached the maximum number of queues: 2 (max_queues). Delete some queues first"
+    )
     assert (await house.ask("PUT", "/q1")).status == 200  # it is there
     assert (await house.ask("PUT", "/q3", token=OTHER_TOKEN)).status == 201
     assert (await house.ask("DELETE", "/q0")).status == 200

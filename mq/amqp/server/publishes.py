@@ -33,6 +33,7 @@ from mq.broker import Draft, Published
 from mq.doors.budget import UNCOUNTED_BYTES, Use
 from mq.errors import MQError, NotServed, StorageFull
 from mq.message import QueueName
+from mq.quantities import show_count
 
 logger = logging.getLogger("mq.amqp")
 
@@ -296,7 +297,10 @@ class PublishQueue:
         lost = batch.beyond_nack()
         if lost:
             logger.warning(
-                "%d messages from AMQP client %s were not stored: %s", len(lost), self._client.peer, batch.why
+                "could not store %s from AMQP client %s: %s",
+                show_count(len(lost), "message"),
+                self._client.peer,
+                batch.why,
             )
             self._close_channels(lost, batch.why)
 

@@ -23,6 +23,7 @@ from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.doors.budget import UNCOUNTED_BYTES, Use
 from mq.errors import CorruptMessage, MQError, NoSuchQueue, NotServed, QueueHeld
+from mq.quantities import show_count
 
 logger = logging.getLogger("mq.amqp")
 
@@ -228,7 +229,7 @@ class ServedChannel:
         if refused:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"the transaction was only partially committed: {refused} messages were refused by their queues",
+                f"the transaction was only partially committed: queues refused {show_count(refused, 'message')}",
             )
         while command.settled:
             settled = command.settled.pop(0)

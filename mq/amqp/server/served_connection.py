@@ -32,6 +32,7 @@ from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerStatus
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError
+from mq.quantities import show_count
 from mq.turns import FRAME
 
 logger = logging.getLogger("mq.amqp")
@@ -520,8 +521,8 @@ class ServedConnection(ClientConnection):
         if self.publishes.lost:
             failure = self.publishes.failure
             why = "mq stopped before the store had confirmed them" if failure is None else str(failure)
-            lost = "mq cannot confirm that %d messages published by AMQP client %s were stored: %s"
-            logger.error(lost, self.publishes.lost, self.peer, why)
+            lost = "mq cannot confirm that it stored %s published by AMQP client %s: %s"
+            logger.error(lost, show_count(self.publishes.lost, "message"), self.peer, why)
 
 
 class _Chunks:

@@ -188,5 +188,5 @@ async def test_a_disk_that_hangs_does_not_keep_a_daemon_from_stopping(tmp_path: 
         await trio.sleep(0.5)  # the real daemon reads meanwhile
         with pytest.raises(DaemonFailed, match="the disk is not responding"):
             await trio.to_thread.run_sync(server.stop)
-        assert "cannot confirm that 10 messages published by AMQP client" in server.daemon.log.read_text()
+        assert "cannot confirm that it stored 10 messages published by AMQP client" in server.daemon.log.read_text()
         await client.stream.aclose()
