@@ -684,7 +684,7 @@ async def _let_go(*parts: BodyStats | MessageGroups | None) -> None:
 
 def _held_back(index: QueueIndex) -> int:
     """Messages in NEW that are to be delayed."""
-    return sum(entry.meta.deadline_ms is not None for entry in index.new.values()) if index.new else 0
+    return sum(entry.meta.deadline_ms is not None for entry in index.new.values())
 
 
 class Declarations:
@@ -712,7 +712,10 @@ class Declarations:
     def ready(self, queue: str) -> int:
         """How many messages of a queue can be handed out now, or in a moment; 0 without the queue. Answers at once."""
         index = self._catalog.queues.get(queue)
-        return 0 if index is None else index.ready + len(index.delivering) + len(index.new) - _held_back(index)
+        if index is None:
+            return 0
+        ready = index.ready + len(index.delivering)
+        return ready + len(index.new) - _held_back(index) if index.new else ready
 
     async def look(self, queue: str) -> None:
         """Bring :meth:`ready` up to date on a queue that lives on another node. Here it always is."""

@@ -209,7 +209,8 @@ class Connection:
 
     def outgoing(self) -> bytes:
         """The bytes to send now."""
-        self._flush()
+        if self.session.unflushed:
+            self._flush()
         if not self.sending:
             return b""
         data = b"".join(self.sending)
@@ -293,7 +294,8 @@ class Connection:
     def deliver(self, channel: ChannelKey, tag: str, arrivals: Sequence[Arrival]) -> int:
         """Send messages to a consumer. Returns how many, from the first on. Put the others back: its credit is used up,
         or it has ended."""
-        self._flush()  # a publisher that consumes hears of its message before it gets it
+        if self.session.unflushed:
+            self._flush()  # a publisher that consumes hears of its message before it gets it
         found = self.channel(channel)
         return 0 if found is None else found.deliveries.deliver(tag, arrivals)
 

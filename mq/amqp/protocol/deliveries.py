@@ -154,7 +154,11 @@ class Deliveries:
         return most
 
     def _delivery(self, consumer: ConsumerCredit, arrival: Arrival) -> bytes:
-        tag = self._keep(arrival, consumer.queue, None if consumer.no_ack else consumer)
+        if consumer.no_ack:
+            self._last_tag = tag = self._last_tag + 1
+        else:
+            consumer.unsettled += 1
+            tag = self._hold(arrival, consumer.queue, consumer)
         return frames.delivery(
             self._key.number,
             consumer.written_tag,
@@ -172,9 +176,11 @@ class Deliveries:
             self._session.send(frames.get_empty(self._key.number))
             return
         arrival = result.arrival
-        if not no_ack:
+        if no_ack:
+            self._last_tag = tag = self._last_tag + 1
+        else:
             self._session.hold(1)
-        tag = self._take_tag() if no_ack else self._hold(arrival, queue, None)
+            tag = self._hold(arrival, queue, None)
         self._session.send(
             frames.delivery(
                 self._key.number,
@@ -188,18 +194,8 @@ class Deliveries:
             )
         )
 
-    def _keep(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
-        if consumer is None:
-            return self._take_tag()
-        consumer.unsettled += 1
-        return self._hold(arrival, queue, consumer)
-
-    def _take_tag(self) -> int:
-        self._last_tag += 1
-        return self._last_tag
-
     def _hold(self, arrival: Arrival, queue: QueueName, consumer: ConsumerCredit | None) -> int:
-        tag = self._take_tag()
+        self._last_tag = tag = self._last_tag + 1
         self._unsettled[tag] = UnsettledDelivery(tag, arrival.token, queue, consumer)
         self._session.unsettled += 1
         self._count += 1

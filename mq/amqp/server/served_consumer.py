@@ -151,7 +151,8 @@ class ServedConsumer(QueueConsumer):
         """Write messages in this step, as many as a turn has. False where that takes longer: its task delivers them."""
         needed = sum([delivery_bytes(each.message, self._delivering.client.budget) for each in held])
         arrivals = [found for each in held if (found := arrival(each, self.queue)) is not None]
-        is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.has_room and self._is_free(needed)
+        is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.has_room
+        is_now = is_now and (needed <= UNCOUNTED_BYTES or self._is_free(needed))
         if not is_now or (self._no_ack and not self._settles(held)):
             self._held = held
             return False
@@ -175,7 +176,7 @@ class ServedConsumer(QueueConsumer):
 
     def _is_free(self, size: int) -> bool:
         """Whether there is memory for a delivery now."""
-        return size <= UNCOUNTED_BYTES or (size <= MOST_BYTES_TOGETHER and self._delivering.cover_if_free(size))
+        return size <= MOST_BYTES_TOGETHER and self._delivering.cover_if_free(size)
 
     def _count(self, taken: int) -> None:
         self.delivered += taken
