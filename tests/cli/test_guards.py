@@ -210,7 +210,7 @@ def test_a_hangup_changes_the_users_of_connections_that_are_open(tmp_path: Path,
         assert ask(connection, "PUT", "/q", f"Bearer {TOKEN}")[0] == 201
         socket = connection.sock
         write_users(Path(users), USERS.replace("TOKEN", "OTHER_TOKEN").replace('publish = ["q"]', ""))
-        daemon.hang_up("reloaded the users file: 1 users")
+        daemon.hang_up("reloaded the users file: 1 user\n")
         assert ask(connection, "PUT", "/q", f"Bearer {TOKEN}")[0] == 401
         assert ask(connection, "PUT", "/q", f"Bearer {OTHER_TOKEN}")[0] == 200
         assert ask(connection, "POST", "/q/messages", f"Bearer {OTHER_TOKEN}")[0] == 403
