@@ -64,9 +64,8 @@ BUGS: Final = {
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "a publish is not durable": Bug(
         "PublishJob.operation",
-        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, "
-        "has_room=self._replaces or self._memory > 0)",
-        "Write(..., id, self._body, self._attributes, meta, transient=transient, state=state, durable=False)",
+        "Write(..., id, self._body, self._attributes, meta, True, transient, state, ...)",
+        "Write(..., id, self._body, self._attributes, meta, False, transient, state, ...)",
     ),
     "a lease is not durable": Bug(
         "Leases.move",
@@ -132,8 +131,8 @@ BUGS: Final = {
     "a receipt is not compared": Bug("_checked", "entry.meta.receipt != receipt", "entry.meta.receipt is None"),
     "what has expired is handed out": Bug(
         "Upkeep.is_dead",
-        "((EXPIRED, self._dead_letters.is_expired), (RECEIVES, self._dead_letters.is_worn_out))",
-        "((RECEIVES, self._dead_letters.is_worn_out),)",
+        "entry.meta.expires_ms is not None and dead_letters.is_expired(entry)",
+        "False",
     ),
     "what was received too often is handed out": Bug(
         "DeadLetters.is_worn_out",
@@ -223,7 +222,7 @@ BUGS: Final = {
         "_was_handed_out", "entry.meta.receipt is not None or entry.meta.receives > 0", "entry.meta.receipt is not None"
     ),
     "a message's id does not tell its group": Bug(
-        "PublishJob.operation", "publisher.ids.new(self._group, ", "publisher.ids.new(None, "
+        "PublishJob.operation", "publisher.ids.new(self._group, ...)", "publisher.ids.new(None, ...)"
     ),
     "a message with a key does not tell its group": Bug(
         "PublishJob.choose_id", "self._publisher.ids.new(self._group)", "self._publisher.ids.new()"
