@@ -72,7 +72,7 @@ LONG_WAIT_SECONDS: Final = 0.5
 """A connection that wants little should not wait longer for its turn."""
 LATELY_SECONDS: Final = 10.0
 """How long such a wait is remembered."""
-WORK_SECONDS: Final = 20.0
+NOTE_WORK_SECONDS: Final = 20.0
 """How often it is noted that batches are committed, at most."""
 QUIET_STEPS: Final = 3
 """Steps of the event loop without a new operation after which a batch begins: about as many as a request takes from its
@@ -163,7 +163,7 @@ class Committer:
     Args:
         storage: the store.
         times: each counts the seconds that a batch takes.
-        note_work: called after a batch, every :data:`WORK_SECONDS` at most.
+        note_work: called after a batch, every :data:`NOTE_WORK_SECONDS` at most.
 
     Attributes:
         failure: why the medium failed; empty while it works.
@@ -339,7 +339,7 @@ class Committer:
             times.counts[bisect_left(times.bounds, ended - began)] += 1
             times.total += ended - began
         if ended >= self._noted_until and self._note_work is not None:
-            self._noted_until = ended + WORK_SECONDS
+            self._noted_until = ended + NOTE_WORK_SECONDS
             self._note_work()
 
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:

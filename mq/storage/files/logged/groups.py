@@ -60,7 +60,7 @@ class Units:
 
     Args:
         units: these operations, as single ones and groups.
-        early: is told of no outcome.
+        early: is ended at once: no outcome is certain before all groups are done.
 
     Attributes:
         refused: the numbers of operations, counted through all groups, that were not done.
