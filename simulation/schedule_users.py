@@ -52,6 +52,8 @@ class ScheduleLedger:
     def stored(self, schedule: str, instant: str, id: str) -> None:
         """Note that the publish of a firing was acknowledged."""
         self._check_unique(schedule, instant, id)
+        if id in self._stored:
+            return  # it was published before: a queue that repeats no message has not fired
         self._stored[id] = schedule, instant
         if schedule == "every":
             self._last, self._count = self._now(), self._count + 1

@@ -127,12 +127,17 @@ DEFAULT_LIMITS: Final = ScheduleLimits()
 
 
 class _Plan:
-    """A schedule in memory."""
+    """A schedule in memory.
+
+    Attributes:
+        behind_ms: by so much steady time is behind the schedule's: it went back at a start of the daemon.
+    """
 
     def __init__(self, schedule: Schedule, instants: Instants, error: str = "") -> None:
         self.schedule = schedule
         self.instants = instants
         self.error = error
+        self.behind_ms = 0
         self.since_ms = 0
         self.due_ms: int | None = None
         self.wake_ms: int | None = None
@@ -204,6 +209,7 @@ class Scheduler:
             logger.warning("no schedules can run (stored schedules: %d): %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
         async for plan in turns.in_turns(self._plans.values(), _INSTANT):
+            self._catch_up(plan)
             self._set_due(plan)
 
     async def put(self, schedule: Schedule) -> bool:
@@ -243,6 +249,7 @@ class Scheduler:
             self._bytes += more
             if old is not None and (old.schedule.every is None) is plan.is_steady:
                 self._progress.begin_anew(kept.name)  # its last firing is of the other kind of time
+            self._catch_up(plan)
             self._set_due(plan)
             self._has_changed.set()
             return old is None
@@ -317,20 +324,34 @@ class Scheduler:
         return self._clock.steady_ms() if is_steady else self._clock.wall_ms()
 
     def _shown(self, plan: _Plan, instant_ms: int | None) -> int | None:
-        return instant_ms if instant_ms is None or not plan.is_steady else self._clock.shown_ms(instant_ms)
+        if instant_ms is None or not plan.is_steady:
+            return instant_ms
+        return self._clock.shown_ms(instant_ms - plan.behind_ms)
 
     def _note_change(self) -> None:
         self._was_set = True
         self._has_changed.set()
 
-    def _since_ms(self, plan: _Plan) -> int:
-        """The instant up to which a schedule has fired."""
+    def _plan_ms(self, plan: _Plan) -> int:
+        """The time by which a schedule fires."""
+        return self._now_ms(is_steady=plan.is_steady) + plan.behind_ms
+
+    def _catch_up(self, plan: _Plan) -> None:
+        # Of instants that steady time shows again a queue would take no second message.
+        if plan.is_steady:
+            plan.behind_ms = max(0, self._fired_ms(plan) - self._clock.steady_ms())
+
+    def _fired_ms(self, plan: _Plan) -> int:
         firing = self._progress.find(plan.name)
         fired_ms = plan.schedule.changed_ms
         if firing is not None:
             fired_ms = max(fired_ms, firing.instant_ms if firing.is_done else firing.instant_ms - 1)
+        return fired_ms
+
+    def _since_ms(self, plan: _Plan) -> int:
+        """The instant up to which a schedule has fired."""
         # A clock that was ahead noted what is later than now: instants until then still come.
-        return min(fired_ms, self._now_ms(is_steady=plan.is_steady))
+        return min(self._fired_ms(plan), self._plan_ms(plan))
 
     def _set_due(self, plan: _Plan, *, rests: bool = False) -> None:
         plan.since_ms = self._since_ms(plan)
@@ -338,11 +359,11 @@ class Scheduler:
         firing = self._progress.find(plan.name)
         while plan.due_ms is not None and firing is not None and firing.has_fired(plan.due_ms):
             plan.due_ms = plan.instants.following(plan.due_ms)
-        plan.wake_ms = plan.due_ms
+        plan.wake_ms = None
         if plan.due_ms is not None:
             now_ms = self._now_ms(is_steady=plan.is_steady)
-            rest_ms = now_ms + round(RETRY_SECONDS * 1000) if rests else plan.due_ms
-            plan.wake_ms = max(plan.due_ms, rest_ms)
+            wake_ms = plan.due_ms - plan.behind_ms
+            plan.wake_ms = max(wake_ms, now_ms + round(RETRY_SECONDS * 1000)) if rests else wake_ms
             heap = self._heaps[plan.is_steady]
             heapq.heappush(heap, (plan.wake_ms, plan.name))
             if len(heap) > _SPARE_DUE + 2 * len(self._plans):
@@ -391,7 +412,7 @@ class Scheduler:
         outcomes: dict[str, _Outcome] = {}
         firings: dict[str, Firing] = {}
         async for plan in turns.in_turns(plans, _MISSED):
-            instant_ms = plan.instants.latest(plan.since_ms, self._now_ms(is_steady=plan.is_steady))
+            instant_ms = plan.instants.latest(plan.since_ms, self._plan_ms(plan))
             if instant_ms is not None:
                 last = before[plan.name] or Firing(0, 0, is_done=True)
                 firings[plan.name] = last.followed_by(instant_ms, self._clock.steady_ms())

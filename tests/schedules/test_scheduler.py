@@ -324,6 +324,24 @@ async def test_every_fires_by_elapsed_time_whatever_the_wall_clock_shows(
         assert await ready(broker) == 10
 
 
+@pytest.mark.parametrize("seconds", [0, -30, -55])
+async def test_every_leaves_no_instant_out_after_a_start_at_which_steady_time_went_back(
+    served: Served, wall_clock: WallClock, seconds: float
+) -> None:
+    async with served() as (broker, scheduler):
+        await scheduler.put(every(10))
+        await trio.sleep(101)
+        before = await instants(broker)
+        assert len(before) == 10
+    wall_clock.ahead_seconds = seconds  # less than a doubt needs: the start goes by what the wall clock shows
+    async with served() as (broker, scheduler):
+        for _ in range(9):
+            await trio.sleep(10)
+            (instant,) = await instants(broker)
+            assert instant > max(before)
+            before.append(instant)
+
+
 @pytest.mark.parametrize("years", [-2, 2])
 async def test_no_schedule_fires_while_the_clock_is_in_doubt_after_a_start(
     served: Served, wall_clock: WallClock, years: int

@@ -45,6 +45,7 @@ REGRESSIONS = {
     14437: "a clock that had been wrong for seconds was recorded as one right for long, and the next start believed it",
     101029: "a removal tried for ever to move a message of a queue that a peer had deleted meanwhile",
     1225: "of two dead letters that two brokers had moved at one instant one was hidden",
+    100204: "an `every` schedule fired again for instants that it had fired for, which its queue took for repeats",
 }
 """Seeds that found a bug, and which."""
 
@@ -102,6 +103,7 @@ WITH_LOG_REGRESSIONS = {
     40673: "where names have no order a power cut left both marks of groups, and the root was refused",
     13528: "a queue's new folder was taken away for want of a handle, and a power cut brought it back",
     427: "of two records that no flush had brought the second came alone: taken for damage",
+    102254: "an `every` schedule fired again for instants that it had fired for, which its queue took for repeats",
 }
 """Seeds that found a bug of the log, and which."""
 
