@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -10,7 +11,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 from trio._core._run import GLOBAL_RUN_CONTEXT
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from mq import turns
 from mq.broker.kernel_clock import BootClock
@@ -251,6 +252,19 @@ async def test_loop_is_measured_by_one_hook_under_a_clock_that_notes_waits() -> 
 
     boot, mock = await trio.to_thread.run_sync(hooks, BootClock()), await trio.to_thread.run_sync(hooks, MockClock())
     assert (boot, mock) == (["after_io_wait"], ["after_io_wait", "before_io_wait"])
+
+
+async def test_threads_get_python_sooner_while_jobs_wait_for_their_turn() -> None:
+    usual, intervals = sys.getswitchinterval(), set()
+    await by_spend(lambda: intervals.add(sys.getswitchinterval()))
+    assert intervals == {usual}  # one job alone ends its step without a wait in line
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(by_spend, lambda: intervals.add(sys.getswitchinterval()))
+    await wait_all_tasks_blocked()
+    assert max(intervals) == usual
+    assert min(intervals) == pytest.approx(turns.CROWDED_SWITCH_SECONDS)
+    assert sys.getswitchinterval() == usual
 
 
 async def test_large_work_is_done_in_a_thread() -> None:

@@ -12,7 +12,6 @@ One step of a reader ends with its turn, as every long loop does (:mod:`mq.turns
 
 from __future__ import annotations
 
-import time
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -37,11 +36,6 @@ ACCEPTING: Final = 16
 HANDSHAKE: Final = 8 * turns.MESSAGE
 """Units for the server's part of a TLS handshake: 4 a pass."""
 
-BREATH_EVERY_SECONDS: Final = 0.002
-"""How often the event loop pauses while readers wait."""
-BREATH_SECONDS: Final = 20e-6
-"""For how long; the kernel makes some 70 µs of it."""
-
 
 class Readers:
     """All readers of one event loop. Get it by :func:`of_run`.
@@ -61,7 +55,6 @@ class Readers:
         self._pass = -1  # to which `left` belongs
         self._came = 0
         self._is_serving = False
-        self._breathes_at = 0.0
 
     def has_room(self) -> bool:
         """Whether a reader may begin now: there is room in this pass, and no other waits for it."""
@@ -80,6 +73,7 @@ class Readers:
         """
         if not self._is_serving:
             self._is_serving = True
+            self._turns.begin_line()
             trio.lowlevel.spawn_system_task(self._serve)
         self._came += 1
         # By the end, not the begin: of two that are due, the one with less to do goes first.
@@ -95,27 +89,19 @@ class Readers:
 
     async def _serve(self) -> None:
         """Let as many readers begin as each pass has room for, until the line is empty."""
-        while self.line:
-            await trio.lowlevel.checkpoint()
-            self._breathe()
-            if self._pass != self._turns.passes:  # a turn that went beyond the pass before is made up for
-                self._pass, self.left = self._turns.passes, min(SHARE, self.left + SHARE)
-            while self.line and self.left > 0:
-                _, _, start, units, task = heappop(self.line)
-                self.now = max(self.now, start)
-                self.left -= units
-                trio.lowlevel.reschedule(task)
-        self._is_serving = False
-
-    def _breathe(self) -> None:
-        """Let the store's threads run Python for a moment."""
-        # A thread asks for Python's lock once it has waited for 5 ms. An event loop with short passes and always more
-        # to do lets go of the lock in each of them, which wakes the thread, and takes it back before it runs: so
-        # the thread waits anew, for hundreds of milliseconds.
-        now = time.perf_counter()
-        if now >= self._breathes_at:
-            time.sleep(BREATH_SECONDS)
-            self._breathes_at = now + BREATH_EVERY_SECONDS
+        try:
+            while self.line:
+                await trio.lowlevel.checkpoint()
+                if self._pass != self._turns.passes:  # a turn that went beyond the pass before is made up for
+                    self._pass, self.left = self._turns.passes, min(SHARE, self.left + SHARE)
+                while self.line and self.left > 0:
+                    _, _, start, units, task = heappop(self.line)
+                    self.now = max(self.now, start)
+                    self.left -= units
+                    trio.lowlevel.reschedule(task)
+        finally:
+            self._is_serving = False
+            self._turns.end_line()
 
 
 _READERS: Final[trio.lowlevel.RunVar[Readers]] = trio.lowlevel.RunVar("readers")
@@ -134,7 +120,8 @@ def of_run() -> Readers:
 class Reader:
     """One connection, or one listener, that takes turns with the others.
 
-    A loop over what comes begins each turn by :meth:`begin`, does at most :attr:`turn` and counts it by :meth:`spend`.
+    A loop over what comes begins each turn by :meth:`begin`, does at most :attr:`turn` and counts it by :meth:`spend`;
+    or it cuts what has come into pieces of at most :attr:`next_turn`, and says how much work the next one makes.
     Other tasks of the connection :meth:`pay` for theirs.
 
     Args:
@@ -154,15 +141,25 @@ class Reader:
         self._paid = 0  # of this turn, in advance
         self.turn = turns.TURN
 
-    async def begin(self) -> None:
-        """Begin a turn, once it is this reader's. A checkpoint if it has to wait."""
+    @property
+    def next_turn(self) -> int:
+        """Units of work in a turn that begins now."""
+        return turns.TURN if self._readers.has_room() else SHORT_TURN
+
+    async def begin(self, units: int | None = None) -> None:
+        """Begin a turn, once it is this reader's. A checkpoint if it has to wait.
+
+        Args:
+            units: of its work; None while that is not known. A connection that has just begun would else be ahead of
+                those with little work, and a crowd that connects again and again always.
+        """
         readers, used = self._readers, self._used
         self._start -= self._paid
         self._used = self._paid = 0
         self.turn = turns.TURN
         if not readers.has_room():
             self.turn = SHORT_TURN
-            self._paid = min(used, SHORT_TURN)  # about as much as in the turn before
+            self._paid = min(used, SHORT_TURN) if units is None else units  # else about as much as in the turn before
             await self._wait(self._paid)
 
     def spend(self, units: int) -> None:

@@ -356,7 +356,7 @@ class FastHttp1:
     async def _end(self) -> None:
         """End the connection after its last answer, in a way that lets the client receive it."""
         if not self._has_ended:
-            await self._stream.linger()
+            await self._stream.linger(self._reader)
 
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""

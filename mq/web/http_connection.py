@@ -22,11 +22,13 @@ from typing import Final, NamedTuple, TypeVar
 
 import trio
 
+from mq import turns
 from mq.broker.api import BrokerAPI
 from mq.doors.budget import Budget, ClientMemory
 from mq.doors.connections import Peer
 from mq.doors.listeners import TLSStream, plain_socket
 from mq.doors.open_connections import ConnectionStatus, ConsumerStatus, traffic_of
+from mq.doors.readers import Reader
 from mq.errors import MQError
 from mq.message import Message, QueueName
 from mq.web.exchange import OnHangUp
@@ -39,6 +41,8 @@ SILENCE_SECONDS: Final = 2
 _LOOKS: Final = 100
 """How often the watch looks, at the most, in the time that a client may be silent."""
 _LARGEST_DROP: Final = 64 * 1024
+_DROP: Final = turns.MESSAGE
+"""Units of work to receive so many bytes and to drop them."""
 _FEW_BYTES: Final = 16 * 1024
 """For which there is room, unless the client does not read."""
 _UNREAD_SECONDS: Final = 0.1
@@ -150,11 +154,14 @@ class WatchedStream:
         if not isinstance(self._stream, trio.SSLStream):
             await self._stream.send_eof()
 
-    async def linger(self) -> None:
+    async def linger(self, reader: Reader) -> None:
         """Say that nothing more will be sent; drop what still comes, until the client ends its side or falls silent.
 
         A socket that is closed while bytes are unread resets its connection, and what the client has not received of
         its answers by then is gone (RFC 9112, section 9.6).
+
+        Args:
+            reader: of this connection, which takes its turns while it drops bytes, too.
         """
         ended = (trio.BrokenResourceError, trio.ClosedResourceError)
         with suppress(*ended), trio.move_on_after(LINGERING_SECONDS):
@@ -162,6 +169,8 @@ class WatchedStream:
             with silence:
                 await self._say_goodbye()
                 while await self.receive_some(_LARGEST_DROP):
+                    silence.deadline = math.inf  # the client is not silent while others are served first
+                    await reader.pay(_DROP)
                     silence.deadline = trio.current_time() + SILENCE_SECONDS
 
     async def _say_goodbye(self) -> None:

@@ -50,7 +50,7 @@ from hypercorn.typing import (
 from mq import turns
 from mq.doors.budget import ClientMemory, Use
 from mq.doors.connections import FewLines
-from mq.doors.readers import FULL_REQUEST, REQUEST, Reader
+from mq.doors.readers import CONNECTION, FULL_REQUEST, REQUEST, Reader
 from mq.errors import BodyTooLarge, NoMemory
 from mq.web.app import WebApp
 from mq.web.exchange import Handler
@@ -333,7 +333,7 @@ class GuardedServer(TCPServer):
             with self._hearing, idle:
                 await self._hear()
             if self._hearing.cancelled_caught:
-                await self._watched.linger()
+                await self._watched.linger(self._reader)
             elif idle.cancelled_caught:
                 await self.protocol_send(RawData(b""))
                 await self._initiate_server_close()
@@ -374,16 +374,14 @@ class GuardedServer(TCPServer):
 
     async def _take(self, data: bytes) -> None:
         """Handle what was read, in as many turns as it takes."""
-        is_http2 = isinstance(self.protocol.protocol, H2Protocol) or data == _PREFACE
+        is_preface = data == _PREFACE
+        is_http2 = isinstance(self.protocol.protocol, H2Protocol) or is_preface
         reader = self._reader
-        await reader.begin()
         one: tuple[tuple[bytes, int], ...] = ((data, turns.FRAME),)
-        is_first = True
-        for piece, units in self._frames.cut(data, trio.current_time(), lambda: reader.turn) if is_http2 else one:
-            if not is_first:
-                await reader.begin()
-            is_first = False
-            reader.spend(units)
+        for piece, units in self._frames.cut(data, trio.current_time(), lambda: reader.next_turn) if is_http2 else one:
+            work = units + CONNECTION if is_preface else units
+            await reader.begin(work)
+            reader.spend(work)
             await self.protocol.handle(RawData(piece))
             while self._unsent or self._sending:  # a client that does not read is not read either
                 async with self.send_lock:

@@ -121,6 +121,32 @@ async def test_reader_that_has_used_little_goes_before_those_that_use_much(passe
     assert max(before) <= 6
 
 
+async def test_crowd_that_connects_again_and_again_is_not_ahead() -> None:
+    """Each of its connections is new, and ends with its first turn."""
+    order: list[str] = []
+
+    async def connect() -> None:
+        while True:
+            reader = Reader()
+            await reader.begin(4 * SHORT_TURN)
+            reader.spend(4 * SHORT_TURN)
+            order.append("crowd")
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(connect)
+        while len(order) < 200:
+            await trio.lowlevel.checkpoint()
+        before = []
+        for _ in range(10):
+            begin = len(order)
+            await Reader().pay(UNIT)
+            before.append(len(order) - begin)
+        nursery.cancel_scope.cancel()
+    assert max(before) <= 3
+
+
 async def test_readers_that_send_without_end_get_equal_shares() -> None:
     used = Counter[int]()
 

@@ -11,6 +11,8 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from mq.doors.listeners import PromptListener, plain_socket
+from mq.doors.readers import Reader
+from mq.turns import MESSAGE
 from mq.web.fast_http1 import DirectSocket
 from mq.web.http_connection import IdleWatch, WatchedStream
 
@@ -213,3 +215,26 @@ async def test_looks_for_bytes_grow_rarer_while_they_are_in_vain() -> None:
         assert not direct._waits
         assert counted.vain == 5
         await stream.aclose()
+
+
+class PaidReader(Reader):
+    """Counts the units of work that it pays for."""
+
+    paid = 0
+
+    async def pay(self, units: int) -> None:
+        self.paid += units
+        await super().pay(units)
+
+
+async def test_bytes_that_are_dropped_are_work_as_well(autojump_clock: MockClock) -> None:
+    """What a client goes on to send behind its last request must not delay the other clients."""
+    stream, client = watched()
+    reader = PaidReader()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stream.linger, reader)
+        for _ in range(10):
+            await client.send_all(bytes(64 * 1024))
+            await trio.testing.wait_all_tasks_blocked()
+        await client.send_eof()
+    assert reader.paid == 10 * MESSAGE
