@@ -30,7 +30,11 @@ def main(seeds: str, verbose: bool, processes: int, strict: bool, log: bool) -> 
         _reports(wanted, processes, strict=strict, log=log), total=len(wanted), disable=None, unit=" seeds"
     ):
         total.update(
-            seeds=1, calls=report.calls, deliveries=report.deliveries, faults=report.faults, bad=int(bool(report.violations))
+            seeds=1,
+            calls=report.calls,
+            deliveries=report.deliveries,
+            faults=report.faults,
+            bad=int(bool(report.violations)),
         )
         if verbose:
             click.echo("\n".join(report.log))
