@@ -34,6 +34,7 @@ from mq.cluster.record_keeper import USER, RecordKeeper
 from mq.cluster.shared_records import SharedRecords, TellUsers
 from mq.errors import Conflict, NotServed, StorageError, first_of
 from mq.lifecycle import Observer
+from mq.quantities import show_count
 
 logger = logging.getLogger("mq.cluster")
 
@@ -524,10 +525,10 @@ class ClusterNode:
                 self.directory.begin(leader)
                 self.sessions.begin(leadership)
                 logger.info(
-                    "node %s is serving the cluster queues in term %d (queues: %d)",
+                    "node %s is serving %s in term %d",
                     self._config.node,
+                    show_count(queues, "queue"),
                     leadership.number,
-                    queues,
                 )
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(self._lead_apart)

@@ -23,7 +23,7 @@ HTTP_PORT, AMQP_PORT, CLIENT_PORT, PEER_PORT = 8080, 5672, 2379, 2380
 LEASE_SECONDS = 2
 PATIENCE_SECONDS = 180.0
 MQ = (sys.executable, "-m", "mq")
-TERM = re.compile(r"node (\S+) is serving \d+ queues in term (\d+)")
+TERM = re.compile(r"node (\S+) is serving \d+ queues? in term (\d+)")
 
 
 class Machine:

@@ -48,7 +48,7 @@ def look_on(hand: Hand, master: Machine) -> None:
         return {row[0]: row[1] for row in cells if len(row) > 1}  # one cell says that there are no nodes yet
 
     hand.until(lambda: shown() == {name: "master" if name == master.name else "mirror" for name in "abc"})
-    hand.sees("The cluster has 1 queue (available)")
+    hand.sees("Cluster queues: 1, available")
     links = hand.tab.get_by_role("region", name="Connections to other nodes").locator("tbody tr")
     hand.until(lambda: [row.split("\t")[1:3] for row in links.all_inner_texts()] == [["up", "up"], ["up", "up"]])
     hand.open(f"#/queue/{QUEUE}")
@@ -61,6 +61,6 @@ def look_on(hand: Hand, master: Machine) -> None:
     master.node.kill()
     hand.tab.wait_for_function(LEFT, arg=master.name, timeout=PATIENCE_SECONDS * 1000)
     hand.until(lambda: sorted(shown().values()) == ["master", "mirror"])
-    hand.sees("The cluster has 1 queue (available)", seconds=PATIENCE_SECONDS)
+    hand.sees("Cluster queues: 1, available", seconds=PATIENCE_SECONDS)
     hand.open(f"#/queue/{QUEUE}")
     hand.row("for all nodes").wait_for()

@@ -113,7 +113,7 @@ def test_an_upgrade_node_by_node_refuses_no_publisher_and_loses_nothing(tmp_path
         order = [name for name in "abc" if name != master] + [master]
         with Publisher(nodes) as publisher:
             said = wait_until_safe(nodes)
-            assert f"the master {master} last" in said
+            assert f"then the master {master}." in said
             term = nodes.sees("a")["term"]
             for node in order:
                 publisher.leave(node)
