@@ -284,7 +284,7 @@ async def test_a_get_that_is_not_signed_is_refused_with_the_reason(door: SqsDoor
         reply = await door.handle(Request("GET", path.encode(), query, {"host": "mq:8080"}, b"", 0))
         assert isinstance(reply.body, bytes)
         assert reply.status == 400
-        assert b"Send a POST request" in reply.body
+        assert b"send a POST request" in reply.body
         assert b"<Code>AWS.SimpleQueueService.UnsupportedOperation</Code>" in reply.body
     assert await broker.has_queue("q")
     for query in (b"", b"Action=Other", b"action=DeleteQueue"):
