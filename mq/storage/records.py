@@ -33,7 +33,7 @@ async def put_record(storage: Storage, kind: str, key: str, value: Mapping[str, 
     if outcome.result is Result.EXISTS:
         raise Conflict(outcome.reason)
     if outcome.result is not Result.DONE:
-        raise _error_of_record(outcome, f"cannot store the record of kind {kind}")
+        raise _error_of_record(outcome, f"storing a record failed (kind: {kind})")
     return not outcome.existed
 
 
@@ -48,7 +48,7 @@ async def drop_record(storage: Storage, kind: str, key: str) -> bool:
     """
     [outcome] = await storage.commit([Drop(kind, key)])
     if outcome.result not in (Result.DONE, Result.GONE):
-        raise _error_of_record(outcome, f"cannot delete the record of kind {kind}")
+        raise _error_of_record(outcome, f"deleting a record failed (kind: {kind})")
     return outcome.result is Result.DONE
 
 

@@ -146,7 +146,7 @@ async def test_an_abandoned_job_is_taken_away_by_itself(disk_address: str, opene
 
 async def test_a_commit_counts(broker: Broker) -> None:
     await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
-    with pytest.raises(Conflict, match="contain 1 messages instead of 2"):
+    with pytest.raises(Conflict, match="contain 1 message instead of 2"):
         await broker.writes.commit("q", "job", ["0"], 2)
     with pytest.raises(Conflict, match="contain 0 messages instead of 1"):
         await broker.writes.commit("q", "job", ["1"], 1)

@@ -337,7 +337,7 @@ def test_a_delete_takes_away_no_other_message_that_got_the_id_meanwhile(folder: 
 
 def test_the_last_number_leaves_none_after_it(place: Place) -> None:
     place.put("9" * 15)
-    with pytest.raises(StorageUnusable, match="has the highest possible number"):
+    with pytest.raises(StorageUnusable, match="has the highest possible message number"):
         place.open().publish(b"x")
     assert place.names() == ["9" * 15]
 

@@ -273,8 +273,8 @@ class PostgresStorage:
         while isinstance(found, owner.Held) and isinstance(first, owner.Held):
             if found.until != first.until:  # a broker that renews it lives
                 raise StorageUnusable(
-                    f"the store at {self._name} is in use by {first.holder}. Stop that broker first, or use "
-                    "another schema for this broker"
+                    f"the store at {self._name} is in use by {first.holder}. Stop that daemon first, or use "
+                    "another schema for this daemon"
                 )
             await trio.sleep(owner.TRY_AGAIN_SECONDS)
             now = trio.current_time()
