@@ -19,7 +19,7 @@ def measure(folder: str, rounds: int) -> list[Figure]:
     """Messages a second, and processor time of all nodes a message, by workload."""
     systems = {system.name: system for system in (each() for each in SYSTEMS) if not system.absence()}
     Path(folder).chmod(0o755)  # PostgreSQL runs as another user than root
-    turns, _ = compare(list(systems.values()), Plan([32], [1024], rounds, seconds=2.0), Path(folder))
+    turns = compare([*systems.values()], Plan([32], [1024], rounds, seconds=2), Path(folder))[0] if systems else []
     return [
         Figure(f"{systems[turn.system].title}, {turn.workload}", turn.rate, "a second", note=f"{turn.cpu:,.0f} µs")
         for turn in medians(turns).values()

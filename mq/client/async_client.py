@@ -9,7 +9,7 @@ only send one request: :func:`method_for` makes these.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -115,7 +115,7 @@ class AsyncConsumeIterator:
         return message
 
 
-def method_for(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
+def method_for(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
     """Return the method that sends the request of `make`, with the arguments and the docstring of that function."""
 
     @as_method_of(make)

@@ -194,7 +194,7 @@ def requeue(queue: str, id: str, receipt: str, delay: Duration | None, reason: s
 
 
 def reschedule(queue: str, id: str, *, delay: Duration | None = None, at: datetime | None = None) -> Call[None]:
-    """Change when a delayed message can be fetched. To cancel it, :func:`remove` it.
+    """Change when a delayed message can be fetched. To cancel it, `remove` it.
 
     Args:
         queue: the queue.
@@ -293,7 +293,7 @@ def cluster() -> Call[Mapping[str, Any]]:
 
 def drain_node(*, resume: bool = False) -> Call[Mapping[str, Any]]:
     """Drain this node of a cluster: it hands over mastership, and takes no new clients until it is stopped; with
-    `resume` it takes clients again. Returns the same as :func:`cluster`.
+    `resume` it takes clients again. Returns the same as `cluster`.
 
     Raises:
         Conflict: no other node could take over, or it is in no cluster.
@@ -303,11 +303,11 @@ def drain_node(*, resume: bool = False) -> Call[Mapping[str, Any]]:
 
 
 def replace_node(node: str, address: str) -> Call[Mapping[str, Any]]:
-    """Have this node of a cluster look for a neighbour at another address. Returns the same as :func:`cluster`.
+    """Have this node of a cluster look for a neighbour at another address. Returns the same as `cluster`.
 
     Args:
         node: its name; it is no member now.
-        address: ADDRESS:PORT where it will serve AMQP.
+        address: HOST:PORT where it will serve AMQP.
 
     Raises:
         Conflict: it is a member, or no neighbour of that name is known.
@@ -376,7 +376,7 @@ def connections(after: str | None = None) -> Call[Mapping[str, Any]]:
 
 def consumers(after: str | None = None) -> Call[Mapping[str, Any]]:
     """A page of ``consumers`` over AMQP, and of requests that wait for messages; the rest as of
-    :func:`connections`."""
+    `connections`."""
     return Call(method="GET", target=_target("-", "consumers", **_behind(after)), read=Answer.members)
 
 
@@ -486,12 +486,12 @@ def clock() -> Call[Mapping[str, Any]]:
 
 
 def trust_clock() -> Call[Mapping[str, Any]]:
-    """End a doubt of the wall clock, which is right. As :func:`clock`, from now on."""
+    """End a doubt of the wall clock, which is right. As `clock`, from now on."""
     return Call(method="PATCH", target="/-/clock", headers=(_JSON,), body=b'{"trusted": true}', read=Answer.members)
 
 
 def change_logging(*, level: str | None = None, every_request: bool | None = None) -> Call[Mapping[str, Any]]:
-    """Let the daemon log more, or less, until it ends; None is no change. As :func:`logging`, from now on.
+    """Let the daemon log more, or less, until it ends; None is no change. As `logging`, from now on.
 
     Args:
         level: "debug", "info", "warning" or "error".

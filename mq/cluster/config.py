@@ -147,7 +147,7 @@ def load_cluster(
     if _NAME.fullmatch(name) is None:
         raise source.wrong(
             "name",
-            'the node\'s name (key "name") must have 1 to 50 characters: letters, digits and any of . _ - (the first '
+            "the node's name must have 1 to 50 characters: letters, digits and any of . _ - (the first "
             "must be a letter, a digit or _)",
         )
     first, second = (_neighbor(source, values, key) for key in ("neighbor_1", "neighbor_2"))

@@ -122,9 +122,9 @@ class Leadership:
             "hold": self._hold,
             "exclude": self._exclude,
             "end_exclusion": self._end_exclusion,
-            "acknowledge": lambda holder, numbers, durable: broker.acknowledge(holder.take(numbers), durable=durable),
+            "acknowledge": self._acknowledge,
             "put_back": self._put_back,
-            "reject": lambda holder, numbers: broker.reject(holder.take(numbers)),
+            "reject": self._reject,
         }
 
     def end(self) -> None:
@@ -348,6 +348,12 @@ class Leadership:
 
     async def _end_exclusion(self, holder: Holder, number: int) -> None:
         holder.end_exclusion(number)
+
+    async def _acknowledge(self, holder: Holder, numbers: Sequence[int], durable: bool) -> Any:
+        return await self.broker.acknowledge(holder.take(numbers), durable=durable)
+
+    async def _reject(self, holder: Holder, numbers: Sequence[int]) -> Any:
+        return await self.broker.reject(holder.take(numbers))
 
     async def _put_back(
         self,

@@ -325,8 +325,8 @@ class Names:
             shown = ", ".join(twice[:MOST_SHOWN]) + (", ..." if len(twice) > MOST_SHOWN else "")
             raise StorageUnusable(
                 f"node {self._node} has local queues with the same names as cluster queues: {shown}. Start mq "
-                "without --cluster, move the messages out of these queues and delete the queues. Then start "
-                "mq with --cluster again"
+                "without --cluster and --neighbors, move the messages out of these queues and delete the queues. "
+                "Then start the node again"
             )
 
     def _warn(self, news: str) -> None:

@@ -60,7 +60,7 @@ def test_flags_say_the_same_and_count(file: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('name = "a"', 'name = "a b"', 'line 1: the node\'s name (key "name") must have 1 to 50 characters: letters'),
+        ('name = "a"', 'name = "a b"', "line 1: the node's name must have 1 to 50 characters: letters"),
         ('name = "a"', "", "cluster.toml: name is missing"),
         ('name = "a"', "name = 1", "line 1: name must be a non-empty string, not 1"),
         ("10.9.0.2:5672", "10.9.0.2", 'line 2: neighbor_1: "10.9.0.2" is not a valid address for a node'),

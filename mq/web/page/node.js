@@ -2,7 +2,7 @@
 
 import { ask, askJson, Refused } from "./api.js";
 import { h, setText } from "./dom.js";
-import { brief, bytes, duration, many, number } from "./format.js";
+import { brief, bytes, duration, number } from "./format.js";
 import { poll } from "./live.js";
 import { makeTable } from "./table.js";
 
