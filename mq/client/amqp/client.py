@@ -210,9 +210,10 @@ class AmqpClient:
         )
 
     def _may(self, role: Role) -> None:
-        if self._role not in (role, Role.BOTH):
+        own = self._role
+        if own not in (role, Role.BOTH):
             raise WrongRole(
-                f"this connection has the role {self._role.value} and cannot be used to {_PURPOSES[role]}. Open a "
+                f"this connection has the role {own.value!r} and cannot be used to {_PURPOSES[role]}. Open a "
                 f"connection with role={role.value!r} or role='both'"
             )
 

@@ -116,8 +116,9 @@ class Guard:
         if found.mode & stat.S_IWGRP and not self._trusts_group:
             group, mode = _group(found.group), _octal(found)
             raise self._refusal(
-                f"the members of group {group} can write to {_shown(path)} (mode {mode}), and so could make mq use "
-                "other folders by means of links. Restrict access (chmod g-w), or trust the group with --group-writable"
+                f"the members of group {group} can write to {_shown(path)} (mode {mode}), so they could use "
+                "symbolic links to redirect mq to other folders. Restrict access (chmod g-w), or trust the group "
+                "with --group-writable"
             )
 
     def check_inside(self, fd: int, path: str) -> None:
@@ -164,9 +165,9 @@ class Guard:
     def _open_to_all(self, found: Ownership, path: str) -> StorageUnusable:
         mode = _octal(found)
         return self._refusal(
-            f"every user of this machine can write to {_shown(path)} (mode {mode}), and so could make mq use other "
-            "folders by means of links. Check the folder's contents and restrict access (chmod go-w), or choose "
-            "another --root"
+            f"every user of this machine can write to {_shown(path)} (mode {mode}), so any of them could "
+            "use symbolic links to redirect mq to other folders. Check the folder's contents and restrict access "
+            "(chmod go-w), or choose another --root"
         )
 
     def _refusal(self, why: str) -> StorageUnusable:

@@ -149,7 +149,7 @@ function askedBy(query) {
 
 /** Where a queue lives, if that is not the disk of a daemon alone. */
 export function storeText({ store }) {
-  return { memory: "in memory", node: "on this node only", cluster: "cluster" }[store] ?? "";
+  return { memory: "stored in memory", node: "on this node only", cluster: "cluster" }[store] ?? "";
 }
 
 /** What is said of a queue that is paused. */

@@ -208,7 +208,9 @@ class SimpleMessageQueue:
         ends = time.monotonic() + self._patience_seconds
         while not (self._with_room(add) if with_room else add()):
             if time.monotonic() > ends:
-                raise QueueLocked(f"cannot lock queue {self.name} within {self._patience_seconds} s. Try again later")
+                raise QueueLocked(
+                    f"could not lock queue {self.name} within {self._patience_seconds} s. Try again later"
+                )
             time.sleep(random.uniform(0, _LONGEST_NAP_SECONDS))
 
     def _release(self, token: bytes) -> None:
