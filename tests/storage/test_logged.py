@@ -68,6 +68,7 @@ from mq.storage.interface import (
     Storage,
     Unlink,
     Write,
+    damages_of,
 )
 from mq.storage.options import StorageOptions
 from mq.storage.records import drop_record, put_record
@@ -568,6 +569,24 @@ async def test_of_a_write_that_was_refused_half_way_nothing_comes_back(seed: int
         assert results == [Result.FULL, Result.EXISTS]
         await disk.cut()
         assert await disk.everything() == {there}
+
+
+@for_each("seed", SEEDS)
+@for_each("ordered", [True, False])
+@for_each("number", [1, 2])
+async def test_of_a_record_that_was_refused_half_way_nothing_comes_back(seed: int, ordered: bool, number: int) -> None:
+    """A version whose removal a cut takes back is not reported as damaged, which would pause its queue."""
+    async with begun(seed, ordered=ordered) as disk:
+        kept = {"r": {"number": 1}} if number > 1 else {}
+        for key, value in kept.items():
+            await put_record(disk.storage, "ledger", key, value)
+        disk.calls.fail("write", errno.ENOSPC, times=1)
+        [outcome] = await disk.commit(Put("ledger", "r", {"number": number}))
+        disk.heal()
+        assert outcome.result is Result.FULL
+        await disk.cut()
+        assert damages_of(disk.storage) == []
+        assert await disk.storage.records("ledger") == kept
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "unordered"])

@@ -208,6 +208,17 @@ class Records:
         if others:
             sync_folder(self._calls, f"{self._folder}/{kind}")
 
+    def drop_torn(self, kind: str, key: str, value: Mapping[str, Any]) -> None:
+        """Take away versions that a put of this value can have left when it was refused half-way: parts of its content,
+        with zeros for what the medium does not have. Any other version that cannot be read is damaged, and stays."""
+        content = encode_record(key, value)
+        file, versions = self._versions(kind, key)
+        for version in versions:
+            found = self._content(f"{self._folder}/{kind}/{file}.{version}")
+            is_torn = found != content and len(found) <= len(content)
+            if is_torn and all(byte in (0, meant) for byte, meant in zip(found, content, strict=False)):
+                self._unlink(kind, file, version)
+
     def put(self, kind: str, key: str, value: Mapping[str, Any]) -> bool:
         """Keep `value`; durable on return. True when there was none.
 

@@ -69,7 +69,7 @@ def redo(folders: Folders, records: Records, live: Sequence[Record], *, survived
         told = [(record.sequence, decode(record.payload)) for record in live]
     except (ValueError, IndexError) as error:
         raise LogDamaged(f"the write-ahead log contains an invalid record: {error}") from error
-    _drop_refused(folders, told, refused_by(told))
+    _drop_refused(folders, records, told, refused_by(told))
     done = carried_out(told)
     everything = [saying for sayings in done for saying in sayings]
     sayings = [saying for sayings in done[-1:] for saying in sayings] if survived else everything
@@ -135,12 +135,19 @@ def _unless_refused() -> Iterator[None]:
 
 
 def _drop_refused(
-    folders: Folders, told: Iterable[tuple[int, Sequence[Saying]]], refused: Container[tuple[int, int]]
+    folders: Folders,
+    records: Records,
+    told: Iterable[tuple[int, Sequence[Saying]]],
+    refused: Container[tuple[int, int]],
 ) -> None:
     """Remove what writes that were refused half-way have left: a power cut can bring back a removed name."""
     for sequence, sayings in told:
         for number, saying in enumerate(sayings):
-            if isinstance(saying, Wrote) and (sequence, number) in refused:
+            if (sequence, number) not in refused:
+                continue
+            if isinstance(saying, Kept):
+                records.drop_torn(saying.kind, saying.key, saying.value)
+            elif isinstance(saying, Wrote):
                 entry = parse_path(saying.path)
                 # A message that is whole by its checksum was there before: the write was refused for that.
                 if entry is not None and folders.tear(entry) != "" and not _is_whole(folders, saying.path, saying):
