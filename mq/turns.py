@@ -205,7 +205,10 @@ class LoopTurns(trio.abc.Instrument):
             self.end_line()
 
     def begin_line(self) -> None:
-        """Note that tasks wait for their turn from now on: threads, such as the store's, get Python's lock sooner."""
+        """Note that tasks wait for their turn from now on: threads, such as the store's, get Python's lock sooner.
+
+        The interval is the process's own: with several event loops in one process, it may stay short.
+        """
         # Each time the event loop looks for events it lets go of the lock, which wakes a thread that waits, and takes
         # it back before that thread runs: its wait begins anew. A loop with short passes and always more to do kept the
         # store's thread waiting for hundreds of milliseconds.

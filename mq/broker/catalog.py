@@ -172,7 +172,8 @@ class Catalog:
         return [id for id, (of, _) in self._begun.items() if of is index]
 
     def place(self, entry: Entry, due: float | None = None) -> None:
-        """Add an entry to the index of its queue, and tell :attr:`events` of it.
+        """Add an entry to the index of its queue, and tell :attr:`events` of it, but not of a fresh READY message that
+        nobody waits for, in a queue that drops none.
 
         Args:
             due: when its lease ends (Trio's clock), if known.
@@ -261,7 +262,8 @@ class CatalogEvents:
     """What a catalog tells of messages that have arrived somewhere. The methods do nothing unless a subclass does."""
 
     def arrived(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        """`entry` is in NEW, READY or DELAYED of that queue, with what :meth:`Catalog.place` was told of it."""
+        """`entry` is in NEW, READY or DELAYED of that queue, with what :meth:`Catalog.place` was told of it. Not called
+        for a fresh READY message that nobody waits for, in a queue that drops none."""
 
     def freed(self, index: QueueIndex) -> None:
         """A message group of that queue is free again, and has READY messages."""

@@ -381,7 +381,8 @@ class Publisher:
         if draft.key is not None:
             if self._keys is None:
                 raise Conflict(
-                    "idempotency keys are not supported when several daemons share a root folder. Publish without a key"
+                    "idempotency keys are not supported when other programs share the root folder. Publish without a "
+                    "key, or run a single daemon, without --peers and --no-mover"
                 )
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)

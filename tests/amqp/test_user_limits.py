@@ -160,3 +160,21 @@ async def test_connection_that_waits_for_its_rate_ends_soon_when_it_is_closed(
         await shop.say(commands.Connection.CloseOk(), channel=0)
         assert await shop.hear() is None
         assert trio.current_time() - begin <= 2
+
+
+async def test_what_a_removed_user_held_goes_back_at_once_though_a_publish_waits_for_the_rate(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with limited(tmp_path / "users", "max_publish_rate = 1") as (house, access):
+        first, second = await house.connect(**SHOP), await house.connect(**SHOP)
+        await first.declare("q")
+        await first.publish("q", *[b"x"] * 20)
+        await trio.sleep(1)
+        assert await second.get("q") is not None
+        await second.publish("q", b"y")  # its first one, which waits
+        await trio.sleep(0.1)
+        write_users(tmp_path / "users", USERS.replace("users.shop", "users.other").format(""))
+        access.reload()
+        await trio.sleep(2)
+        ben = await house.connect(**BEN)
+        assert await ben.count("q") == 21  # what it had published is stored, and what it held is ready

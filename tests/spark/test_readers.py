@@ -993,7 +993,7 @@ def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
         reader = MqReader(options, COLUMNS)
         assert sorted(rows(reader, reader.partitions())) == [b"0", b"1"]
         row = [{"value": b"x"}]
-        with pytest.raises(InvalidRow, match="idempotency keys are not supported when several daemons share a root"):
+        with pytest.raises(InvalidRow, match="idempotency keys are not supported when other programs share the root"):
             write(MqWriter(options, VALUE), row)
         with pytest.raises(SparkSourceError, match=r"write jobs .* are not supported .*without --peers"):
             write(MqWriter(with_options(options, is_staged=True), VALUE), row)

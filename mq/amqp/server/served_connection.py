@@ -297,8 +297,8 @@ class ServedConnection(ClientConnection):
                     await removals.wait()
                 rest = self._carry_out(command)
                 if rest is not None:
-                    await rest
-                if connection.is_drained:
+                    await rest  # meanwhile the connection may have been closed: then there is more to do
+                elif connection.is_drained:
                     break
         except MQError as error:
             self.fail(refusal_of(error))
