@@ -166,7 +166,7 @@ def test_line_continues_with_the_rest_of_an_item() -> None:
 def test_pace_limits_nothing_on_a_store_that_is_quick() -> None:
     pace = Pace(LARGEST_BATCH)
     for size in (1, 1, 10, 1000, 1000):
-        pace.note(size, 0.0003 + size * 0.00003)
+        pace.note(size, 0.0003 + size * 0.00002)
     assert pace.limit == LARGEST_BATCH
 
 

@@ -104,6 +104,7 @@ WITH_LOG_REGRESSIONS = {
     13528: "a queue's new folder was taken away for want of a handle, and a power cut brought it back",
     427: "of two records that no flush had brought the second came alone: taken for damage",
     102254: "an `every` schedule fired again for instants that it had fired for, which its queue took for repeats",
+    403632: "a record's put was refused half-way, and a power cut brought its torn file back: its queue was paused",
 }
 """Seeds that found a bug of the log, and which."""
 
