@@ -254,7 +254,7 @@ BUGS: Final = {
 
 OF_THE_LOG: Final = {
     "what a refused write left half-way comes back": Bug(
-        "redo", "_drop_refused(folders, told, refused_by(told))", "pass"
+        "redo", "_drop_refused(folders, records, told, refused_by(told))", "pass"
     ),
     "a delayed message is written where it can be had": Bug(
         "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
