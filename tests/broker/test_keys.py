@@ -169,7 +169,7 @@ async def test_a_key_for_a_body_that_was_there_already_stands_for_that_message(
 async def test_they_are_refused_where_others_publish(disk_address: str, opened: Opener, config: dict[str, int]) -> None:
     async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="when several daemons share a root"):
+        with pytest.raises(Conflict, match="when other programs share the root folder"):
             await broker.publish("q", b"x", key="k")
 
 
