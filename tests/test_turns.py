@@ -256,14 +256,29 @@ async def test_loop_is_measured_by_one_hook_under_a_clock_that_notes_waits() -> 
 
 async def test_threads_get_python_sooner_while_jobs_wait_for_their_turn() -> None:
     usual, intervals = sys.getswitchinterval(), set()
-    await by_spend(lambda: intervals.add(sys.getswitchinterval()))
-    assert intervals == {usual}  # one job alone ends its step without a wait in line
     async with trio.open_nursery() as nursery:
         for _ in range(3):
             nursery.start_soon(by_spend, lambda: intervals.add(sys.getswitchinterval()))
     await wait_all_tasks_blocked()
     assert max(intervals) == usual
     assert min(intervals) == pytest.approx(turns.CROWDED_SWITCH_SECONDS)
+    assert sys.getswitchinterval() == usual
+
+
+async def test_threads_get_python_sooner_while_one_job_alone_lets_others_run() -> None:
+    usual, at_work, between = sys.getswitchinterval(), set(), set()
+
+    async def look() -> None:
+        while True:
+            between.add(sys.getswitchinterval())
+            await trio.lowlevel.checkpoint()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(look)
+        await by_spend(lambda: at_work.add(sys.getswitchinterval()))
+        nursery.cancel_scope.cancel()
+    assert at_work == {usual}
+    assert min(between) == pytest.approx(turns.CROWDED_SWITCH_SECONDS)
     assert sys.getswitchinterval() == usual
 
 
