@@ -25,7 +25,7 @@ which a collection looks in 1 to 5 ms. Rounds of 20 ms cost an AMQP publish up t
 MIDDLE_SECONDS: Final = 0.25
 """From one round that also looks at what survived the rounds before to the next one."""
 OLD_SECONDS: Final = 1.0
-"""From one round that looks at all objects that are not frozen to the next one."""
+"""From one round that looks at all objects that are not frozen to the next one; fewer where very many are made."""
 FROZEN_OBJECTS: Final = 50_000
 """If at least so many are left, it freezes them: some 5,000 messages. What is frozen while it is in use, and ends in a
 cycle, stays until :func:`collect_all`. So a daemon that makes exceptions, and no messages, freezes nothing: it kept 1.5
@@ -42,20 +42,24 @@ class GarbageRounds(trio.abc.Instrument):
 
     Args:
         now: seconds.
+        new: how many more objects were made than freed since the last collection.
         left: how many objects are not frozen.
     """
 
-    __slots__ = ("_collect", "_due", "_freeze", "_left", "_middle_due", "_now", "_old_due")
+    __slots__ = ("_collect", "_due", "_freeze", "_left", "_made", "_middle_due", "_new", "_now", "_old_due")
 
     def __init__(
         self,
         now: Callable[[], float] = time.perf_counter,
         collect: Callable[[int], object] = gc.collect,
+        new: Callable[[], int] = lambda: gc.get_count()[0],
         left: Callable[[], int] = lambda: len(gc.get_objects()),
         freeze: Callable[[], object] = gc.freeze,
     ) -> None:
         self._now = now
         self._collect = collect
+        self._new = new
+        self._made = 0  # since the last round that looked at all objects
         self._left = left
         self._freeze = freeze
         self._due = now() + ROUND_SECONDS
@@ -68,7 +72,10 @@ class GarbageRounds(trio.abc.Instrument):
         if now < self._due:
             return
         self._due = now + ROUND_SECONDS
-        if now >= self._old_due:
+        self._made += self._new()
+        # So many objects at once, as a table of headers may bring, are frozen before the next round looks at them.
+        if now >= self._old_due or self._made >= FROZEN_OBJECTS:
+            self._made = 0
             self._middle_due, self._old_due = now + MIDDLE_SECONDS, now + OLD_SECONDS
             self._collect(_OLD)
             if self._left() >= FROZEN_OBJECTS:
