@@ -92,6 +92,8 @@ SLOW_SECONDS: Final = 0.001
 """An operation that takes less needs no guess: even the largest batch ends soon."""
 GROWTH: Final = 4
 """The limit grows by this factor from batch to batch, at most: one quick batch may be chance."""
+DOUBT: Final = 16
+"""Batches of about one size, each of which takes too long, after which a smaller one is tried."""
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one."""
 _SPREAD: Final = 0.05
@@ -123,6 +125,7 @@ class Pace:
         self._limit_seconds = seconds
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
+        self._alike = 0  # batches of about one size so far, each of which took too long
 
     def note(self, size: int, seconds: float) -> None:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
@@ -135,7 +138,9 @@ class Pace:
         self._products = products = _MEMORY * self._products + size * seconds
         average, each = total / sizes, self._each
         variance = count * squares - sizes * sizes
+        self._alike = self._alike + 1 if seconds > self._limit_seconds else 0
         if variance > _SPREAD * sizes * sizes:
+            self._alike = 0
             covariance = count * products - sizes * total
             each = min(average, max(0.0, covariance / variance))
         elif each is None:
@@ -143,8 +148,10 @@ class Pace:
                 self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
                 return
             each = average  # a smaller batch will tell
-        elif each > average:
-            each = average
+        elif each > average or self._alike >= DOUBT:
+            # What was learned may be long past: a store that was slow at first, whatever the size, looks as if one more
+            # operation cost nothing, and batches of one size never tell that it does.
+            each, self._alike = average, 0
         self._each = each
         fixed = max(0.0, (total - each * sizes) / count)
         limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
@@ -346,10 +353,9 @@ class Committer:
     def _note_pace(self, outcomes: list[Outcome], syncs: int, size: int, seconds: float) -> None:
         """Learn from a batch that took so long with its answers, which the next batch waits for, too."""
         in_memory = outcomes.in_memory if isinstance(outcomes, Outcomes) else 0
-        in_memory = size if self._instant is not None else in_memory
-        if in_memory == size:
+        if in_memory == size or not self._is_durable:
             self.memory_pace.note(size, seconds)
-        elif self._is_durable:
+        else:
             self.disk_pace.note(syncs, seconds)
         self.pace = self.disk_pace if self._is_durable and 2 * in_memory <= size else self.memory_pace
 

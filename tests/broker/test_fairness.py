@@ -14,6 +14,7 @@ from trio.testing import MockClock
 
 from mq.broker.commit import (
     BATCH_SECONDS,
+    DOUBT,
     FEWEST,
     FIRST,
     LARGEST_BATCH,
@@ -61,6 +62,14 @@ class TwoLayers(SlowDisk):
         outcomes = Outcomes(await super().commit(operations))
         outcomes.in_memory = self.batches[-1].count("memory")
         return outcomes
+
+
+class Forgetful(SlowDisk):
+    """Takes a time for each operation, and keeps nothing when the power fails, as a folder in memory does."""
+
+    @property
+    def description(self) -> Description:
+        return super().description._replace(durable=False)
 
 
 def writes(owner: str, count: int) -> list[Operation]:
@@ -203,6 +212,15 @@ def test_pace_never_stops_a_store_and_follows_it_when_it_is_quick_again() -> Non
     assert pace.limit == LARGEST_BATCH
 
 
+def test_pace_doubts_what_it_learned_once_all_batches_are_of_one_size_and_take_long() -> None:
+    pace, size, each_seconds = Pace(LARGEST_BATCH), 200, 0.0015
+    for number in (1, size, 1):  # slow at first, whatever the size
+        pace.note(number, size * each_seconds)
+    for _ in range(100):  # so many all the time, as the clients bring no more
+        pace.note(min(size, pace.limit), min(size, pace.limit) * each_seconds)
+    assert pace.limit * each_seconds < 2 * BATCH_SECONDS
+
+
 # Batches
 
 
@@ -298,3 +316,13 @@ async def test_batches_in_memory_are_shorter_than_those_on_disk(autojump_clock: 
             await trio.sleep(3)
             assert sum(map(len, store.batches)) == 3 + 4000
             assert 0.5 * seconds < max(map(len, store.batches[-4:-1])) * each_seconds <= seconds
+
+
+async def test_batches_of_a_store_that_keeps_nothing_end_as_soon(autojump_clock: MockClock) -> None:
+    store = Forgetful(each_seconds=0.0005)
+    async with serving(store) as (committer, nursery):
+        await committer.commit(writes("a", 3))
+        nursery.start_soon(flood_as, "a", committer, 4000)
+        await trio.sleep(3)
+    assert sum(map(len, store.batches)) == 3 + 4000
+    assert max(map(len, store.batches[-4:-1])) * store.each_seconds <= MEMORY_SECONDS
