@@ -14,7 +14,6 @@ from trio.testing import MockClock
 
 from mq.broker.commit import (
     BATCH_SECONDS,
-    DOUBT,
     FEWEST,
     FIRST,
     LARGEST_BATCH,
