@@ -75,6 +75,7 @@ def test_a_user_with_a_password_from_standard_input(path: str) -> None:
     assert f"scrypt:{COST.n}:" in Path(path).read_text()
 
 
+@pytest.mark.slow
 def test_a_password_that_is_typed_is_not_shown(path: str) -> None:
     """As a process: only a real terminal has an echo to turn off."""
     ours, theirs = pty.openpty()

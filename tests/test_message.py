@@ -172,6 +172,7 @@ def test_keys_order_by_time_first(one: int, other: int) -> None:
 # Ids that are given
 
 
+@pytest.mark.slow
 @given(st.uuids())
 def test_id_is_exactly_a_version_1_uuid(uuid: UUID) -> None:
     if uuid.version == 1:

@@ -54,6 +54,7 @@ def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+@pytest.mark.slow
 def test_every_thread_is_listed() -> None:
     """One that is new is watched, or has a reason."""
     others, watched = set(), Counter[str]()

@@ -240,6 +240,7 @@ async def leads_there(access: UserDirectory, way: Way) -> bool:
         return detour.has_seen_it()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OVER_HTTP, ids=", ".join)
 async def test_over_http_nothing_leads_there(
     autojump_clock: MockClock, access: UserDirectory, way: tuple[str, ...]
@@ -247,6 +248,7 @@ async def test_over_http_nothing_leads_there(
     assert not await leads_there(access, way)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", OVER_AMQP, ids=lambda way: ", ".join(method.name for method in way))
 async def test_over_amqp_nothing_leads_there(
     autojump_clock: MockClock, access: UserDirectory, way: tuple[base.Frame, ...]

@@ -103,6 +103,7 @@ async def all_stored(place: Place) -> None:
         await trio.sleep(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goodbye", [GOODBYE, Channel.Close(200, "", 0, 0)])
 async def test_close_ok_waits_for_messages_with_confirms(
     autojump_clock: MockClock, place: Place, goodbye: Connection.Close | Channel.Close
@@ -118,6 +119,7 @@ async def test_close_ok_waits_for_messages_with_confirms(
     assert await (await place.connect()).bodies() == bodies(MANY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goodbye", [GOODBYE, Channel.Close(200, "", 0, 0)])
 async def test_close_ok_does_not_wait_long_for_messages_without_confirms(
     autojump_clock: MockClock, place: Place, goodbye: Connection.Close | Channel.Close
@@ -174,6 +176,7 @@ async def test_nobody_waits_for_a_closing_client_to_get_what_it_held(autojump_cl
     assert (await client.hear()).name == "Connection.CloseOk"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_closing", [False, True])
 async def test_what_was_read_is_stored_when_the_connection_breaks(
     autojump_clock: MockClock, place: Place, *, is_closing: bool
@@ -257,6 +260,7 @@ async def test_a_store_that_fails_is_the_answer_to_a_goodbye(
     assert trio.current_time() - begin < 1
 
 
+@pytest.mark.slow
 async def test_what_clients_leave_in_a_full_store_is_bounded_and_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -280,6 +284,7 @@ async def test_what_clients_leave_in_a_full_store_is_bounded_and_logged(
         assert budget.free == budget.most
 
 
+@pytest.mark.slow
 async def test_nothing_more_is_read_from_publishers_while_too_much_waits_in_all(autojump_clock: MockClock) -> None:
     budget = Budget(3 << 20)
     async with open_place(budget) as place:

@@ -13,6 +13,7 @@ from tests.cases import proof
 SEEDS: Final = [6, proof(200)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", SEEDS)
 def test_messages_keep_their_order_and_come_once_when_memory_is_full(
     seeds: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -105,6 +105,7 @@ def tokens(house: House) -> list[Any]:
     return [delivery.token for delivery in channel.deliveries._unsettled.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["layered:memory:", "posix:"])
 async def test_unsettled_deliveries_keep_no_bodies_and_no_attributes(tmp_path: Path, store: str) -> None:
     count, size = 200, 30_000

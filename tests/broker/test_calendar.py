@@ -101,6 +101,7 @@ async def test_delay_given_in_a_second_doubt_ends_in_time_for_a_message_that_the
         assert await consumed(broker) == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("years", [-53, -2])
 async def test_delay_goes_on_by_elapsed_time_when_clock_is_behind_at_start(
     disk_address: str, opened: Opener, wall_clock: WallClock, years: int
@@ -123,6 +124,7 @@ async def test_delay_goes_on_by_elapsed_time_when_clock_is_behind_at_start(
         assert await consumed(broker) == b"later"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_delivered", [False, True])
 @pytest.mark.parametrize("years", [2, 80])
 async def test_a_clock_that_starts_years_ahead_and_is_set_releases_nothing(
@@ -146,6 +148,7 @@ async def test_a_clock_that_starts_years_ahead_and_is_set_releases_nothing(
         assert await delayed(broker) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_trusted", [False, True])
 async def test_delay_counts_time_without_a_daemon_once_a_clock_far_ahead_is_trusted(
     disk_address: str, opened: Opener, wall_clock: WallClock, caplog: pytest.LogCaptureFixture, *, is_trusted: bool
@@ -228,6 +231,7 @@ async def test_time_without_a_daemon_before_a_doubt_does_not_count_for_what_came
         assert await consumed(broker) == b"new"
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seconds", [-2 * YEAR, -1800.0, 3600.0, 2 * YEAR])
 @pytest.mark.parametrize("lasts", [4, proof(600), None])
@@ -258,6 +262,7 @@ async def test_given_instant_follows_a_wall_clock_that_is_set_ahead_within_a_min
     assert await consumed(broker) == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [30.0, 600.0, 3 * DAY])
 async def test_given_instant_follows_a_wall_clock_that_is_set_back(
     broker: Broker, wall_clock: WallClock, seconds: float
@@ -411,6 +416,7 @@ async def test_many_that_are_far_off_come_in_their_order_whatever_was_taken_out(
     assert there.discard(left[0].id) is None
 
 
+@pytest.mark.slow
 async def test_one_that_is_far_off_takes_at_most_300_bytes(wall_clock: WallClock) -> None:
     """A million for a year fit into 300 MB. Counted in a broker's index, at a number just above a dictionary's resize,
     where it is at its largest."""

@@ -529,6 +529,7 @@ async def test_of_two_records_with_one_message_the_later_is_true(disk_address: s
         assert (again.messages, again.lost) == (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("log", [False, True])
 async def test_killed_at_any_call_each_message_was_received_as_often_as_it_was(

@@ -55,6 +55,7 @@ async def test_once_in_one_batch_and_among_many_who_publish_at_once(broker: Brok
     assert (await broker.status("q")).ready == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["leave", "remove", "take", "acknowledge", "purge", "expire", "die", "redrive"])
 @pytest.mark.parametrize("ends", ["well", "killed"])
 @pytest.mark.parametrize("mount", WAYS)

@@ -241,6 +241,7 @@ async def test_a_new_message_does_not_wait_for_those_in_doubt(store: Doubtful) -
         assert (await broker.status("q")).ready == 3
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(4)
 @pytest.mark.parametrize("seed", range(40))
 async def test_many_clients_over_several_lives(store: Doubtful, seed: int) -> None:

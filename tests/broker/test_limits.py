@@ -282,6 +282,7 @@ class Delivering(Placing):
 STORES: Final = {"places": Placing, "delivers": Delivering}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dead_letters", [False, True])
 @pytest.mark.parametrize("more", [{}, {"max_priority": 5}, {"groups": True}], ids=str)
 @pytest.mark.parametrize("limit", [{"max_messages": 10}, {"max_bytes": 1000}], ids=str)

@@ -376,6 +376,7 @@ async def test_groups_begin_with_messages_there(broker: Broker) -> None:
     assert await names(await fetch(broker)) == ["a3"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 async def test_groups_of_a_long_queue_begin_step_by_step(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, seed: int
@@ -424,6 +425,7 @@ async def test_groups_of_a_long_queue_begin_step_by_step(
     assert len(groups) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 async def test_messages_that_are_out_block_their_groups_step_by_step(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery, seed: int

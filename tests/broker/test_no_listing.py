@@ -65,6 +65,7 @@ async def fetch(broker: Broker) -> MessageId | None:
     return message.id
 
 
+@pytest.mark.slow
 async def test_fetching_lists_no_folder(listings: Listings) -> None:
     async with listings.broker() as broker:
         await broker.create_queue("q")
@@ -90,6 +91,7 @@ async def test_a_message_that_comes_back_is_fetched_without_listing(listings: Li
         assert listings.folders == []
 
 
+@pytest.mark.slow
 async def test_what_a_start_found_is_fetched_without_listing(listings: Listings) -> None:
     async with listings.broker() as broker:
         await broker.create_queue("q")

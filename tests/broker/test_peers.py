@@ -145,6 +145,7 @@ trio.run(main)
 """
 
 
+@pytest.mark.slow
 def test_each_process_has_its_own_sequence_of_choices(tmp_path: Path) -> None:
     """The original never seeded its generator, so that all peers chose alike."""
     environment = {**os.environ, "PYTHONHASHSEED": "0"}

@@ -216,6 +216,7 @@ async def test_a_thousand_delayed_and_expiring_messages_need_no_task_each(broker
 # At a time
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.5, 60, 3 * 86_400])
 async def test_at_a_time_it_can_be_fetched_whatever_the_queues_delay_is(
     broker: Broker, wall_clock: WallClock, seconds: float

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections import Counter
 
+import pytest
+
 from mq.cli import garbage
 from mq.cli.garbage import FROZEN_OBJECTS, OLD_SECONDS, ROUND_SECONDS, GarbageRounds
 
@@ -67,6 +69,7 @@ def test_very_many_new_objects_are_frozen_before_another_round_looks_at_them() -
     assert frozen == [4, 8]
 
 
+@pytest.mark.slow
 def test_no_collection_looks_at_all_objects() -> None:
     """Where as many objects go as come, CPython itself collects none for long, and then all at once."""
     done = subprocess.run([sys.executable, "-c", MANY], check=True, stdout=subprocess.PIPE)
@@ -75,6 +78,7 @@ def test_no_collection_looks_at_all_objects() -> None:
     assert frozen > NEW_OBJECTS_COME // 2
 
 
+@pytest.mark.slow
 def test_garbage_among_frozen_objects_is_freed_by_a_whole_collection() -> None:
     ends: list[str] = []
 

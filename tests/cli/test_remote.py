@@ -152,6 +152,7 @@ def completed(words: str, **environment: str) -> list[str]:
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]
 
 
+@pytest.mark.slow
 def test_verbs_and_flags_are_completed() -> None:
     assert completed("mq re") == ["receive", "reschedule", "resume", "redrive", "restore"]
     assert completed("mq queue s") == ["set", "show"]

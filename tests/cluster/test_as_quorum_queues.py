@@ -17,6 +17,7 @@ QUORUM: Final = {"x-queue-type": "quorum"}
 COUNT: Final = "x-delivery-count"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", ["a", "b"])
 @pytest.mark.parametrize("scenario", OF_QUORUM)
 async def test_headers_have_the_types_of_rabbitmq(autojump_clock: MockClock, scenario: str, host: str) -> None:

@@ -32,6 +32,8 @@ from tests.cases import proof
 from tests.cluster.ground import FencedStorage
 from tests.cluster.nodes import Host, three_nodes
 
+pytestmark = pytest.mark.slow  # each test runs three brokers
+
 PIECES = 9
 BODY = os.urandom(PIECES * PIECE_BYTES - 7)
 assert len(BODY) > WHOLE_BYTES

@@ -21,6 +21,8 @@ from tests.amqp.dialling import Client, open_house
 from tests.cluster.nodes import Cluster, Host, three_nodes
 from tests.cluster.test_nodes import left_in
 
+pytestmark = pytest.mark.slow  # each test runs three brokers
+
 QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -519,7 +521,6 @@ async def test_a_root_that_is_served_alone_for_once_keeps_what_leads_to_the_clus
 # Dead letters
 
 
-@pytest.mark.slow
 async def test_what_dies_waits_until_it_is_known_whether_its_next_queue_is_there(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b = cluster.hosts["a"], cluster.hosts["b"]

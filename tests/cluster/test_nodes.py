@@ -89,6 +89,7 @@ async def test_a_node_that_stays_alone_says_so(caplog: pytest.LogCaptureFixture,
         assert caplog.text.count("node c is the only member of its cluster") == 1
 
 
+@pytest.mark.slow
 async def test_a_master_shares_no_machine_with_what_leads_the_coordinator(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         assert cluster.hosts["a"].node.membership().role == "master"
@@ -147,6 +148,7 @@ async def test_the_oldest_is_promoted_and_has_everything(autojump_clock: MockClo
         assert bodies == [b"%d" % number for number in range(11)], "what was leased is there again, at once"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["ready", "dead-lettered twice", "removed from there"])
 async def test_publish_that_is_repeated_is_not_stored_again(step: str, autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
@@ -439,6 +441,7 @@ async def test_batches_and_looks_go_to_the_master(autojump_clock: MockClock) -> 
         assert (status["ready"], status["leased"]) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_what_no_node_could_keep_is_refused(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster, cluster.hosts["b"].amqp() as client:
         with pytest.raises(Conflict, match="cannot be auto-delete or have the argument x-expires"):
@@ -521,6 +524,7 @@ async def test_a_master_that_no_neighbour_reaches_leaves_and_is_the_youngest(aut
         assert await left_in(b, "q") == [b"one", b"two"]
 
 
+@pytest.mark.slow
 async def test_where_no_node_reaches_another_mastership_does_not_go_round(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         for one, other in ("ab", "bc", "ac"):
@@ -752,6 +756,7 @@ async def test_a_place_that_the_file_has_no_more_is_forgotten() -> None:
         assert await moved.load([old, other]) == {}
 
 
+@pytest.mark.slow
 async def test_unplaced_queues_are_the_clusters_where_nodes_say_so(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

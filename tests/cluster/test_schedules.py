@@ -12,6 +12,8 @@ from trio.testing import MockClock
 from tests.cluster.nodes import Host, three_nodes
 from tests.cluster.test_nodes import left_in
 
+pytestmark = pytest.mark.slow  # each test runs three brokers
+
 INSTANT = "mq-schedule-instant"
 
 

@@ -14,6 +14,8 @@ from tests.cluster.nodes import Host, three_nodes
 from tests.cluster.test_name_space import QUORUM, confirmed, raw
 from tests.cluster.test_nodes import left_in
 
+pytestmark = pytest.mark.slow  # each test runs three brokers
+
 
 async def declare(client: Client, exchange: str, kind: str = "topic", **traits: Any) -> None:
     method = methods.Exchange.Declare(exchange=exchange, exchange_type=kind, durable=True, **traits)

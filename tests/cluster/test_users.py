@@ -20,6 +20,8 @@ from tests.access.files import OTHER_TOKEN, TOKEN, write_users
 from tests.cluster.nodes import Host, three_nodes
 from tests.record_hooks import hook_records
 
+pytestmark = pytest.mark.slow  # each test runs three brokers
+
 ROOT = '[users.root]\ntokens = ["TOKEN"]\nadminister = ["*"]\n'
 
 

@@ -70,6 +70,7 @@ def test_a_kept_promise_is_no_flaw(store: Store) -> None:
     assert store.judged() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("years", [years for years in STEPS_YEARS if years])
 def test_a_clock_that_is_set_breaks_none(store: Store, years: int) -> None:
     assert store.judged(step_ns=years * YEAR_NS) == set()

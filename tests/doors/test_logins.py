@@ -73,6 +73,7 @@ NEW_NAMES = [("192.0.2.1", [f"n{number}x{more}" for more in range(500)]) for num
 KNOWN_NAMES = [("192.0.2.1", ["bob", "carl", f"n{number}"]) for number in range(GUESSERS)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guessers", [SAME_NAME, OTHER_NAMES, NEW_NAMES, KNOWN_NAMES])
 @pytest.mark.parametrize("address", ["198.51.100.1", "192.0.2.1"])
 async def test_guessers_hold_up_nobody_else(

@@ -80,6 +80,7 @@ async def attack(port: int, glutton: Glutton, clients: int, size: int) -> Counte
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_heap")
 @each_batch
 async def test_nobody_waits_long_for_the_event_loop(glutton: Glutton) -> None:

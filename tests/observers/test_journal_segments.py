@@ -63,6 +63,7 @@ def test_other_tools_read_it(tmp_path: Path) -> None:
     assert table.schema.equals(SCHEMA)
 
 
+@pytest.mark.slow
 def test_a_crash_at_any_byte_leaves_the_whole_batches(tmp_path: Path) -> None:
     batches = [list(lives(2)), list(lives(1, "other")), list(lives(3))]
     writer, ends = SegmentWriter(tmp_path, LIFE), []

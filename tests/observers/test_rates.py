@@ -43,6 +43,7 @@ def happened(kind: Kind, queue: str, destination: str | None = None) -> Transiti
     return Transition(kind, queue, ID, None, State.NEW, 0, destination=destination)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_a_ring_tells_what_happened(seed: int) -> None:
     """Against a list of all that happened, with pauses from none to hours."""

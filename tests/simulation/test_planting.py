@@ -168,6 +168,7 @@ WORKS: list[tuple[Bug, Callable[[Any], Any], Any, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bug", "look", "well", "ill"), WORKS, ids=[f"{bug.where} {bug.what}" for bug, *_ in WORKS])
 def test_a_bug_is_there_for_the_block_alone(
     house: ModuleType, bug: Bug, look: Callable[[Any], Any], well: Any, ill: Any

@@ -109,6 +109,7 @@ WITH_LOG_REGRESSIONS = {
 """Seeds that found a bug of the log, and which."""
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(3)
 @pytest.mark.parametrize("seed", WITH_LOG_REGRESSIONS, ids=str)
 def test_a_seed_that_found_a_bug_of_the_log_stays_well(seed: int) -> None:

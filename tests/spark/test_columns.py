@@ -156,6 +156,7 @@ def test_columns_that_the_queue_knows_are_told_without_reading_messages(
         assert read(reader, reader.partitions()) == [{name: row[name] for name in KNOWN.names} for row in wanted]
 
 
+@pytest.mark.slow
 def test_a_page_of_more_messages_than_are_read_together(client: Client, options: Options) -> None:
     """A page of 4,000, of which the store reads 2,000 at a time."""
     bodies = [b"%d" % number for number in range(4100)]

@@ -178,6 +178,7 @@ def test_only_a_spark_that_pushes_filters_gets_a_reader_for_them(monkeypatch: py
     assert type(source.reader(COLUMNS)) is FilteringReader
 
 
+@pytest.mark.slow
 def test_the_program_in_which_spark_plans_filtered_reads_has_its_name() -> None:
     """Under another name filters would silently be Spark's work again."""
     from importlib.util import find_spec

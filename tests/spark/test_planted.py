@@ -16,6 +16,7 @@ from tests.spark.test_columns import client, shared_daemon
 __all__ = ["client", "shared_daemon"]
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(4)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_bug_is_found(name: str, request: pytest.FixtureRequest) -> None:

@@ -969,6 +969,7 @@ def test_rows_that_were_there_are_counted(client: Client, options: Options, capl
     assert f"already in queue {options.queue} (same idempotency key): 3" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_queue_that_stays_full_is_named(client: Client, options: Options, caplog: pytest.LogCaptureFixture) -> None:
     client.configure(options.queue, max_messages=1)
     batch = pa.RecordBatch.from_pylist([{"value": b"x"}, {"value": b"y"}])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Final
 
 import pytest
 
 from mq.storage.interface import Storage
 from tests.storage.places import BACKENDS, MEMORY_FOLDER, Places, places
 
+QUICK: Final = ("posix", "memory")
+"""Backends that `make quick` asks: a store of files and one without."""
 
-@pytest.fixture(params=BACKENDS)
+
+@pytest.fixture(params=[each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in BACKENDS])
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend in turn; a test may parametrize it with fewer."""
     if request.param == "tmpfs" and not MEMORY_FOLDER.is_dir():

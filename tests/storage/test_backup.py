@@ -368,6 +368,7 @@ each_cut = pytest.mark.parametrize("step", [16, pytest.param(1, marks=pytest.mar
 """At every call, or at some, others with each commit."""
 
 
+@pytest.mark.slow
 @each_cut
 @pytest.mark.parametrize("medium", Medium)
 async def test_a_backup_that_is_cut_off_harms_none_before_it(medium: Medium, step: int) -> None:

@@ -22,6 +22,7 @@ async def test_promise_is_kept(backend_places: Places, check: Check) -> None:
     await run_check(check, backend_places.make)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", DURABLE_PLACES, indirect=True)
 @for_each("check", REOPENING_CHECKS)
 async def test_promise_is_kept_over_reopening(backend_places: Places, check: ReopeningCheck) -> None:

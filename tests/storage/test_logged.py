@@ -152,6 +152,7 @@ async def opened(disk: CutDisk) -> AsyncIterator[Storage]:
         await storage.aclose()
 
 
+@pytest.mark.slow
 @for_each("told_together", [0, 1, 16])
 @for_each("check", CHECKS)
 async def test_promise_is_kept(check: Check, told_together: int) -> None:
@@ -246,6 +247,7 @@ async def test_without_ordered_names_large_bodies_are_on_the_medium_before_their
         assert found == [bytes([number]) * LARGE for number in range(bodies)]
 
 
+@pytest.mark.slow
 @for_each("grouped", [False, True])
 @for_each("ordered", [True, False])
 @for_each("seed", [6, 8, 10])
@@ -403,6 +405,7 @@ async def test_from_a_refusal_on_nothing_is_told(natively: bool) -> None:
         assert len(told.outcomes) in (8, 9)  # the last of a record is told with the next one's
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(2)
 @for_each("seed", SEEDS)
 async def test_a_cut_takes_nothing_that_was_told(natively: bool, seed: int) -> None:
@@ -638,6 +641,7 @@ async def test_of_a_group_that_was_refused_half_way_nothing_comes_back(
             await disk.cut()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_group_is_whole_or_not_there_beside_the_end_of_a_deleted_queue(seed: int) -> None:
     for number in range(1, 200):
@@ -895,6 +899,7 @@ async def test_a_record_outlives_a_cut_though_its_folder_cannot_be_opened(seed: 
     await disk.check_whole()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", [True, False])
 async def test_start_that_is_cut_off_at_any_call_reports_no_dropped_record_as_missing(log: bool) -> None:
     for calls in itertools.count(1):

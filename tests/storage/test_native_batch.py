@@ -68,6 +68,7 @@ async def test_messages_are_their_owners_only(temp_root: Path, native: bool) -> 
     assert {path.stat().st_mode & 0o777 for path in everything if path.is_dir()} == {0o700}
 
 
+@pytest.mark.slow
 @for_each("seed", range(20))
 async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root: Path, seed: int) -> None:
     both = []
@@ -79,6 +80,7 @@ async def test_batches_have_the_same_outcomes_and_leave_the_same_files(temp_root
     assert {result for result, _ in both[0][0]} > {Result.DONE, Result.GONE}
 
 
+@pytest.mark.slow
 @for_each("seed", range(10))
 async def test_batches_with_one_operation_a_message_have_the_same_outcomes(temp_root: Path, seed: int) -> None:
     both = []

@@ -63,6 +63,7 @@ async def test_lone_daemon_writes_a_message_where_it_rests(disk: Disk) -> None:
     assert await disk.body(entry) == b"body"
 
 
+@pytest.mark.slow
 @for_each("seed", range(8))
 async def test_no_power_cut_leaves_a_partial_message_in_its_queue(seed: int) -> None:
     for call in itertools.count(1):

@@ -117,6 +117,7 @@ def test_a_drop_is_durable_and_takes_the_oldest_version_first(shelf: Shelf) -> N
     assert not shelf.records.drop("other", "key")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(st.lists(st.tuples(st.text(max_size=80), st.dictionaries(st.text(max_size=3), st.integers())), max_size=5))
 def test_any_key_is_its_own(pairs: list[tuple[str, dict[str, int]]]) -> None:
@@ -154,6 +155,7 @@ def test_an_odd_key_is_its_own(shelf: Shelf, key: str) -> None:
 WHOLE: Final = record("key", {"text": "x" * 60})
 
 
+@pytest.mark.slow
 @for_each("length", range(len(WHOLE)))
 @for_each("fill", [b"", b"\0"], shelf=Shelf)
 def test_a_version_torn_anywhere_is_passed_over(shelf: Shelf, length: int, fill: bytes) -> None:
@@ -188,6 +190,7 @@ def test_a_version_without_a_checksum_is_passed_over(shelf: Shelf) -> None:
     assert shelf.records.all("kind") == {}
 
 
+@pytest.mark.slow
 @for_each("bit", range(8 * len(WHOLE)), shelf=Shelf)
 def test_a_version_with_one_bit_changed_is_passed_over(shelf: Shelf, bit: int) -> None:
     changed = bytearray(WHOLE)
@@ -278,6 +281,7 @@ def test_a_change_lists_no_folder_once_names_are_kept(shelf: Shelf) -> None:
     }
 
 
+@pytest.mark.slow
 def test_calls_of_a_change_are_the_same_among_many_records(shelf: Shelf) -> None:
     shelf.records.keep_names()
     counts = []

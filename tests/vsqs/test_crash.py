@@ -142,6 +142,7 @@ class Life:
         return got
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(2)
 @for_each("seed", SEEDS)
 @for_each("medium", Medium)

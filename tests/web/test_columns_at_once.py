@@ -245,6 +245,7 @@ async def test_what_cannot_be_read_natively_is_read_as_ever(temp_root: Path) -> 
     assert [body for *_, body in decoded(page)[0]] == [b"%d" % number for number in range(40)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["lines", *WAYS])
 @pytest.mark.parametrize(("most", "longest"), [(1, 100), (2, 100), (3, 100), (100, 5), (100, 10), (100, 100)])
 async def test_no_page_passes_over_one_of_two_with_one_sequence(

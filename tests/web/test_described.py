@@ -54,6 +54,7 @@ async def test_it_is_served_to_anybody(endpoints: Endpoints) -> None:
     assert (await ask(endpoints, "HEAD", "/-/openapi.json")).status == 200
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(2)
 def test_it_is_openapi() -> None:
     validator = pytest.importorskip("openapi_spec_validator")

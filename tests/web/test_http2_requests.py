@@ -138,6 +138,7 @@ async def test_a_long_answer_stays_where_it_is_while_the_window_is_shut(
     assert largest <= BUFFER_HIGH_WATER + PIECE_BYTES
 
 
+@pytest.mark.slow
 async def test_all_requests_end_when_one_of_them_finds_the_connection_broken(server: Server, budget: Budget) -> None:
     """It closes the others' streams and its own, and is cancelled meanwhile."""
     for _ in range(20):

@@ -47,6 +47,7 @@ def body_of(value: dict[str, Any] | MQError) -> bytes:
     return body if isinstance(body, bytes) else encoded  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @for_each("piece", [1 << 16, 60_001])
 @for_each("ascii", [True, False])
 @for_each("unit", ["x", 'caf\u00e9 \U0001f600\\"\n/', "\\", "\ud83d\udd11", "\ud83d", "\\u0041"])

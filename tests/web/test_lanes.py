@@ -400,6 +400,7 @@ ODD: Final = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ODD.values(), ids=ODD)
 @pytest.mark.parametrize("before", [b"", http1("GET", "/-/live")], ids=["first", "second"])
 async def test_odd_requests(worlds: Worlds, before: bytes, asked: bytes) -> None:

@@ -83,6 +83,7 @@ async def crowded(broker: Broker) -> Broker:
     return broker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("room", [pytest.param(1, marks=pytest.mark.proof, id="the figure"), 5])
 async def test_ten_thousand_queues_are_listed_soon(crowded: Broker, room: int) -> None:
     """Processor time of this thread, and what others wait for meanwhile; the best of some rounds. Tests with each

@@ -23,6 +23,7 @@ def first_that_fits(segments: tuple[str, ...]) -> tuple[Route, tuple[str, ...]] 
     return fitting[0], tuple(segment for wanted, segment in names if wanted is None)
 
 
+@pytest.mark.slow
 def test_every_path_of_known_words() -> None:
     words = sorted({segment or "any" for route in ROUTES for segment in route.path} | {""})
     router = Router(ROUTES)

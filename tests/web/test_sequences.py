@@ -91,6 +91,7 @@ async def worlds(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch) -> Asyn
         yield await make_worlds(stack, nursery, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sequence", SEQUENCES.values(), ids=SEQUENCES)
 @pytest.mark.parametrize("pieces", [1, 500])
 async def test_what_was_stored_is_answered_so(worlds: Worlds, sequence: Sequence, pieces: int) -> None:

@@ -87,6 +87,7 @@ async def test_chunked_and_with_expectation(server: Server, queue: str, store: M
     assert parse(await server.exchange(http1("GET", "/q/messages"), half_close=True))[2] == b"abcde"
 
 
+@pytest.mark.slow
 async def test_a_large_body_both_ways(nursery: trio.Nursery, temp_root: Path, fast_lane: bool) -> None:
     body = b"".join(b"%015d\n" % number for number in range(1 << 20))  # 16 MiB
     async with open_broker(f"posix:{temp_root}", BrokerConfig(max_body=len(body))) as broker:
@@ -116,6 +117,7 @@ async def test_bad_names_as_bytes(server: Server, store: MemoryStorage, name: st
     assert await contents(store) == ([], 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("request_", "status"),
     [

@@ -162,6 +162,7 @@ def test_a_full_server_is_an_error_and_can_be_emptied(make, serve) -> None:
     assert queue.put("there is room again" + "x" * 2000) is True
 
 
+@pytest.mark.slow
 def test_a_full_server_has_room_for_the_lock_and_the_tail(make, serve) -> None:
     server = serve("-M", "-m", "2")
     queue = make(port=server.port)
@@ -248,6 +249,7 @@ class Interrupted(Client):
 MOST_COMMANDS = 20
 
 
+@pytest.mark.slow
 @for_each("before", range(1, MOST_COMMANDS + 1))
 @pytest.mark.parametrize("unique", [False, True], ids=["plain", "unique"])
 @pytest.mark.parametrize(

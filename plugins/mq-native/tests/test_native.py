@@ -102,6 +102,7 @@ def test_what_is_not_plain_is_left_to_others(native: Native, files: Path) -> Non
     assert native.do_steps([(str(files / "folder"),)], False) == [-errno.EISDIR]
 
 
+@pytest.mark.slow
 def test_a_large_batch_is_answered_in_order(native: Native, files: Path) -> None:
     names = [str(files / f"{number}") for number in range(2000)]
     writes: list[Step] = [(name, name.encode(), b"0:00", b"") for name in names]

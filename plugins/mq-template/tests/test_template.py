@@ -71,6 +71,7 @@ async def storage(place: Place) -> AsyncIterator[TemplateStorage]:
 
 
 # All that an author needs; to see each promise as a test of its own, parametrize over CHECKS and call run_check.
+@pytest.mark.slow
 async def test_keeps_every_promise(place: Place) -> None:
     await check_storage(place.make, place.reopen)
 
@@ -212,6 +213,7 @@ async def test_refuses_a_file_that_is_no_database(tmp_path: Path) -> None:
             pytest.fail("it opened")
 
 
+@pytest.mark.slow
 async def test_refuses_a_body_that_is_too_long(storage: TemplateStorage) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         while True:

@@ -141,6 +141,7 @@ async def test_who_waits_at_a_consumer_that_is_closed_is_let_go(is_settled_meanw
         assert [message async for message in consumer] == []
 
 
+@pytest.mark.slow
 @on_both_loops
 async def test_channels_of_gets_do_not_pile_up() -> None:
     async with talking() as (client, server), anyio.create_task_group() as tasks:
