@@ -28,6 +28,8 @@ OVERHEAD: Final = 1024
 """Bytes that a message counts besides its body: about what its id and its attributes take, if these are short."""
 SHORT_ATTRIBUTES: Final = 512
 """Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
+KEPT_TICKS: Final = 10 * 10**7
+"""How much older than another message one is that makes room for it, in UUID ticks: 10 seconds."""
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
 
@@ -302,7 +304,10 @@ class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
 
 
 class RecentBodies:
-    """A cache of bodies by message id, each read once at the most; the oldest make room.
+    """A cache of bodies by message id, each read once at the most.
+
+    The oldest make room, but only for much younger ones: of a burst that does not fit, the first messages are wanted
+    first. If each new one drove out the oldest, those that are wanted next would never be here.
 
     Args:
         most_bytes: the cache's size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
@@ -319,7 +324,7 @@ class RecentBodies:
         self._bytes = 0
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
-        """Keep the body of a message that was stored, unless it is long, or its attributes are."""
+        """Keep the body of a message that was stored, unless it is long, or its attributes are, or there is no room."""
         size = len(body) + OVERHEAD
         if attributes:
             length = attributes.length if isinstance(attributes, SharedAttributes) else -1
@@ -331,10 +336,13 @@ class RecentBodies:
             return
         if id in self._kept:
             self.take(id)
+        while self._bytes + size > self._most_bytes:
+            oldest = next(iter(self._kept), None)
+            if oldest is None or id.time - oldest.time < KEPT_TICKS:
+                return
+            self._bytes -= self._kept.pop(oldest)[2]
         self._kept[id] = (body, attributes, size)
         self._bytes += size
-        while self._bytes > self._most_bytes:
-            self._bytes -= self._kept.popitem(last=False)[1][2]
 
     def clear(self) -> None:
         """Forget all."""

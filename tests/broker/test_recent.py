@@ -68,13 +68,16 @@ def _kept(recent: RecentBodies, ids: Sequence[MessageId]) -> list[bool]:
     return [recent.take(id) is not None for id in ids]
 
 
-def test_the_oldest_make_room() -> None:
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(0.1, [True, True, True, False, False]), (10, [False, False, True, True, True])]
+)
+def test_the_oldest_make_room_for_much_younger_ones(seconds: float, kept: list[bool]) -> None:
     made = MessageIds()
-    ids = [made.new() for _ in range(5)]
+    ids = [made.new(now_ns=int((10**9 + number * seconds) * 1e9)) for number in range(5)]
     recent = RecentBodies(3 * (OVERHEAD + 100))
     for id in ids:
         recent.keep(id, bytes(100), {})
-    assert _kept(recent, ids) == [False, False, True, True, True]
+    assert _kept(recent, ids) == kept
     assert _kept(recent, ids) == [False] * 5
 
 
