@@ -53,7 +53,8 @@ PASS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.
 LONG_STEP_SECONDS: Final = 0.1
 """A longer step is logged with the name of its task, and a longer pass without one where its steps are not measured."""
 BUSY_PASSES_PER_SECOND: Final = 1000
-"""While the event loop makes more passes, steps are not measured one by one: that costs up to 5 % of a message."""
+"""While the event loop makes more passes, or works half of the time in long ones, steps are not measured one by one:
+that costs up to 5 % of a message."""
 WATCH_SECONDS: Final = 60.0
 """After a long pass steps are measured for so long all the same, so that the next long one is logged with its task."""
 PASSES_A_LOOK: Final = 256
@@ -97,6 +98,7 @@ class LoopTurns(trio.abc.Instrument):
         "_left",
         "_line",
         "_lines",
+        "_long_before",
         "_looked",
         "_now",
         "_pass",
@@ -126,6 +128,7 @@ class LoopTurns(trio.abc.Instrument):
         self._clock: WaitClock = _Waits()
         self._now = self._clock.current_time
         self._began = self._looked = 0.0  # the present pass, and the last look at how busy the loop is
+        self._long_before = 0.0  # `long_seconds` at that look
         self._steps: _Steps | None = None
         self._watches_until = float("-inf")
         self._silent_until = float("-inf")
@@ -241,8 +244,9 @@ class LoopTurns(trio.abc.Instrument):
 
     def _look(self, now: float) -> None:
         """Measure single steps while that costs little, or is needed to find a slow one."""
-        is_busy = now - self._looked < PASSES_A_LOOK / BUSY_PASSES_PER_SECOND
-        self._looked = now
+        took, long_seconds = now - self._looked, self.long_seconds - self._long_before
+        is_busy = took < PASSES_A_LOOK / BUSY_PASSES_PER_SECOND or long_seconds > took / 2
+        self._looked, self._long_before = now, self.long_seconds
         self._measure_steps(not is_busy or now < self._watches_until)
 
     def _measure_steps(self, is_wanted: bool) -> None:
