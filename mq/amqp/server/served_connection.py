@@ -314,11 +314,6 @@ class ServedConnection(ClientConnection):
                 return self._begin_to_publish(command)
             self._publish(command)
             return None
-        self.connection.frames_left -= COMMAND_FRAMES
-        handler = _HANDLERS.get(type(command))
-        if handler is not None:
-            rest = handler(self, command)
-            return None if rest is None else self._answer(command, rest)  # type: ignore[arg-type] # all of them are
         if isinstance(command, Credit):
             self.channel(command.channel).feed(command.tag)
             return None
@@ -327,8 +322,11 @@ class ServedConnection(ClientConnection):
             removals.begin([delivery.token for delivery in command.deliveries])
             is_much = removals.count > removals.most and self.nursery is not None
             return removals.wait(for_all=False) if is_much else None
-        assert isinstance(command, Settle), "all others have a handler"
-        return settle(self.state, command.outcome, command.deliveries)
+        self.connection.frames_left -= COMMAND_FRAMES
+        if isinstance(command, Settle):
+            return settle(self.state, command.outcome, command.deliveries)
+        rest = _HANDLERS[type(command)](self, command)
+        return None if rest is None else self._answer(command, rest)
 
     async def _answer(self, command: commands.Answered, work: Awaitable[Result]) -> None:
         try:
