@@ -11,14 +11,14 @@ import trio
 
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
-from mq.doors.budget import Budget, Room
+from mq.doors.budget import Budget, Room, Use
 from mq.doors.quotas import Quotas
 from mq.message import QueueName
 from mq.sqs.attributes import DEDUPLICATION_SECONDS
 from mq.sqs.errors import SqsError
 from mq.sqs.messages import ReceiptHandle
 from mq.sqs.move_tasks import MoveTasks
-from mq.sqs.names import QueueNames, is_fifo, queue_of_url
+from mq.sqs.names import QueueNames, base_of, is_fifo, queue_of_url
 from mq.sqs.notes import NoteBook
 from mq.sqs.shapes import Struct, needed, number
 from mq.web.exchange import Abandon, Request
@@ -65,6 +65,8 @@ class Desk(NamedTuple):
     Attributes:
         changing: held while a queue is made, changed or deleted.
         lease_seconds: length of a lease, where neither the queue nor the receive says one.
+        base_path: the path under which a proxy serves the daemon; queues' URLs have it.
+        quotas: hold users to their limits.
     """
 
     broker: BrokerAPI
@@ -75,29 +77,60 @@ class Desk(NamedTuple):
     attempts: Attempts
     changing: trio.Lock
     lease_seconds: float
+    base_path: str
+    quotas: Quotas
 
 
-class ActionCall(NamedTuple):
+class ActionCall:
     """One request for one action.
 
+    Args:
+        region: that its signature names.
+        room: memory that is given back once it is answered; None reserves some when an action wants it.
+
     Attributes:
-        room: memory that is given back once it is answered.
         demanded: the right that each call of :meth:`allow` asked for, and on which queue. An action that needs the
             right to configure a queue changes it, which the audit log gets. A handler that changed nothing clears the
             list.
-        quotas: hold users to their limits.
         user: its user; None where there are no users.
     """
 
-    desk: Desk
-    action: str
-    wanted: Mapping[str, Any]
-    names: QueueNames
-    request: Request
-    room: Room
-    demanded: list[tuple[str, str | None]]
-    quotas: Quotas
-    user: User | None = None
+    __slots__ = ("_names", "_region", "_room", "action", "demanded", "desk", "request", "user", "wanted")
+
+    def __init__(
+        self,
+        desk: Desk,
+        action: Action,
+        wanted: Mapping[str, Any],
+        request: Request,
+        user: User | None,
+        region: str,
+        room: Room | None = None,
+    ) -> None:
+        self.desk = desk
+        self.action = action
+        self.wanted = wanted
+        self.request = request
+        self.user = user
+        self.demanded: list[tuple[str, str | None]] = []
+        self._region = region
+        self._room = room
+        self._names: QueueNames | None = None
+
+    @property
+    def room(self) -> Room:
+        """Memory that is given back once the call is answered."""
+        if self._room is None:
+            self._room = body_room(self.request, self.desk.budget)
+        return self._room
+
+    @property
+    def names(self) -> QueueNames:
+        """The names of queues as its client sees them."""
+        if self._names is None:
+            base = base_of(self.request.scheme, self.request.headers.get("host", ""))
+            self._names = QueueNames(base + self.desk.base_path, self._region)
+        return self._names
 
     def needed(self, name: str) -> Any:
         """As :func:`needed`, of the input."""
@@ -113,7 +146,7 @@ class ActionCall(NamedTuple):
         Raises:
             OverLimit: the user has published too many of late.
         """
-        self.quotas.check_publish(self.user, count)
+        self.desk.quotas.check_publish(self.user, count)
 
     def allow(self, right: str, queue: str | None) -> None:
         """Refuse the call if the user lacks a right. Without users every call is allowed.
@@ -133,8 +166,8 @@ class ActionCall(NamedTuple):
         what = "a right" if is_any else f"the right to {right}"
         raise SqsError(
             ACCESS_DENIED,
-            f"User {self.user.name} is not authorized to perform sqs:{self.action}. This action requires {what} on "
-            + (self.names.arn(queue) if queue else "this daemon"),
+            f"User {self.user.name} is not authorized to perform sqs:{self.action.name}. This action requires {what} "
+            f"on {self.names.arn(queue) if queue else 'this daemon'}",
         )
 
     def sees(self, queue: str) -> bool:
@@ -147,7 +180,7 @@ class ActionCall(NamedTuple):
         Raises:
             SqsError: none is named, or the user lacks the right on it.
         """
-        queue = queue_of_url(self.needed("QueueUrl"))
+        queue = queue_of_url(needed(self.wanted, "QueueUrl"))
         self.allow(right, queue)
         return queue
 
@@ -176,7 +209,12 @@ class ActionCall(NamedTuple):
             )
 
 
-Members = Mapping[str, Any]
+def body_room(request: Request, budget: Budget) -> Room:
+    """Memory of a request's client for bodies; none is reserved yet."""
+    return (request.memory or budget.own()).reserve(Use.BODY)
+
+
+Members = dict[str, Any]
 """Those of an action's output."""
 LaterMembers = Callable[[], Awaitable[Members]]
 """Members that have to be waited for."""
@@ -197,7 +235,7 @@ class Action(NamedTuple):
     name: str
     input: Struct
     output: Struct
-    handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]]
+    handle: Callable[[ActionCall], Awaitable[Members]]
     event: str = ""
     begin: Callable[[ActionCall, ActionAnswer], Abandon | None] | None = None
 

@@ -10,8 +10,7 @@ import copy
 import logging
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from functools import lru_cache, partial
-from os import urandom
+from functools import partial
 from time import time
 from typing import Any, Final
 
@@ -21,16 +20,16 @@ from mq import turns
 from mq.access import Right, User
 from mq.broker.api import BrokerAPI
 from mq.doors.audit import note
-from mq.doors.budget import Budget, Room, Use
+from mq.doors.budget import Budget, Room
 from mq.doors.logins import Logins
 from mq.doors.quotas import Quotas
 from mq.errors import MQError
 from mq.lifecycle import PROTOCOL
 from mq.sqs import message_actions, queue_actions
-from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk, LaterMembers, Members
+from mq.sqs.actions import ACCESS_DENIED, Action, ActionCall, Attempts, Desk, LaterMembers, Members, body_room
 from mq.sqs.errors import SqsError, sqs_error
 from mq.sqs.move_tasks import MoveTasks
-from mq.sqs.names import REGION, QueueNames, queue_of_path
+from mq.sqs.names import REGION, queue_of_path
 from mq.sqs.notes import NoteBook
 from mq.sqs.protocol import (
     FORM,
@@ -39,11 +38,10 @@ from mq.sqs.protocol import (
     VERSION,
     JsonSpeech,
     QuerySpeech,
-    RequestedAction,
     Speech,
     fields_of,
 )
-from mq.sqs.signatures import ALGORITHM, SIGNED, check_time, is_signed_by, signature_of
+from mq.sqs.signatures import ALGORITHM, SIGNED, Signature, check_time, is_signed_by, signature_of
 from mq.web.exchange import Abandon, Answer, Handler, Later, Reply, Request, RequestHead, problem
 from mq.web.http_connection import CONNECTION, WaitingRequests
 from mq.web.request_body import IN_MEMORY_BYTES, LimitedBody, making_room
@@ -71,7 +69,6 @@ _GET: Final = (
     "on any web page could delete a queue. Sign the request, or send a POST request instead, as the SDKs do (with "
     "curl, use --data)"
 )
-_AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 
 
 class SqsDoor(Handler):
@@ -100,10 +97,20 @@ class SqsDoor(Handler):
         self._handler = handler
         self._logins = logins
         self._base_path = base_path
-        self._quotas = quotas or Quotas()
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
-        self._desk = Desk(broker, NoteBook(broker), waits, tasks, budget, Attempts(), trio.Lock(), lease_seconds)
+        self._desk = Desk(
+            broker,
+            NoteBook(broker),
+            waits,
+            tasks,
+            budget,
+            Attempts(),
+            trio.Lock(),
+            lease_seconds,
+            base_path,
+            quotas or Quotas(),
+        )
 
     @property
     def alone(self) -> SqsDoor:
@@ -123,66 +130,63 @@ class SqsDoor(Handler):
             return await self._handler.handle(request)
         if self._is_refused_get(request):
             code = "UnsupportedOperation" if self._logins is None else "MissingAuthenticationToken"
-            return QuerySpeech(b"", None).refusal(SqsError(code, _GET), urandom(16).hex())
-        is_json, is_url = _is_json(request), self._is_signed_url(request)
-        id = urandom(16).hex()
-        room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
+            return QuerySpeech(None).refusal(SqsError(code, _GET))
+        is_json, is_url, url = _is_json(request), self._is_signed_url(request), self._url(request)
+        speech = JsonSpeech(request.headers[TARGET]) if is_json else QuerySpeech(url)
+        room = body_room(request, self._desk.budget)
         try:
-            self._check_before_reading(request)
+            signature = self._known_signature(request)
             body = await _read(request, room)
         except MQError as error:
             room.give_back()
-            speech = JsonSpeech("", b"") if is_json else QuerySpeech(b"", None)
-            return speech.refusal(sqs_error(error), id)._replace(is_last=True)
-        if is_json:
-            return await self._answer(JsonSpeech(request.headers[TARGET], body), request, body, room, id)
-        if not is_url and not _is_query(request, body):
+            return speech.refusal(sqs_error(error))._replace(is_last=True)
+        if not is_json and not is_url and not _is_query(request, body):
             room.give_back()
             return await self._handler.handle(request._replace(body=body, content_length=len(body)))
-        url = self._url(request)
-        return await self._answer(QuerySpeech(request.query if is_url else body, url), request, body, room, id)
-
-    def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
-        """As :meth:`Handler.begin`: small requests in JSON for actions that can begin."""
-        body, target = request.body, request.headers.get(TARGET, "")
-        if not isinstance(body, bytes) or len(body) > _MOST_BEGUN or not _is_json(request) or _FIFO in body:
-            return None
-        action = ACTIONS.get(target.removeprefix(PREFIX))
-        if action is None or action.begin is None or not self._is_by_known_key(request):
-            return None
-        speech, id = JsonSpeech(target, body), urandom(16).hex()
-        room = (request.memory or self._desk.budget.own()).reserve(Use.BODY)
         try:
-            signer = self._signer(request, body)
-            call = self._call(speech.read(ACTIONS), signer, request, room)
+            reply = await self._carry_out(speech, request, signature, body, room)
+        except MQError as error:
+            return _refuse(speech, error, room)
+        except BaseException:
+            room.give_back()
+            raise
+        return _with_room(reply, room)
+
+    def begin_json(self, speech: JsonSpeech, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """As :meth:`Handler.begin`: a small request for an action that can begin."""
+        body = request.body
+        if not isinstance(body, bytes) or len(body) > _MOST_BEGUN or _FIFO in body:
+            return None
+        try:
+            signature = None if self._logins is None else self._signature(request)
+        except SqsError:
+            return None  # handle refuses it, and writes that down
+        try:
+            user, region = self._signer(request, signature, body)
+            action, wanted = speech.read(ACTIONS, body)
+            call = ActionCall(self._desk, action, wanted, request, user, region)
+            assert action.begin is not None, "a head that wants it can begin"
             token = PROTOCOL.set("sqs")
             try:
-                begun = action.begin(call, partial(_answer_members, speech, action, id, room, answer))
+                return action.begin(call, partial(answer, partial(_reply_of, speech, call)))
             except SqsError as error:
                 self._note_denial(error, call)
                 raise
             finally:
                 PROTOCOL.reset(token)
         except MQError as error:
-            return _refuse(speech, error, id, room)
-        if begun is None:
-            room.give_back()
-        return begun
-
-    def _is_by_known_key(self, request: Request) -> bool:
-        """As :meth:`_check_before_reading`, which writes down why not."""
-        if self._logins is None:
-            return True
-        try:
-            signature = signature_of(request)
-            check_time(signature, time())
-        except SqsError:
-            return False
-        return self._logins.access.by_aws_key(signature.key_id) is not None
+            return _refuse(speech, error)
 
     def for_head(self, head: RequestHead) -> Handler:
         """Itself for what is meant for SQS, and for forms, of which only the body tells."""
-        return self if self._may_be_meant(head) else self._handler.for_head(head)
+        if not self._may_be_meant(head):
+            return self._handler.for_head(head)
+        if _is_json(head):
+            speech = JsonSpeech(head.headers[TARGET])
+            action = ACTIONS.get(speech.name)
+            if action is not None and action.begin is not None:
+                return _BeginsJson(self, speech)
+        return self
 
     def _may_be_meant(self, head: RequestHead | Request) -> bool:
         """False for what is unclear, too: the handler refuses it."""
@@ -218,26 +222,18 @@ class SqsDoor(Handler):
         path = request.path.decode("latin-1")
         return None if queue_of_path(path) is None else f"http://-{path}"
 
-    async def _answer(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
-        try:
-            reply = await self._carry_out(speech, request, body, room, id)
-        except MQError as error:
-            return _refuse(speech, error, id, room)
-        except BaseException:
-            room.give_back()
-            raise
-        return _with_room(reply, room)
-
-    async def _carry_out(self, speech: Speech, request: Request, body: bytes, room: Room, id: str) -> Reply:
-        signer = self._signer(request, body)
+    async def _carry_out(
+        self, speech: Speech, request: Request, signature: Signature | None, body: bytes, room: Room
+    ) -> Reply:
+        user, region = self._signer(request, signature, body)
         if len(body) > IN_MEMORY_BYTES:
             room.cover(_READ * len(body))
-        asked = await turns.apart(len(body), partial(speech.read, ACTIONS))
-        user = signer[0]
+        text = request.query if request.method == "GET" else body
+        action, wanted = await turns.apart(len(body), partial(speech.read, ACTIONS, text))
         token = PROTOCOL.set("sqs")  # the connection's task goes on, and its next request may be for another protocol
-        call = self._call(asked, signer, request, room)
+        call = ActionCall(self._desk, action, wanted, request, user, region, room)
         try:
-            members = await asked.action.handle(call)
+            members = await action.handle(call)
         except SqsError as error:
             self._note_denial(error, call)
             raise
@@ -246,44 +242,43 @@ class SqsDoor(Handler):
         changed = next((queue for right, queue in call.demanded if right == Right.CONFIGURE), None)
         if changed is not None:
             who = None if user is None else user.name
-            note(asked.action.audited, protocol="sqs", address=request.address, user=who, queue=changed)
-        return speech.answer(asked.action, members, id)
-
-    def _call(
-        self, asked: RequestedAction, signer: tuple[User | None, str], request: Request, room: Room
-    ) -> ActionCall:
-        user, region = signer
-        names = QueueNames(_base_of(request.scheme, request.headers.get("host", "")) + self._base_path, region)
-        return ActionCall(self._desk, asked.action.name, asked.wanted, names, request, room, [], self._quotas, user)
+            note(action.audited, protocol="sqs", address=request.address, user=who, queue=changed)
+        return speech.answer(action, members)
 
     def _note_denial(self, error: SqsError, call: ActionCall) -> None:
         if error.name != ACCESS_DENIED:
             return
         assert self._logins is not None, "it knew the user"
         assert call.user is not None, "and so did its call"
-        about = {"operation": call.action, "queue": call.demanded[-1][1]}
+        about = {"operation": call.action.name, "queue": call.demanded[-1][1]}
         self._logins.refusals.refused(protocol="sqs", address=call.request.address, user=call.user.name, **about)
 
-    def _check_before_reading(self, request: Request) -> None:
-        """Refuse a request of an unknown key before its body is read. Without users every request is known.
+    def _known_signature(self, request: Request) -> Signature | None:
+        """As :meth:`_signature`, which notes a failure. Without users every request is known: None."""
+        if self._logins is None:
+            return None
+        try:
+            return self._signature(request)
+        except SqsError as error:
+            self._logins.note_failure("sqs", request.address, "", error.name)
+            raise
+
+    def _signature(self, request: Request) -> Signature:
+        """The signature of a request. It refuses one of an unknown key before the request's body is read.
 
         Raises:
             SqsError: the request has no signature of a known key, or an old one.
         """
-        if self._logins is None:
-            return
-        try:
-            signature = signature_of(request)
-            check_time(signature, time())
-            if self._logins.access.by_aws_key(signature.key_id) is None:
-                raise SqsError(
-                    "InvalidClientTokenId",
-                    "The security token included in the request is invalid: no mq user has this access key. "
-                    "Create a key with mq user aws-key",
-                )
-        except SqsError as error:
-            self._logins.note_failure("sqs", request.address, "", error.name)
-            raise
+        assert self._logins is not None, "there are users"
+        signature = signature_of(request)
+        check_time(signature, time())
+        if self._logins.access.by_aws_key(signature.key_id) is None:
+            raise SqsError(
+                "InvalidClientTokenId",
+                "The security token included in the request is invalid: no mq user has this access key. "
+                "Create a key with mq user aws-key",
+            )
+        return signature
 
     def _as_sent(self, request: Request) -> Iterator[Request]:
         """The request with the paths that its client may have signed: a proxy may have taken the base path away, as the
@@ -294,15 +289,14 @@ class SqsDoor(Handler):
             yield request._replace(path=path)
             yield request._replace(path=path.rstrip(b"/"))
 
-    def _signer(self, request: Request, body: bytes) -> tuple[User | None, str]:
+    def _signer(self, request: Request, signature: Signature | None, body: bytes) -> tuple[User | None, str]:
         """The user who signed a request, None where there are no users; and the region of the signature.
 
         Raises:
             SqsError: the key was taken away, or the request did not come as it was signed.
         """
-        if self._logins is None:
+        if self._logins is None or signature is None:
             return None, _region(request)
-        signature = signature_of(request)
         found = self._logins.access.by_aws_key(signature.key_id)
         if found is None or not any(is_signed_by(found[1], signature, each, body) for each in self._as_sent(request)):
             name = "" if found is None else found[0].name
@@ -316,52 +310,55 @@ class SqsDoor(Handler):
         connection = CONNECTION.get()
         if connection is not None:
             if connection.user != found[0].name:
-                self._quotas.check_connection(found[0])
+                self._desk.quotas.check_connection(found[0])
             connection.log_in(found[0].name)
         if request.memory is not None:
             request.memory.log_in(found[0].name)  # until here the body counts for strangers: anyone can name a key
         return found[0], signature.region
 
 
-def _answer_members(
-    speech: Speech,
-    action: Action,
-    id: str,
-    room: Room,
-    answer: Answer,
-    make: Callable[[Any], Members | LaterMembers],
-    value: Any,
-) -> None:
-    """Answer with the members that a begun action has, once `make` makes them of `value`."""
+class _BeginsJson(Handler):
+    """Answers requests in JSON for an action that can begin."""
 
-    def reply_of(value: Any) -> Reply | Later:
-        try:
-            members = make(value)
-        except MQError as error:
-            return _refuse(speech, error, id, room)
-        if not isinstance(members, Mapping):
-            return partial(_reply_later, speech, action, id, room, members)
-        room.give_back()
-        return speech.answer(action, members, id)
+    def __init__(self, door: SqsDoor, speech: JsonSpeech) -> None:
+        self._door = door
+        self.begin = partial(door.begin_json, speech)  # type: ignore[method-assign] # a method would only call it
 
-    answer(reply_of, value)
+    async def handle(self, request: Request) -> Reply:
+        """As the door."""
+        return await self._door.handle(request)
 
 
-async def _reply_later(speech: Speech, action: Action, id: str, room: Room, members: LaterMembers) -> Reply:
+def _reply_of(
+    speech: Speech, call: ActionCall, make: Callable[[Any], Members | LaterMembers], value: Any
+) -> Reply | Later:
+    """The reply to a begun action, whose members the function makes of `value`."""
     try:
-        return _with_room(speech.answer(action, await members(), id), room)
+        members = make(value)
     except MQError as error:
-        return _refuse(speech, error, id, room)
+        return _refuse(speech, error)
+    if isinstance(members, dict):
+        return speech.answer(call.action, members)
+    return partial(_reply_later, speech, call, members)
+
+
+async def _reply_later(speech: Speech, call: ActionCall, members: LaterMembers) -> Reply:
+    room = call.room
+    try:
+        return _with_room(speech.answer(call.action, await members()), room)
+    except MQError as error:
+        return _refuse(speech, error, room)
     except BaseException:
         room.give_back()
         raise
 
 
-def _refuse(speech: Speech, error: MQError, id: str, room: Room) -> Reply:
+def _refuse(speech: Speech, error: MQError, room: Room | None = None) -> Reply:
     if not isinstance(error, SqsError):
         logger.debug("an SQS action failed: %s", error)
-    room.give_back()
-    return speech.refusal(sqs_error(error), id)
+    if room is not None:
+        room.give_back()
+    return speech.refusal(sqs_error(error))
 
 
 def _with_room(reply: Reply, room: Room) -> Reply:
@@ -389,12 +386,6 @@ def _region(request: Request) -> str:
     authorization = request.headers.get("authorization")
     matched = None if authorization is None else _CREDENTIAL.search(authorization)
     return REGION if matched is None else matched[1]
-
-
-@lru_cache(maxsize=64)
-def _base_of(scheme: str, host: str) -> str:
-    """The beginning of a queue's URL."""
-    return f"{scheme}://{host if _AUTHORITY.fullmatch(host) else 'localhost'}"
 
 
 def _is_query(request: Request, form: bytes) -> bool:

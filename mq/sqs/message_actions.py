@@ -172,7 +172,7 @@ class OutgoingMessage:
         return said
 
 
-async def send(call: ActionCall) -> Mapping[str, Any]:
+async def send(call: ActionCall) -> Members:
     """Send a message."""
     queue = await call.known_queue(Right.PUBLISH)
     outgoing = OutgoingMessage(call, call.wanted, await _rules(call, queue))
@@ -192,7 +192,7 @@ def begin_send(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
     return nothing_to_take_back
 
 
-async def send_batch(call: ActionCall) -> Mapping[str, Any]:
+async def send_batch(call: ActionCall) -> Members:
     """Send up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.PUBLISH)
     entries, batch = _entries(call), _Batch()
@@ -244,7 +244,7 @@ _DEFAULT_RULES: Final = QueueRules(int(noted_attribute(Notes(), LONGEST)), False
 # Received
 
 
-async def receive(call: ActionCall) -> Mapping[str, Any]:
+async def receive(call: ActionCall) -> Members:
     """Lease up to ten messages; wait for the first."""
     queue = await call.known_queue(Right.CONSUME)
     most, seconds, wait, wanted = _asked(call)
@@ -296,16 +296,14 @@ def _received(
     messages = future.value or []
     if not messages:
         return partial(receive, call) if has_to_wait else {}
-    bodies = [message.body.data for message in messages if isinstance(message.body, BytesBody)]
-    if len(bodies) < len(messages) or sum(map(len, bodies)) > IN_MEMORY_BYTES:
-        return partial(_received_later, call, messages, wanted)
-    if any(message.dead_letter_history for message in messages):
-        return partial(_received_later, call, messages, wanted)
-    return {
-        "Messages": [
-            shown_message(message, body, wanted, call.names) for message, body in zip(messages, bodies, strict=True)
-        ]
-    }
+    shown, size = [], 0
+    for message in messages:
+        body = message.body
+        size += body.size
+        if not isinstance(body, BytesBody) or size > IN_MEMORY_BYTES or message.dead_letter_history:
+            return partial(_received_later, call, messages, wanted)
+        shown.append(shown_message(message, body.data, wanted, call.names))
+    return {"Messages": shown}
 
 
 async def _received_later(call: ActionCall, messages: Sequence[Message], wanted: Wanted) -> Members:
@@ -316,9 +314,10 @@ async def _received_later(call: ActionCall, messages: Sequence[Message], wanted:
 def _asked(call: ActionCall) -> tuple[int, float | None, int | None, Wanted]:
     """What a receive asks for: how many messages, for how long it leases them, how long it waits, and what is shown.
     None is what the queue says."""
-    most = call.number("MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
-    visibility = call.number("VisibilityTimeout", 0, LONGEST_LEASE)
-    wait = call.number("WaitTimeSeconds", 0, LONGEST_WAIT)
+    given = call.wanted
+    most = number(given, "MaxNumberOfMessages", 1, LARGEST_BATCH) or 1
+    visibility = number(given, "VisibilityTimeout", 0, LONGEST_LEASE)
+    wait = number(given, "WaitTimeSeconds", 0, LONGEST_WAIT)
     return most, None if visibility is None else lease_seconds(visibility), wait, _wanted(call)
 
 
@@ -365,7 +364,7 @@ async def _again(
 
 
 def _wanted(call: ActionCall) -> Wanted:
-    system = {*call.wanted.get("AttributeNames", ()), *call.wanted.get("MessageSystemAttributeNames", ())}
+    system = (*call.wanted.get("AttributeNames", ()), *call.wanted.get("MessageSystemAttributeNames", ()))
     for name in system:
         if name not in SYSTEM_ATTRIBUTES:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
@@ -416,7 +415,7 @@ async def _body(message: Message) -> bytes:
 # Deleted
 
 
-async def delete(call: ActionCall) -> Mapping[str, Any]:
+async def delete(call: ActionCall) -> Members:
     """Delete a message. It is no error if it is gone."""
     queue = await call.known_queue(Right.CONSUME)
     handle = ReceiptHandle.parse(call.needed("ReceiptHandle"))
@@ -456,7 +455,7 @@ async def _deleted_late(call: ActionCall, queue: QueueName, handle: ReceiptHandl
     return {}
 
 
-async def delete_batch(call: ActionCall) -> Mapping[str, Any]:
+async def delete_batch(call: ActionCall) -> Members:
     """Delete up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
@@ -503,7 +502,7 @@ async def _is_free_since(call: ActionCall, queue: QueueName, handle: ReceiptHand
 # Leases
 
 
-async def change_visibility(call: ActionCall) -> Mapping[str, Any]:
+async def change_visibility(call: ActionCall) -> Members:
     """Let a lease end later, or earlier."""
     queue, change = await call.known_queue(Right.CONSUME), _LeaseChange.read(call.wanted)
     [error] = await call.desk.broker.change_leases(queue, [change.asked()])
@@ -511,7 +510,7 @@ async def change_visibility(call: ActionCall) -> Mapping[str, Any]:
     return {}
 
 
-async def change_visibility_batch(call: ActionCall) -> Mapping[str, Any]:
+async def change_visibility_batch(call: ActionCall) -> Members:
     """Change the leases of up to ten messages, under one barrier."""
     queue = await call.known_queue(Right.CONSUME)
     entries, batch = _entries(call), _Batch()
@@ -612,7 +611,7 @@ class _Batch:
         """In this context an error of mq's is noted for the entry."""
         return _Noting(self, id)
 
-    def answer(self, entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    def answer(self, entries: Sequence[Mapping[str, Any]]) -> Members:
         """The answer to the client: the entries in their order."""
         ids = [entry["Id"] for entry in entries]
         lists = {
@@ -683,7 +682,7 @@ def _batch_of(
     name: str,
     entry: Mapping[str, Shape],
     result: Mapping[str, Shape],
-    handle: Callable[[ActionCall], Awaitable[Mapping[str, Any]]],
+    handle: Callable[[ActionCall], Awaitable[Members]],
 ) -> Action:
     """The line of a batch, whose entries and results have ids."""
     entries = ListOf(Struct({"Id": TEXT, **entry}), f"{name}RequestEntry")

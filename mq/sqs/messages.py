@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from mq.errors import InvalidId
-from mq.message import Message, MessageId, shorten
+from mq.message import MESSAGE_ID_PATTERN, Message, MessageId, shorten
 from mq.sqs.errors import SqsError
 from mq.sqs.names import QueueNames, is_fifo
 from mq.sqs.shapes import needed
@@ -75,16 +74,16 @@ def read_body(wanted: Mapping[str, Any]) -> bytes:
     text: str = needed(wanted, "MessageBody")
     if not text:
         raise SqsError("InvalidParameterValue", "Value for parameter MessageBody is invalid. Reason: Must be non-empty")
-    if not _is_text(text):
+    if text.isascii():
+        body = text.encode()
+        is_text = not body.translate(None, _ASCII_TEXT)
+    elif is_text := _TEXT.fullmatch(text) is not None:
+        body = text.encode()
+    if not is_text:
         raise SqsError(
             "InvalidMessageContents", "the body contains characters that SQS does not allow. Send the body as base64"
         )
-    return text.encode()
-
-
-def _is_text(text: str) -> bool:
-    """Whether a body has only characters that SQS takes."""
-    return not text.encode().translate(None, _ASCII_TEXT) if text.isascii() else _TEXT.fullmatch(text) is not None
+    return body
 
 
 def read_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, Attribute]:
@@ -169,9 +168,10 @@ def read_token(wanted: Mapping[str, Any], name: str) -> str | None:
 
 def size_of(body: bytes, attributes: Mapping[str, Attribute]) -> int:
     """The size of a message in bytes, as SQS counts it."""
-    return len(body) + sum(
-        len(name.encode()) + len(each.type.encode()) + len(each.data) for name, each in attributes.items()
-    )
+    size = len(body)
+    for name, each in attributes.items():
+        size += len(name.encode()) + len(each.type.encode()) + len(each.data)
+    return size
 
 
 def kept_attributes(
@@ -245,18 +245,18 @@ _REST: Final = ".*"
 
 def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNames) -> dict[str, Any]:
     """A message as a receive answers it."""
-    text = _as_text(body)
-    attributes = {name: each for name, each in attributes_of(message).items() if _is_wanted(name, wanted.own)}
+    text, own = _as_text(body), attributes_of(message) if wanted.own else {}
+    attributes = {name: each for name, each in own.items() if _is_wanted(name, wanted.own)} if own else {}
     if text is None:
-        text = base64.b64encode(body).decode()
-        attributes[ENCODING] = Attribute("String", "base64")
+        body = base64.b64encode(body)
+        text, attributes[ENCODING] = body.decode(), Attribute("String", "base64")
     codings = message.properties.attributes.get("content_encoding")
     if isinstance(codings, str) and codings and _TEXT.fullmatch(codings):
         attributes[CODINGS] = Attribute("String", codings)
     shown: dict[str, Any] = {
         "MessageId": str(message.id),
         "ReceiptHandle": ReceiptHandle.of(message).text,
-        "MD5OfBody": md5(text.encode()),
+        "MD5OfBody": md5(body),
         "Body": text,
     }
     if wanted.system:
@@ -308,11 +308,13 @@ def _as_value(attribute: Attribute) -> dict[str, Any]:
 
 
 def _as_text(body: bytes) -> str | None:
+    if body.isascii():
+        return None if body.translate(None, _ASCII_TEXT) else body.decode("ascii")
     try:
         text = body.decode()
     except UnicodeDecodeError:
         return None
-    return text if _is_text(text) else None
+    return None if _TEXT.fullmatch(text) is None else text
 
 
 def _is_named(name: str, wanted: Collection[str]) -> bool:
@@ -394,12 +396,11 @@ class ReceiptHandle(NamedTuple):
             SqsError: it is none of ours.
         """
         try:
-            said = base64.b64decode(text.encode("ascii"), b"-_", validate=True).decode("ascii")
-            id, receives, receipt = said.split(":")
-            if receives.isdigit() and len(receives) <= len(str(1 << 32)) and _RECEIPT.fullmatch(receipt):
-                return cls(MessageId(id), int(receives), receipt)
-        except (ValueError, InvalidId):
-            pass
+            matched = _HANDLE.fullmatch(binascii.a2b_base64(text, strict_mode=True).decode("ascii"))
+        except ValueError:
+            matched = None
+        if matched is not None:
+            return cls(MessageId(matched[1]), int(matched[2]), matched[3])
         raise SqsError(
             "ReceiptHandleIsInvalid",
             "The input receipt handle is invalid. Use the receipt handle returned by ReceiveMessage.",
@@ -408,10 +409,12 @@ class ReceiptHandle(NamedTuple):
     @property
     def text(self) -> str:
         """The text that clients get."""
-        return base64.urlsafe_b64encode(f"{self.id}:{self.receives}:{self.receipt}".encode()).decode()
+        # Of such characters Base64 makes none that a URL would have to quote.
+        said = f"{self.id}:{self.receives}:{self.receipt}".encode()
+        return binascii.b2a_base64(said, newline=False).decode("ascii")
 
 
-_RECEIPT: Final = re.compile(r"[0-9a-f]{16}")
+_HANDLE: Final = re.compile(rf"({MESSAGE_ID_PATTERN}):([0-9]{{1,10}}):([0-9a-f]{{16}})")
 
 
 # Digests

@@ -20,6 +20,7 @@ _PATH: Final = re.compile(r"/(?:[0-9]{12}|queue)/([^/?#]+)/?")
 _BELOW: Final = re.compile(r"/[^/]+/[^/]+/?$")
 _URL: Final = re.compile(r"[a-z]{1,10}://[^/?#]*(/[^?#]*)")
 _ARN: Final = re.compile(r"arn:[a-z-]{1,20}:sqs:[a-z0-9-]{0,40}:[0-9]{0,12}:(.+)", re.DOTALL)
+_AUTHORITY: Final = re.compile(r"[A-Za-z0-9._~\[\]:-]{1,255}")
 _NEW_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}(?:\.fifo)?")
 _FIFO: Final = ".fifo"
 _LONGEST_RECALLED: Final = 256
@@ -46,6 +47,12 @@ class QueueNames:
     def arn(self, queue: str) -> str:
         """The ARN of a queue."""
         return f"arn:aws:sqs:{self._region}:{ACCOUNT}:{queue}"
+
+
+@lru_cache(maxsize=64)
+def base_of(scheme: str, host: str) -> str:
+    """The beginning of a queue's URL, by the scheme and the Host by which a client calls the daemon."""
+    return f"{scheme}://{host if _AUTHORITY.fullmatch(host) else 'localhost'}"
 
 
 def queue_of_url(url: str) -> QueueName:

@@ -6,16 +6,18 @@ the field ``Action`` of a form, and answers in XML. SDKs speak one or the other;
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl
 
 from mq.errors import InvalidRequest
 from mq.message import shorten
 from mq.sqs.actions import Action
 from mq.sqs.errors import SqsError
-from mq.sqs.shapes import from_form, from_json, in_base64, to_xml, tree_of, written
+from mq.sqs.shapes import from_form, in_base64, members_of, to_xml, tree_of, written
 from mq.web.exchange import Reply
 from mq.web.refusals import retry_after
 from mq.web.replies import STORED
@@ -37,61 +39,53 @@ MOST_PARTS: Final = 20_000
 Headers = tuple[tuple[str, str], ...]
 
 
-class RequestedAction(NamedTuple):
-    """A request that was read."""
-
-    action: Action
-    wanted: Mapping[str, Any]
-
-
 class Speech(Protocol):
     """One of the two protocols."""
 
-    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
-        """The request.
+    def read(self, actions: Mapping[str, Action], text: bytes) -> tuple[Action, Mapping[str, Any]]:
+        """The action that a request wants, and the members of its input.
+
+        Args:
+            text: its body, or the query of a signed URL.
 
         Raises:
             SqsError: it is malformed, or there is no such action.
         """
 
-    def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
-        """The reply to a request that was carried out; `id` is the request's own."""
+    def answer(self, action: Action, said: Mapping[str, Any]) -> Reply:
+        """The reply to a request that was carried out."""
 
-    def refusal(self, error: SqsError, id: str) -> Reply:
+    def refusal(self, error: SqsError) -> Reply:
         """The reply to one that was refused."""
 
 
 class JsonSpeech:
     """AWS JSON 1.0."""
 
-    def __init__(self, target: str, body: bytes) -> None:
-        self._name = target.removeprefix(PREFIX)
-        self._body = body
+    def __init__(self, target: str) -> None:
+        self.name = target.removeprefix(PREFIX)
 
-    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
+    def read(self, actions: Mapping[str, Action], text: bytes) -> tuple[Action, Mapping[str, Any]]:
         """As :meth:`Speech.read`."""
-        action = _known(actions, self._name)
-        if len(self._body) > IN_MEMORY_BYTES:
-            _check_sparse(self._body)
+        action = _known(actions, self.name)
+        if len(text) > IN_MEMORY_BYTES:
+            _check_sparse(text)
         try:
-            given = parse_object(self._body) if self._body else {}
+            given = parse_object(text) if text else {}
         except InvalidRequest as error:
             raise SqsError("SerializationException", str(error)) from None
-        return RequestedAction(action, from_json(action.input, given))
+        return action, members_of(action.input, given)
 
-    def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
+    def answer(self, action: Action, said: Mapping[str, Any]) -> Reply:
         """As :meth:`Speech.answer`. Where there is nothing to say the body is empty, as AWS has it."""
-        return self._reply(200, _encode(said) if action.output.members else "", id)
+        return _reply(200, JSON, _encode(said) if action.output.members else "", _new_id())
 
-    def refusal(self, error: SqsError, id: str) -> Reply:
+    def refusal(self, error: SqsError) -> Reply:
         """As :meth:`Speech.refusal`; a header has the older code."""
         said = json.dumps({"__type": f"com.amazonaws.sqs#{error.name}", "message": error.text})
         fault = "Sender" if error.is_sender_fault else "Receiver"
         old = ("x-amzn-query-error", f"{error.kind.query_code};{fault}")
-        return self._reply(error.kind.status, said, id, old, *_later(error))
-
-    def _reply(self, status: int, text: str, id: str, *headers: tuple[str, str]) -> Reply:
-        return _reply(status, JSON, text, ("x-amzn-requestid", id), *headers)
+        return _reply(error.kind.status, JSON, said, _new_id(), old, *_later(error))
 
 
 class QuerySpeech:
@@ -101,31 +95,30 @@ class QuerySpeech:
         queue_url: the address that the request went to, where it is a queue's.
     """
 
-    def __init__(self, form: bytes, queue_url: str | None) -> None:
-        self._form = form
+    def __init__(self, queue_url: str | None) -> None:
         self._url = queue_url
 
-    def read(self, actions: Mapping[str, Action]) -> RequestedAction:
+    def read(self, actions: Mapping[str, Action], text: bytes) -> tuple[Action, Mapping[str, Any]]:
         """As :meth:`Speech.read`."""
-        tree = tree_of(fields_of(self._form))
+        tree = tree_of(fields_of(text))
         name = tree.get("Action")
         if not isinstance(name, str):
             raise SqsError("MissingAction", "The request must contain the parameter Action.")
         action = _known(actions, name)
         if self._url is not None and "QueueUrl" in action.input.members:
             tree.setdefault("QueueUrl", self._url)
-        return RequestedAction(action, from_form(action.input, tree))
+        return action, from_form(action.input, tree)
 
-    def answer(self, action: Action, said: Mapping[str, Any], id: str) -> Reply:
+    def answer(self, action: Action, said: Mapping[str, Any]) -> Reply:
         """As :meth:`Speech.answer`."""
-        name = action.name
+        name, id = action.name, _new_id()
         result = f"<{name}Result>{to_xml(action.output, said)}</{name}Result>" if action.output.members else ""
         metadata = f"<ResponseMetadata><RequestId>{id}</RequestId></ResponseMetadata>"
         return _xml(200, f'<{name}Response xmlns="{NAMESPACE}">{result}{metadata}</{name}Response>', id)
 
-    def refusal(self, error: SqsError, id: str) -> Reply:
+    def refusal(self, error: SqsError) -> Reply:
         """As :meth:`Speech.refusal`."""
-        kind, fault = error.kind, "Sender" if error.is_sender_fault else "Receiver"
+        kind, id, fault = error.kind, _new_id(), "Sender" if error.is_sender_fault else "Receiver"
         said = (
             f"<Error><Type>{fault}</Type><Code>{kind.query_code}</Code><Message>{written(error.text)}</Message>"
             "<Detail/></Error>"
@@ -182,9 +175,18 @@ def _known(actions: Mapping[str, Action], name: str) -> Action:
 
 
 def _xml(status: int, text: str, id: str, *headers: tuple[str, str]) -> Reply:
-    return _reply(status, "text/xml", f'<?xml version="1.0"?>{text}', ("x-amzn-requestid", id), *headers)
+    return _reply(status, "text/xml", f'<?xml version="1.0"?>{text}', id, *headers)
 
 
-def _reply(status: int, type: str, text: str, *headers: tuple[str, str]) -> Reply:
+def _reply(status: int, type: str, text: str, id: str, *headers: tuple[str, str]) -> Reply:
     body = text.encode()
-    return Reply(status, (("content-type", type), ("content-length", str(len(body))), *STORED, *headers), body)
+    ours = ("content-type", type), ("content-length", str(len(body))), *STORED, ("x-amzn-requestid", id)
+    return Reply(status, (*ours, *headers) if headers else ours, body)
+
+
+_IDS: Final = itertools.count(int.from_bytes(os.urandom(15)))
+
+
+def _new_id() -> str:
+    """A request's id, which no other request has: random numbers for each would be a system call for each."""
+    return f"{next(_IDS):032x}"

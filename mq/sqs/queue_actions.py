@@ -14,7 +14,7 @@ from mq.broker.settings import SQS
 from mq.errors import Conflict, InvalidSetting, OverLimit
 from mq.lifecycle import made_for
 from mq.message import QueueName, shorten
-from mq.sqs.actions import ANY_RIGHT, Action, ActionCall
+from mq.sqs.actions import ANY_RIGHT, Action, ActionCall, Members
 from mq.sqs.attributes import (
     AttributeChange,
     allows_source,
@@ -43,7 +43,7 @@ _DEAD_LETTERS: Final = "dead_letter_queue"
 # Made, found, deleted
 
 
-async def create_queue(call: ActionCall) -> Mapping[str, Any]:
+async def create_queue(call: ActionCall) -> Members:
     """Make a queue, or find it with the same attributes."""
     name = new_name(call.needed("QueueName"))
     call.allow(Right.CONFIGURE, name)
@@ -127,7 +127,7 @@ def _wrong_policy(reason: str) -> SqsError:
     return SqsError("InvalidParameterValue", f"Value for parameter RedrivePolicy is invalid. Reason: {reason}")
 
 
-async def get_queue_url(call: ActionCall) -> Mapping[str, Any]:
+async def get_queue_url(call: ActionCall) -> Members:
     """The URL of a queue that is there."""
     name = known_name(call.needed("QueueName"))
     call.allow(ANY_RIGHT, name)
@@ -135,14 +135,14 @@ async def get_queue_url(call: ActionCall) -> Mapping[str, Any]:
     return {"QueueUrl": call.names.url(name)}
 
 
-async def list_queues(call: ActionCall) -> Mapping[str, Any]:
+async def list_queues(call: ActionCall) -> Members:
     """A page of queues, filtered by the beginning of their names."""
     prefix = call.wanted.get("QueueNamePrefix", "")
     found = [status.name for status in await call.desk.broker.queues()]
     return _page(call, "QueueUrls", [name for name in found if name.startswith(prefix) and call.sees(name)])
 
 
-async def list_sources(call: ActionCall) -> Mapping[str, Any]:
+async def list_sources(call: ActionCall) -> Members:
     """Queues whose dead messages go to this one."""
     target = await call.known_queue(ANY_RIGHT)
     found = [each.name for each in await call.desk.broker.queues() if each.settings.dead_letter_queue == target]
@@ -169,7 +169,7 @@ def _after(token: str) -> str:
         raise SqsError("InvalidParameterValue", "NextToken must be a value returned by this action") from None
 
 
-async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
+async def delete_queue(call: ActionCall) -> Members:
     """Delete a queue and all its messages."""
     async with call.desk.changing:
         queue = await call.known_queue(Right.CONFIGURE)
@@ -178,7 +178,7 @@ async def delete_queue(call: ActionCall) -> Mapping[str, Any]:
     return {}
 
 
-async def purge_queue(call: ActionCall) -> Mapping[str, Any]:
+async def purge_queue(call: ActionCall) -> Members:
     """Remove all messages that are not leased."""
     queue = await call.known_queue(Right.CONFIGURE)
     await call.desk.broker.purge(queue)
@@ -188,7 +188,7 @@ async def purge_queue(call: ActionCall) -> Mapping[str, Any]:
 # Attributes and tags
 
 
-async def get_attributes(call: ActionCall) -> Mapping[str, Any]:
+async def get_attributes(call: ActionCall) -> Members:
     """The attributes that were asked for."""
     queue = await call.known_queue(ANY_RIGHT)
     is_wanted = wanted_attributes(call.wanted.get("AttributeNames", ()))
@@ -198,7 +198,7 @@ async def get_attributes(call: ActionCall) -> Mapping[str, Any]:
     return {"Attributes": found} if found else {}
 
 
-async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
+async def set_attributes(call: ActionCall) -> Members:
     """Change attributes: all of them, or none."""
     given = call.needed("Attributes")
     change = read_change(given, is_fifo=is_fifo(call.queue(Right.CONFIGURE)))
@@ -217,7 +217,7 @@ async def set_attributes(call: ActionCall) -> Mapping[str, Any]:
     return {}
 
 
-async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
+async def tag_queue(call: ActionCall) -> Members:
     """Set tags."""
     tags = _checked_tags(call.needed("Tags"))
     async with call.desk.changing:
@@ -228,7 +228,7 @@ async def tag_queue(call: ActionCall) -> Mapping[str, Any]:
     return {}
 
 
-async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
+async def untag_queue(call: ActionCall) -> Members:
     """Remove tags."""
     gone = call.needed("TagKeys")
     async with call.desk.changing:
@@ -242,7 +242,7 @@ async def untag_queue(call: ActionCall) -> Mapping[str, Any]:
     return {}
 
 
-async def list_tags(call: ActionCall) -> Mapping[str, Any]:
+async def list_tags(call: ActionCall) -> Members:
     """All tags."""
     notes = await call.desk.notes.read(await call.known_queue(ANY_RIGHT))
     return {"Tags": dict(notes.tags)} if notes.tags else {}
@@ -261,7 +261,7 @@ def _checked_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
     return tags
 
 
-async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
+async def no_permissions(call: ActionCall) -> Members:
     """Refuse: rights stand in mq's users file."""
     call.queue(Right.CONFIGURE)
     raise SqsError(
@@ -273,7 +273,7 @@ async def no_permissions(call: ActionCall) -> Mapping[str, Any]:
 # Dead letters
 
 
-async def start_move(call: ActionCall) -> Mapping[str, Any]:
+async def start_move(call: ActionCall) -> Members:
     """Begin to move the messages of a dead-letter queue."""
     source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
     call.allow(Right.CONFIGURE, source)
@@ -301,7 +301,7 @@ async def _check_move(call: ActionCall, source: QueueName, target: QueueName | N
         raise SqsError("InvalidParameterValue", "The source queue must be configured as a dead-letter queue.")
 
 
-async def list_moves(call: ActionCall) -> Mapping[str, Any]:
+async def list_moves(call: ActionCall) -> Members:
     """The latest tasks of a queue."""
     source = queue_of_arn(call.needed("SourceArn"), "SourceArn")
     call.allow(ANY_RIGHT, source)
@@ -317,7 +317,7 @@ def _shown_task(call: ActionCall, task: MoveTask) -> dict[str, Any]:
     return {**task.shown(), "SourceArn": call.names.arn(task.source), **target}
 
 
-async def cancel_move(call: ActionCall) -> Mapping[str, Any]:
+async def cancel_move(call: ActionCall) -> Members:
     """Cancel a task; messages that it has moved stay where they are."""
     task = call.desk.tasks.running(call.needed("TaskHandle"))
     call.allow(Right.CONFIGURE, task.source)

@@ -80,7 +80,7 @@ def from_json(shape: Shape, value: Any, where: str = "") -> Any:
         case Text() if isinstance(value, str):
             return value
         case Struct() if isinstance(value, dict):
-            return _members_of(shape.members, value)
+            return members_of(shape, value)
         case Whole() if isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER:
             return value
         case Blob() if isinstance(value, str):
@@ -92,7 +92,9 @@ def from_json(shape: Shape, value: Any, where: str = "") -> Any:
     raise SqsError("SerializationException", f"{where or 'the request'} must be {_NAMES[type(shape)]}")
 
 
-def _members_of(members: Mapping[str, Shape], value: Mapping[str, Any]) -> dict[str, Any]:
+def members_of(shape: Struct, value: Mapping[str, Any]) -> dict[str, Any]:
+    """As :func:`from_json`, of an object that is to be a struct."""
+    members = shape.members
     found: dict[str, Any] = {}
     for name, each in value.items():
         member = members.get(name)

@@ -12,6 +12,7 @@ import hmac
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Final, NamedTuple
 from urllib.parse import parse_qsl, quote
 
@@ -119,10 +120,7 @@ def check_time(signature: Signature, now: float) -> None:
     Raises:
         SqsError: it is.
     """
-    try:
-        signed = datetime.strptime(signature.time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
-    except ValueError:
-        raise _incomplete("X-Amz-Date is not a valid time") from None
+    signed = _seconds_of(signature.time)
     lasts = LONGEST_SKEW_SECONDS if signature.expires is None else signature.expires
     if lasts > LONGEST_EXPIRES_SECONDS:
         raise _incomplete(f"X-Amz-Expires must be at most {LONGEST_EXPIRES_SECONDS} seconds")
@@ -135,11 +133,27 @@ def check_time(signature: Signature, now: float) -> None:
         )
 
 
+@lru_cache(maxsize=16)
+def _seconds_of(time: str) -> float:
+    """The seconds since 1970 of a signature's time, which all requests of one second share."""
+    try:
+        return datetime.strptime(time, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise _incomplete("X-Amz-Date is not a valid time") from None
+
+
+@lru_cache(maxsize=256)
+def _key_of(secret: str, scope: str) -> bytes:
+    """The key that a secret gives for a day, a region and a service."""
+    key = f"AWS4{secret}".encode()
+    for part in scope.split("/"):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
 def is_signed_by(secret: str, signature: Signature, request: Request, body: bytes) -> bool:
     """Whether a request came as the owner of the secret has signed it. Compared in constant time."""
-    key = f"AWS4{secret}".encode()
-    for part in signature.scope.split("/"):
-        key = hmac.digest(key, part.encode(), "sha256")
+    key = _key_of(secret, signature.scope)
     canonical = hashlib.sha256(_canonical(signature, request, body)).hexdigest()
     to_sign = f"{ALGORITHM}\n{signature.time}\n{signature.scope}\n{canonical}"
     digest = hmac.digest(key, to_sign.encode(), "sha256").hex()

@@ -128,8 +128,8 @@ class Reply(NamedTuple):
 
 Later = Callable[[], Awaitable[Reply]]
 """A reply that has to be waited for, as for a body on the disk. It has to be called."""
-Answer = Callable[[Callable[[Any], Reply | Later], Any], None]
-"""Called once, with a function and its argument. The function makes the reply, or raises what :meth:`Handler.handle`
+Answer = Callable[..., None]
+"""Called once, with a function and its arguments. The function makes the reply, or raises what :meth:`Handler.handle`
 turns into one. It may be called while the caller is being called."""
 Abandon = Callable[[], object]
 """Call it when the client has gone before its answer: what would be lost with the answer is taken back."""

@@ -548,10 +548,10 @@ def begin_request(handler: Handler, request: Request, answer: Answer) -> Reply |
         return BUG
 
 
-def made_reply(make: Callable[[Any], Reply | Later], value: Any) -> Reply | Later:
+def made_reply(make: Callable[..., Reply | Later], *values: Any) -> Reply | Later:
     """The reply that a completion makes, or that to its error: it raises nothing, as a batch answers others, too."""
     try:
-        return make(value)
+        return make(*values)
     except MQError as error:
         return refusal_of(error)
     except Exception as error:
@@ -649,11 +649,11 @@ class _BegunRequest:
             logger.error("internal error", exc_info=error)
             return _bug(self._head)
 
-    def _answer(self, make: Callable[[Any], Reply | Later], value: Any) -> None:
+    def _answer(self, make: Callable[..., Reply | Later], *values: Any) -> None:
         """As :data:`mq.web.exchange.Answer`. It raises nothing: a batch has answers to others, too."""
         if self._is_over or self._reply is not None:
             return
-        reply = made_reply(make, value)
+        reply = made_reply(make, *values)
         if self._abandon is None:  # in the step that began the request
             self._reply = reply
             return

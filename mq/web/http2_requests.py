@@ -223,10 +223,10 @@ class _BegunRequest:
         """As :data:`mq.web.exchange.OnHangUp`."""
         return self.hang_ups(tell)
 
-    def answer(self, make: Callable[[Any], Reply | Later], value: Any) -> None:
+    def answer(self, make: Callable[..., Reply | Later], *values: Any) -> None:
         """As :data:`mq.web.exchange.Answer`."""
         if not self.is_over:
-            self._end(made_reply(make, value))
+            self._end(made_reply(make, *values))
 
     def _end(self, reply: Reply | Later) -> None:
         self.is_over = True

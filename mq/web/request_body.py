@@ -276,11 +276,13 @@ async def read_object(request: Request) -> dict[str, Any]:
     return parse_object(body) if body else {}
 
 
-_decode: Final = json.JSONDecoder().decode
+_decode: Final = json.JSONDecoder().raw_decode
+_WHITE: Final = " \t\n\r"
+"""What may follow a document (RFC 8259, section 2)."""
 
 
 def _decode_oddly(text: bytes) -> Any:
-    """JSON with a byte order mark, or with half characters."""
+    """JSON with a byte order mark, half characters, or white space before it."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -294,7 +296,10 @@ def parse_object(text: bytes) -> dict[str, Any]:
         InvalidRequest: it is something else.
     """
     try:
-        value = _decode(text.decode())
+        document = text.decode()
+        value, end = _decode(document)
+        if end < len(document) and document[end:].strip(_WHITE):
+            raise InvalidRequest("invalid JSON in the request body")
     except ValueError:
         value = _decode_oddly(text)
     except RecursionError:

@@ -48,10 +48,11 @@ class Client:
         """The status and the body of the reply; None where nothing has begun."""
         replies: list[Reply | Later] = []
 
-        def answer(make: Callable[[Any], Reply | Later], value: Any) -> None:
-            replies.append(make(value))
+        def answer(make: Callable[..., Reply | Later], *values: Any) -> None:
+            replies.append(make(*values))
 
-        begun = self.door.begin(self.request(action, **given), answer)
+        request = self.request(action, **given)
+        begun = self.door.for_head(request).begin(request, answer)
         if begun is None:
             assert replies == []
             return None

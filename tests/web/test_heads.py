@@ -3,6 +3,7 @@ said nothing to its requests."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator
 
@@ -136,7 +137,7 @@ async def test_who_answers_a_head_answers_as_all_of_the_guards(
     handler: Handler, broker: Broker, raw: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.INFO, "mq.audit")
-    monkeypatch.setattr("mq.sqs.door.urandom", bytes)
+    monkeypatch.setattr("mq.sqs.protocol._IDS", itertools.repeat(0))
     await broker.create_queue("q")
     through_all = await answer(handler, raw)
     noted = len(caplog.records)
