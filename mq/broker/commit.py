@@ -49,6 +49,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
+LARGEST_BATCH_BYTES: Final = 2 << 20
+"""Bytes of bodies after which a batch takes nothing more along: no :class:`Pace` foresees large messages."""
 LARGEST_TURN: Final = 64
 """Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
 TURNS_OF_A_BATCH: Final = 8
@@ -316,9 +318,7 @@ class Committer:
             raise self._shut_out
         submissions = self._take() if self._is_enough() else await self._gathered()
         began = self._now()
-        operations: list[AnyOperation] = []
-        for each in submissions:
-            operations += each.begin(began)
+        operations = self._begin_batch(submissions, began)
         if self._line.items:
             self._fill()
         if len(operations) > self.pace.limit and submissions[0].is_long(self.pace.limit):
@@ -434,10 +434,7 @@ class Committer:
                 submissions, began = self._take(), self._now()
                 operations = [operation for each in submissions for operation in each.begin(began)]
                 if not self._do_now(storage, operations, partial(_answer_all, submissions), began):
-                    for each in reversed(submissions):
-                        self._waiting.appendleft(each)
-                        self._size += each.messages
-                        self._calls += each.calls
+                    self._take_back(submissions)
                     break
         except BaseException as error:  # as in commit_now
             self._shut_out = error
@@ -496,6 +493,27 @@ class Committer:
         self._size -= size
         self._calls -= calls
         return taken
+
+    def _take_back(self, submissions: Sequence[Submission]) -> None:
+        """Let the next batch begin with these."""
+        for each in reversed(submissions):
+            self._waiting.appendleft(each)
+            self._size += each.messages
+            self._calls += each.calls
+
+    def _begin_batch(self, submissions: list[Submission], now: float) -> list[AnyOperation]:
+        """Make the operations of a batch. The submissions that are too many for their bytes wait for the next one."""
+        operations: list[AnyOperation] = []
+        size = 0
+        for count, each in enumerate(submissions, 1):
+            made = each.begin(now)
+            operations += made
+            size += sum([len(one.body) for one in made if type(one) is Write and type(one.body) is bytes])
+            if size >= LARGEST_BATCH_BYTES and count < len(submissions):
+                self._take_back(submissions[count:])
+                del submissions[count:]
+                break
+        return operations
 
     async def _commit(self, operations: Sequence[AnyOperation], hear: Hear, *, has_groups: bool) -> list[Outcome]:
         """The outcomes, but for those of the first operations that were heard of before."""

@@ -17,6 +17,7 @@ from mq.broker.commit import (
     FEWEST,
     FIRST,
     LARGEST_BATCH,
+    LARGEST_BATCH_BYTES,
     MEMORY_SECONDS,
     BatchTimes,
     Committer,
@@ -302,6 +303,22 @@ async def test_flush_of_all_operations_together_keeps_large_batches(
         nursery.start_soon(flood_as, "flood", committer, 50_000)
         await trio.sleep(60 * fixed_seconds + 2)
     assert sum(map(len, disk.batches)) / len(disk.batches) > 500
+
+
+async def test_large_bodies_share_no_batch_with_many_others(autojump_clock: MockClock) -> None:
+    disk, size = SlowDisk(fixed_seconds=0.001, each_seconds=0.0), 64 << 10
+    answered: list[int] = []
+    async with serving(disk) as (committer, _):
+        for _ in range(3):
+            await committer.commit(writes("small", 100))
+        disk.batches.clear()
+        for number in range(100):
+            write = Write(str(number), IDS.new(), bytes(size))
+            committer.submit(lambda some=[write]: some, 1, lambda _, times, of=number: answered.append(of))
+        await trio.sleep(1)
+    assert answered == list(range(100))
+    assert [owner for batch in disk.batches for owner in batch] == [str(number) for number in range(100)]
+    assert max(map(len, disk.batches)) * size <= LARGEST_BATCH_BYTES
 
 
 async def test_batches_in_memory_are_shorter_than_those_on_disk(autojump_clock: MockClock) -> None:
