@@ -335,7 +335,8 @@ class _Routed(Handler):
 
     def for_message(self, id: str) -> Handler:
         """The same for another message."""
-        return _Routed(self._operation, self._head._replace(id=id), self._begins, without_traces=self._without_traces)
+        head = HeadContext(*self._head[:-1], id)  # half as long as by _replace
+        return _Routed(self._operation, head, self._begins, without_traces=self._without_traces)
 
 
 class _Refused(Handler):

@@ -180,7 +180,7 @@ class DirectSocket:
         sends_now: whether :meth:`send_now` sends: not under TLS.
     """
 
-    __slots__ = ("_next_waits", "_now", "_plain", "_stream", "_waits", "sends_now")
+    __slots__ = ("_is_readable", "_next_waits", "_now", "_plain", "_stream", "_waits", "sends_now")
 
     def __init__(self, stream: WatchedStream) -> None:
         self._stream = stream
@@ -189,28 +189,26 @@ class DirectSocket:
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
         self._waits = 0  # so many times, before the next look whether bytes are there after a checkpoint already
         self._next_waits = 1  # after the next look in vain
+        self._is_readable = False  # it was waited for what comes next
 
-    async def until_readable(self) -> bool:
-        """Wait until there are bytes to receive, or the end. False if :meth:`wake` came first."""
+    async def until_readable(self) -> None:
+        """Wait until there are bytes to receive, or the end, for which the next :meth:`receive` does not wait then."""
         assert self._plain is not None, "a stream that sends now"
         if self._plain.fileno() < 0:
-            return False
+            return
         try:
             await trio.lowlevel.wait_readable(self._plain)
         except trio.ClosedResourceError:
-            return False
-        return True
+            return
+        self._is_readable = True
 
     def wake(self) -> None:
         """End :meth:`until_readable`."""
         if self._plain is not None and self._plain.fileno() >= 0:
             trio.lowlevel.notify_closing(self._plain)  # Trio has no other way to end a wait without a scope around it
 
-    async def receive(self, max_bytes: int, *, is_readable: bool = False) -> bytes:
+    async def receive(self, max_bytes: int) -> bytes:
         """The next bytes; none at the end.
-
-        Args:
-            is_readable: whether :meth:`until_readable` has just been awaited.
 
         Raises:
             trio.BrokenResourceError: the connection is broken.
@@ -221,8 +219,8 @@ class DirectSocket:
             return bytes(await self._stream.receive_some(max_bytes))
         while True:
             waits = self._waits
-            if is_readable:
-                waits, is_readable = 1, False
+            if self._is_readable:
+                waits, self._is_readable = 1, False
             elif waits:
                 self._waits = waits - 1
                 file = plain.fileno()
@@ -291,7 +289,6 @@ class FastHttp1:
         self._received = bytearray()
         self._has_ended = False
         self._is_stopping = False
-        self._is_readable = False  # bytes have come while a request was answered
         self._idle = stream.idle = trio.CancelScope()
 
     def stop(self) -> None:
@@ -311,7 +308,7 @@ class FastHttp1:
         except NoMemory as error:
             reply = refusal_of(error)
             assert isinstance(reply.body, bytes)
-            start = _start(reply, is_chunked=False, is_our_last=True, is_their_last=False)
+            start = _start(reply, is_our_last=True, is_their_last=False)
             await self._send_refusal(start + reply.body)
             await self._end()
         finally:
@@ -325,13 +322,13 @@ class FastHttp1:
             work = REQUEST + size * BYTE
             if not self._reader.pay_at_once(work):
                 await self._reader.pay(work)
-            if received.count(b"\n", 0, size) > MOST_LINES:
+            found = self._heads.find(bytes(received[:size]))
+            if found is None:
+                if received.count(b"\n", 0, size) <= MOST_LINES:
+                    return bytes(received)
                 # The full path would parse each line first, and take twenty times as long.
                 await self._send_refusal(_refusal(refusal_of_head(431)))
                 break
-            found = self._heads.find(bytes(received[:size]))
-            if found is None:
-                return bytes(received)
             if size > UNCOUNTED_BYTES:
                 self._input.cover(len(received) + _PARSED * size)
             del received[:size]
@@ -405,10 +402,9 @@ class FastHttp1:
 
     async def _read(self) -> None:
         try:
-            data = await self._socket.receive(LARGEST_READ, is_readable=self._is_readable)
+            data = await self._socket.receive(LARGEST_READ)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             data = b""
-        self._is_readable = False
         if not data:
             self._has_ended = True
         received = self._received
@@ -426,7 +422,7 @@ class FastHttp1:
         request = self._request(head, body)
         begun = _BegunRequest(self, head)
         if begun.begin(handler, request):
-            return await begun.end()
+            return begun.goes_on if begun.is_sent else await begun.end()
         stream.at_work += 1
         try:
             reply = await handler.handle(request)
@@ -481,12 +477,11 @@ class FastHttp1:
 
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""
-        body, is_our_last, is_their_last = reply.body, reply.is_last or self._is_stopping, head.is_last
-        is_chunked = _is_chunked(reply)
-        start = _start(reply, is_chunked=is_chunked, is_our_last=is_our_last, is_their_last=is_their_last)
+        body, is_our_last = reply.body, reply.is_last or self._is_stopping
+        start = _start(reply, is_our_last=is_our_last, is_their_last=head.is_last)
         try:
             if not isinstance(body, bytes):
-                is_whole = await self._send_pieces(start, body, is_chunked=is_chunked)
+                is_whole = await self._send_pieces(start, body, is_chunked=_is_chunked(reply))
             elif len(body) > PIECE_BYTES:
                 await self._send_large(start, body)
                 is_whole = True
@@ -495,7 +490,7 @@ class FastHttp1:
                 is_whole = not rest or await self._send_rest(rest)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             return False
-        return is_whole and not is_our_last and not is_their_last
+        return is_whole and not is_our_last and not head.is_last
 
     async def _send_large(self, start: bytes, body: bytes) -> None:
         """Send bytes that many answers share: they must not be copied for each."""
@@ -560,20 +555,25 @@ def made_reply(make: Callable[..., Reply | Later], *values: Any) -> Reply | Late
 
 
 class _BegunRequest:
-    """A request that was begun in the step that read it, up to its answer. A completion sends that straight to the
-    socket, while the connection's task waits for the next request.
+    """A request that was begun in the step that read it, up to its answer. That goes straight to the socket, from the
+    same step or from a completion, while the connection's task waits for the next request.
+
+    Attributes:
+        goes_on: whether the connection does.
+        is_sent: whether the answer is sent; the task has to await :meth:`end` else.
     """
 
     __slots__ = (
         "_abandon",
         "_connection",
-        "_goes_on",
         "_head",
         "_is_over",
         "_is_reading",
         "_parked",
         "_reply",
         "_rest",
+        "goes_on",
+        "is_sent",
     )
 
     def __init__(self, connection: FastHttp1, head: RequestHead) -> None:
@@ -582,7 +582,8 @@ class _BegunRequest:
         self._abandon: Abandon | None = None  # while a completion is to answer
         self._reply: Reply | Later | None = None  # the answer, while the task has to send it
         self._rest: bytes | memoryview = b""  # of an answer for which the kernel had no room
-        self._goes_on = True  # whether the connection does
+        self.goes_on = True
+        self.is_sent = False
         self._is_over = False  # the answer was given, or the connection has ended
         self._is_reading = False  # the task waits for the next request
         self._parked: trio.lowlevel.Task | None = None  # the task, while it waits for the answer
@@ -593,8 +594,8 @@ class _BegunRequest:
         if begun is None:
             return False
         if isinstance(begun, Reply):
-            self._reply = begun
-        elif self._reply is None:
+            self._end_with(begun)
+        elif not self._is_over:
             self._abandon = begun
         return True
 
@@ -607,9 +608,9 @@ class _BegunRequest:
             return await connection._send(self._head, reply if isinstance(reply, Reply) else await self._waited(reply))
         if self._rest:
             with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                return await connection._send_rest(self._rest) and self._goes_on
+                return await connection._send_rest(self._rest) and self.goes_on
             return False
-        return self._goes_on
+        return self.goes_on
 
     async def _answered(self) -> None:
         connection = self._connection
@@ -619,7 +620,7 @@ class _BegunRequest:
             # What has come already is the next request: until the answer to this one it has to wait.
             if connection._socket.sends_now and not self._head.is_last and not connection._received:
                 self._is_reading = True
-                connection._is_readable = await connection._socket.until_readable()
+                await connection._socket.until_readable()
                 self._is_reading = False
             if not self._is_over:
                 self._parked = trio.lowlevel.current_task()
@@ -651,39 +652,39 @@ class _BegunRequest:
 
     def _answer(self, make: Callable[..., Reply | Later], *values: Any) -> None:
         """As :data:`mq.web.exchange.Answer`. It raises nothing: a batch has answers to others, too."""
-        if self._is_over or self._reply is not None:
+        if self._is_over:
             return
-        reply = made_reply(make, *values)
+        self._end_with(made_reply(make, *values))
         if self._abandon is None:  # in the step that began the request
-            self._reply = reply
             return
-        self._is_over = True
         connection = self._connection
         stream = connection._stream
         stream.at_work -= 1
-        if connection._socket.sends_now and isinstance(reply, Reply) and isinstance(reply.body, bytes):
-            self._send_now(reply, reply.body)
-        else:
-            self._reply = reply
         if self._parked is not None:
             trio.lowlevel.reschedule(self._parked)
             self._parked = None
-        elif self._is_reading and self._goes_on and self._reply is None and not self._rest:
+        elif self._is_reading and self.is_sent and self.goes_on:
             stream.idle_until = stream.last_used + connection._patience.keep_alive
             if connection._memory.rooms:
                 connection._give_back()
         elif self._is_reading:
             connection._socket.wake()
 
-    def _send_now(self, reply: Reply, body: bytes) -> None:
-        connection, is_their_last = self._connection, self._head.is_last
-        is_our_last = reply.is_last or connection._is_stopping
-        self._goes_on = not is_our_last and not is_their_last
-        start = _start(reply, is_chunked=_is_chunked(reply), is_our_last=is_our_last, is_their_last=is_their_last)
+    def _end_with(self, reply: Reply | Later) -> None:
+        """Send the answer now, as far as that goes; the task sends the rest."""
+        self._is_over = True
+        connection = self._connection
+        if not connection._socket.sends_now or not isinstance(reply, Reply) or not isinstance(reply.body, bytes):
+            self._reply = reply
+            return
+        is_our_last, is_their_last = reply.is_last or connection._is_stopping, self._head.is_last
+        self.goes_on = not is_our_last and not is_their_last
+        start = _start(reply, is_our_last=is_our_last, is_their_last=is_their_last)
         try:
-            self._rest = connection._socket.send_now(start + body)
+            self._rest = connection._socket.send_now(start + reply.body)
+            self.is_sent = not self._rest
         except trio.BrokenResourceError:
-            self._goes_on = False
+            self.goes_on, self.is_sent = False, True
 
 
 class _BodyEvents:
@@ -723,23 +724,20 @@ def _bug(head: RequestHead) -> Reply:
 
 
 def _is_chunked(reply: Reply) -> bool:
-    is_complete = isinstance(reply.body, bytes) and reply.body
-    return not is_complete and NO_LENGTH not in reply.headers and _has_no_length(reply)
+    """Whether an answer says no length, and is not known to have all of its body."""
+    if (isinstance(reply.body, bytes) and reply.body) or NO_LENGTH in reply.headers or reply.status == _NO_CONTENT:
+        return False
+    return all(name != "content-length" for name, _ in reply.headers)
 
 
-def _has_no_length(reply: Reply) -> bool:
-    return reply.status != _NO_CONTENT and all(name != "content-length" for name, _ in reply.headers)
-
-
-def _start(reply: Reply, *, is_chunked: bool, is_our_last: bool, is_their_last: bool) -> bytes:
+def _start(reply: Reply, *, is_our_last: bool, is_their_last: bool) -> bytes:
     """An answer up to its body, as h11 writes it."""
-    start = f"HTTP/1.1 {reply.status} \r\n"
-    for name, value in reply.headers:
-        start += f"{name}: {value}\r\n"
+    lines = "".join([f"{name}: {value}\r\n" for name, value in reply.headers])
+    start = f"HTTP/1.1 {reply.status} \r\n{lines}"
     if is_our_last and not is_their_last:
         start += "connection: close\r\n"
     start += _date(int(time()))
-    if is_chunked:
+    if _is_chunked(reply):
         start += "Transfer-Encoding: chunked\r\n"
     if is_their_last:
         start += "Connection: close\r\n"
