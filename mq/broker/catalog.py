@@ -228,25 +228,16 @@ class Catalog:
         Args:
             is_reaped: whether the message was unlinked after it, which is another one.
         """
-        entry = now or left
+        entry, clock = now or left, self._clock
         if not self._observers or entry is None:
             return
-        clock = self._clock
-        transition = Transition(
-            kind,
-            left.queue if left else entry.queue,
-            entry.id,
-            left.state if left else None,
-            now.state if now else None,
-            clock.date_offset_ns + int(clock.elapsed() * 1e9),
-            size,
-            entry.meta.receives,
-            entry.queue if left and left.queue != entry.queue else None,
-            protocol,
-        )
-        transitions = [transition]
+        queue, id, _, meta = entry
+        source, before = (queue, None) if left is None else (left.queue, left.state)
+        after, destination = None if now is None else now.state, None if source == queue else queue
+        time_ns = clock.date_offset_ns + int(clock.elapsed() * 1e9)
+        transitions = [Transition(kind, source, id, before, after, time_ns, size, meta.receives, destination, protocol)]
         if is_reaped:
-            transitions.append(Transition(Kind.REAP, entry.queue, entry.id, entry.state, None, transition.time_ns))
+            transitions.append(Transition(Kind.REAP, queue, id, after, None, time_ns))
         for observer in self._observers:
             observer.saw(transitions)
 

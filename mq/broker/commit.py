@@ -215,7 +215,7 @@ class Committer:
         self.portion = PORTION
         self.failure = ""
         self.progress = StoreProgress()
-        self._turns: turns.LoopTurns | None = None  # of the event loop, once a batch is committed in it
+        self._turns = turns.of_run()
         self._shut_out: BaseException | None = None  # ends the broker: the save worker raises it
         self._now = trio.lowlevel.current_clock().current_time  # two calls less than by trio.current_time
 
@@ -325,8 +325,6 @@ class Committer:
             del operations[self.pace.limit :]
         has_groups = not _PLAIN.issuperset(map(type, operations))
         size = sum(map(_syncs, operations)) if has_groups or self.pace.limit < LARGEST_BATCH else len(operations)
-        if self._turns is None:
-            self._turns = turns.of_run()
         if len(operations) > ANSWERED_TOGETHER:
             self._turns.spend(len(operations) * turns.LIGHT // 2)
         answering = _Answering(submissions, began, self._now, self.progress)
@@ -403,7 +401,7 @@ class Committer:
         storage = self._instant
         if storage is None or self._is_served or messages > MOST_AT_ONCE or self._waiting or self._line.items:
             return False
-        if self._shut_out is not None or not self._has_turn(messages):
+        if self._shut_out is not None or not self._turns.take(messages * turns.MESSAGE):
             return False
         self._is_served = True  # what completions submit comes behind this
         try:
@@ -429,7 +427,7 @@ class Committer:
         self._is_served = True  # what completions submit comes behind this, in the loop below
         try:
             while self._waiting and not self._line.items and self._shut_out is None:
-                if self._size > MOST_AT_ONCE or not self._has_turn(self._size):
+                if self._size > MOST_AT_ONCE or not self._turns.take(self._size * turns.MESSAGE):
                     break
                 submissions, began = self._take(), self._now()
                 operations = [operation for each in submissions for operation in each.begin(began)]
@@ -443,12 +441,6 @@ class Committer:
             self._is_served = False
         self.progress.flush()
         return not self._waiting and self._shut_out is None
-
-    def _has_turn(self, messages: int) -> bool:
-        """Count work in this step on so many messages; False if the step has done its turn."""
-        if self._turns is None:
-            self._turns = turns.of_run()
-        return self._turns.take(messages * turns.MESSAGE)
 
     def _do_now(self, storage: InstantStorage, operations: Sequence[AnyOperation], done: Then, began: float) -> bool:
         """Commit operations now, and answer. False if it takes longer: nothing is done then."""

@@ -83,6 +83,7 @@ class Fulfilment:
     Attributes:
         error: the request fails with it if there is no message.
         size: bytes of the bodies.
+        seconds: length of its leases; 0 of removals.
         latest: the last instant at which a lease may be handed out (Trio's clock): half of its certain time is over.
         ends: when its leases end (Trio's clock); momentary ones, if their messages are not handed out.
         broken: message groups of which one message cannot be handed out, so none behind it may be.
@@ -93,6 +94,7 @@ class Fulfilment:
         self.messages: list[Message] = []
         self.size = 0
         self.error: MQError | None = None
+        self.seconds = 0.0
         self.latest = self.ends = math.inf
         self.broken: set[int] = set()
 
@@ -124,7 +126,7 @@ class ReadyMessages:
 
     def __init__(self, core: Core, upkeep: Upkeep) -> None:
         self.is_cut = False
-        self._turns: turns.LoopTurns | None = None  # of the event loop, once a message was passed over in it
+        self._turns = turns.of_run()
         self._catalog = core.catalog
         self._committer = core.committer
         self._upkeep = upkeep
@@ -167,8 +169,6 @@ class ReadyMessages:
             if entry.id not in self._catalog.locks and (entry.meta is FRESH or not self._upkeep.is_dead(index, entry)):
                 return entry
             last = entry.id  # no other of its group has to wait for one that is dead
-            if self._turns is None:
-                self._turns = turns.of_run()
             if self._turns.spend(turns.LIGHT):
                 self.is_cut = True
                 return None
@@ -469,18 +469,21 @@ class Deliverer:
         now = self._now()
         held = []
         for (request, left, stored), outcome in zip(assignments, outcomes, strict=True):
-            if outcome.result is Result.DONE and outcome.entry is not None:
-                is_out_of_turn = not request.takes and served[request].is_out_of_turn(left)
+            entry = outcome.entry
+            if outcome.result is Result.DONE and entry is not None:
+                fulfilment, takes = served[request], request.takes
+                is_out_of_turn = not takes and fulfilment.is_out_of_turn(left)
                 if not is_out_of_turn:
-                    held.append(_Leased(request, left, outcome.entry, stored or self._recent.take(left.id)))
-                if not request.takes:
-                    fulfilment, lease_seconds = served[request], self.leases.standing_seconds(request)
+                    held.append(_Leased(request, left, entry, stored or self._recent.take(left.id)))
+                if not takes:
+                    fulfilment.seconds = self.leases.seconds(request)
+                    lease_seconds = self.leases.standing_seconds(fulfilment.seconds)
                     due = now + lease_seconds + allowance
                     fulfilment.latest = barrier.began + MARGIN_SECONDS + allowance + lease_seconds / 2
                     fulfilment.ends = due
-                    self._catalog.end(left, outcome.entry, Kind.LEASE, due, request.protocol)
+                    self._catalog.end(left, entry, Kind.LEASE, due, request.protocol)
                 if is_out_of_turn:
-                    self.upkeep.give_back(outcome.entry)
+                    self.upkeep.give_back(entry)
             elif outcome.result is Result.EXISTS and request.takes:
                 self._catalog.end_second_copy(left, Kind.REMOVE)
             else:
@@ -546,22 +549,22 @@ class Deliverer:
         unused: list[Stored] = []
         following, now = iter(read), self._now()
         for request, left, entry, stored in held:
-            found = stored or next(following)
-            if not request.takes and not self._is_in_time(entry, request, served[request], now):
+            found, fulfilment, takes = stored or next(following), served[request], request.takes
+            if not takes and not self._is_in_time(entry, request, fulfilment, now):
                 if found is not None:
                     unused.append(found)
-                served[request].leave_out(request, entry)
-            elif found is not None and not request.takes and served[request].is_out_of_turn(entry):
+                fulfilment.leave_out(request, entry)
+            elif found is not None and not takes and fulfilment.is_out_of_turn(entry):
                 unused.append(found)
                 self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
-                served[request].add(entry, self._message(request, left, entry, found))
-            elif served[request].error is not None:
-                served[request].leave_out(request, entry)
+                fulfilment.add(entry, self._message(request, left, entry, found, fulfilment.seconds))
+            elif fulfilment.error is not None:
+                fulfilment.leave_out(request, entry)
             else:
                 _log_damage(entry, found)
                 _pass_over(self.waiters, request.index, entry)
-            if request.takes:  # not before the body is open: the reaper unlinks one that is in memory at once
+            if takes:  # not before the body is open: the reaper unlinks one that is in memory at once
                 self._catalog.end(left, entry, Kind.REMOVE, protocol=request.protocol)
         return unused
 
@@ -580,7 +583,7 @@ class Deliverer:
             self.upkeep.give_back(entry)
         return False
 
-    def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored) -> Message:
+    def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored, seconds: float) -> Message:
         body = _watched(self.waiters, request.index, entry, found.body)
         if request.takes and not isinstance(body, BytesBody):
             # Its bytes may come from the store piece by piece, for as long as its reader takes.
@@ -593,7 +596,7 @@ class Deliverer:
             left.meta.receives + 1,
             entry.meta.receipt or "",
             self._dead_letters.history(left),
-            0.0 if request.takes else self.leases.seconds(request),
+            seconds,
         )
 
     def _answer(self, request: FetchRequest, served: Fulfilment) -> None:
@@ -603,8 +606,8 @@ class Deliverer:
                 for entry in served.entries:
                     self.upkeep.give_back(entry)
         elif served.messages:
-            if not request.takes and self.leases.is_momentary(request):
-                ends = trio.current_time() + self.leases.seconds(request) + self.leases.allowance
+            if not request.takes and self.leases.is_momentary(served.seconds):
+                ends = trio.current_time() + served.seconds + self.leases.allowance
                 for entry in served.entries:
                     self.upkeep.end_lease(entry, ends)
             request.held = served.entries

@@ -68,16 +68,15 @@ class Leases:
         visibility = request.index.settings.visibility
         return self._seconds if visibility is None else visibility
 
-    def is_momentary(self, request: FetchRequest) -> bool:
-        """Whether the lease is over as soon as its message was handed out. Its end has to be set then."""
+    def is_momentary(self, seconds: float) -> bool:
+        """Whether a lease of that length is over as soon as its message was handed out. Its end has to be set then."""
         # Where others end leases, they go by the name: that is not much longer than the lease.
-        return self._mover and self.seconds(request) <= SHORTEST_SECONDS
+        return seconds <= SHORTEST_SECONDS and self._mover
 
-    def standing_seconds(self, request: FetchRequest) -> float:
-        """The length of the lease until its message is handed out. A momentary one stands for as long as any other, or
-        else it would end while the body is read."""
-        seconds = self.seconds(request)
-        return max(seconds, self._seconds) if self._mover and seconds <= SHORTEST_SECONDS else seconds
+    def standing_seconds(self, seconds: float) -> float:
+        """How long a lease of that length lasts until its message is handed out. A momentary one stands for as long as
+        any other, or else it would end while the body is read."""
+        return max(seconds, self._seconds) if seconds <= SHORTEST_SECONDS and self._mover else seconds
 
     def meta(self, entry: Entry, seconds: float) -> Meta:
         """The meta of `entry` once it is leased, with a receipt of its own."""
@@ -89,7 +88,8 @@ class Leases:
         """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
         if request.takes:
             return Move(entry, State.REMOVED)
-        return Move(entry, State.DELAYED, self.meta(entry, self.standing_seconds(request) + allowance), reads=reads)
+        seconds = self.standing_seconds(self.seconds(request)) + allowance
+        return Move(entry, State.DELAYED, self.meta(entry, seconds), reads=reads)
 
     def delayed(self, entry: Entry, seconds: float, receives: int, at_ms: int | None = None) -> Move:
         """The move that ends a message's lease, or a hold, and holds the message back for so many seconds, or until

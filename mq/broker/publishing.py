@@ -757,23 +757,18 @@ class PublishJob:
     """
 
     __slots__ = (
-        "_attributes",
         "_body",
-        "_catalog",
         "_digest",
+        "_draft",
         "_future",
-        "_group",
-        "_has_callers_id",
         "_is_dispatched",
         "_is_moved",
         "_is_writing",
         "_landed",
         "_memory",
         "_meta",
-        "_priority",
         "_protocol",
         "_publisher",
-        "_replaces",
         "_size",
         "_submitted",
         "_transient",
@@ -800,25 +795,20 @@ class PublishJob:
         self.id: MessageId | None = None
         self.index = index
         self._publisher = publisher
-        self._catalog = publisher.catalog
+        self._draft = draft
         self._body = body = draft.body.staged if isinstance(draft.body, Upload) else draft.body
         self._digest = digest
-        self._attributes = draft.attributes
-        self._group = draft.group
-        self._priority = draft.priority
         self._meta = meta
         self._landed = landed
         self._transient = draft.transient or index.is_transient
         self._memory = 0
         if self._transient and isinstance(body, bytes) and not draft.replaces:
             self._memory = publisher.memory.reserve(index.name, body, draft.attributes)
-        self._has_callers_id = draft.id is not None
-        self._replaces = draft.replaces
         self._is_dispatched = self._is_writing = self._is_moved = False
         self._protocol = PROTOCOL.get()
-        self._size = len(body) if isinstance(body, bytes) else body.size
+        self._size = size = len(body) if isinstance(body, bytes) else body.size
         index.reserved += 1
-        index.reserved_bytes += self._size
+        index.reserved_bytes += size
 
     @property
     def future(self) -> Future[MessageId]:
@@ -829,43 +819,33 @@ class PublishJob:
 
     def operation(self) -> Operation:
         """The Write, which may be dispatched to a waiting request directly."""
-        publisher = self._publisher
-        id = self.id
-        if id is None:
-            clock = publisher.clock
-            id = publisher.ids.new(self._group, clock.date_offset_ns + int(clock.elapsed() * 1e9))
-        if self._priority and self._meta.order is None:
-            self._meta = self._meta._replace(order=order_of(id.time, self._priority))
+        publisher, index, draft, id = self._publisher, self.index, self._draft, self.id
         # A message whose id was made earlier may have been overtaken by others, and one of a lower priority has to wait
         # for others: they are not dispatched directly.
-        direct = publisher.direct
-        may_be_first = self.id is None and not self.index.settings.max_priority
+        may_be_first = id is None and not index.settings.max_priority
+        if id is None:
+            clock = publisher.clock
+            id = publisher.ids.new(draft.group, clock.date_offset_ns + int(clock.elapsed() * 1e9))
+        if draft.priority and self._meta.order is None:
+            self._meta = self._meta._replace(order=order_of(id.time, draft.priority))
+        direct, body, meta, transient, state = publisher.direct, self._body, self._meta, self._transient, State.NEW
         # Under load there is no request, nearly always.
-        self._is_dispatched = (
+        if (
             may_be_first
-            and (self.index in direct.waiting or bool(direct.assignments))
-            and direct.takes(self.index, id, self._body, self._attributes, self._meta, is_transient=self._transient)
-        )
-        self._is_writing = not self._is_dispatched
-        self.index.writing += self._is_writing
-        state = State.NEW
-        is_placed = self._is_transient_placed() if self._transient else publisher.is_placed
-        if self._is_writing and is_placed:
-            state = State.READY if self._meta.deadline_ms is None else State.DELAYED
-        self._is_moved = self._is_writing and state is State.NEW
-        self.index.writing_moved += self._is_moved
-        meta, transient = self._meta, self._transient
-        return Write(
-            self.index.name,
-            id,
-            self._body,
-            self._attributes,
-            meta,
-            True,
-            transient,
-            state,
-            self._replaces or self._memory > 0,
-        )
+            and (index in direct.waiting or direct.assignments)
+            and direct.takes(index, id, body, draft.attributes, meta, is_transient=transient)
+        ):
+            self._is_dispatched = True
+        else:
+            self._is_writing = True
+            index.writing += 1
+            if self._is_transient_placed() if transient else publisher.is_placed:
+                state = State.READY if meta.deadline_ms is None else State.DELAYED
+            else:
+                self._is_moved = True
+                index.writing_moved += 1
+        has_room = draft.replaces or self._memory > 0
+        return Write(index.name, id, body, draft.attributes, meta, True, transient, state, has_room)
 
     def _is_transient_placed(self) -> bool:
         """Whether a transient message is written where it rests. It does not overtake those before it that are moved
@@ -884,21 +864,22 @@ class PublishJob:
 
     def bytes_in_group(self) -> int:
         """How many bytes the Write takes of a group."""
-        return bytes_of_message(self._body, self._attributes)
+        return bytes_of_message(self._body, self._draft.attributes)
 
     def choose_id(self) -> None:
         """Make the id now, unless there is one."""
-        self.id = self.id or self._publisher.ids.new(self._group)
+        self.id = self.id or self._publisher.ids.new(self._draft.group)
 
     def join_as(self, id: MessageId) -> None:
         """Give the message that id, which does not say when it joins the queue: it joins now."""
         self.id = id
-        self._meta = self._meta._replace(order=order_of(self._publisher.ids.new(self._group).time, self._priority))
+        joined = self._publisher.ids.new(self._draft.group).time
+        self._meta = self._meta._replace(order=order_of(joined, self._draft.priority))
 
     def done(self, outcome: Outcome, barrier: BatchTimes) -> None:
         """Answer with the id."""
-        entry = outcome.entry
-        if outcome.result is Result.EXISTS and self._has_callers_id and self.id is not None:
+        entry, index, catalog = outcome.entry, self.index, self._publisher.catalog
+        if outcome.result is Result.EXISTS and self._draft.id is not None and self.id is not None:
             # The caller publishes again: its first try was stored, and the message may have been removed since.
             self._release()
             self._tell_landed(self.id)
@@ -909,23 +890,23 @@ class PublishJob:
             return
         if self._is_dispatched:
             # it leaves NEW in the same batch: DirectBatch.done ends this move
-            self._catalog.begin(entry, is_out=True)
-        elif self.index.deleted:
-            self._catalog.events.orphaned(entry)
+            catalog.begin(entry, is_out=True)
+        elif index.deleted:
+            catalog.events.orphaned(entry)
         self._release()  # only now: a deleted queue is not made anew while a message of it is under way
-        if self.index.bodies is not None:
-            self._note_body(self.index.bodies, entry.id)
-        is_there = not self._is_dispatched and not self.index.deleted
+        if index.bodies is not None:
+            self._note_body(index.bodies, entry.id)
+        is_there = not self._is_dispatched and not index.deleted
         born = entry._replace(state=State.NEW, meta=FRESH) if self._is_dispatched else entry  # its lease is told then
         if is_there and self._publisher.others_move:
             # Others may have moved it before this answer, and told of it: the index has a message in one place.
-            is_there = entry.id not in self._catalog.locks and self.index.find(entry.id) is None
+            is_there = entry.id not in catalog.locks and index.find(entry.id) is None
         body = self._body if isinstance(self._body, bytes) else None
-        self._catalog.published(born, self._size, self._protocol, body, self._attributes, is_there=is_there)
+        catalog.published(born, self._size, self._protocol, body, self._draft.attributes, is_there=is_there)
         if self._landed is not None:
             self._tell_landed(entry.id)
-        if self.index.deleted:
-            self._answer(None, _deleted(self.index))
+        if index.deleted:
+            self._answer(None, _deleted(index))
         else:
             self._answer(entry.id)
 
@@ -961,14 +942,16 @@ class PublishJob:
             landed(id)
 
     def _release(self) -> None:
-        self.index.reserved -= 1
-        self.index.reserved_bytes -= self._size
-        self.index.writing -= self._is_writing
-        self.index.writing_moved -= self._is_moved
+        index = self.index
+        index.reserved -= 1
+        index.reserved_bytes -= self._size
+        index.writing -= self._is_writing
+        if self._is_moved:
+            index.writing_moved -= 1
         if self._memory:
-            self._publisher.memory.give_back(self.index.name, self._memory)
-        if self.index.deleted:
-            self._catalog.let_go(self.index)
+            self._publisher.memory.give_back(index.name, self._memory)
+        if index.deleted:
+            self._publisher.catalog.let_go(index)
 
     def _note_body(self, bodies: BodyStats, id: MessageId) -> None:
         if self._digest is None and isinstance(self._body, bytes):

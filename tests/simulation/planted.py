@@ -64,8 +64,8 @@ BUGS: Final = {
     "recovery keeps a torn message that was being leased": Bug("_moved_on", "entry.meta.receives == 1", "False"),
     "a publish is not durable": Bug(
         "PublishJob.operation",
-        "Write(..., id, self._body, self._attributes, meta, True, transient, state, ...)",
-        "Write(..., id, self._body, self._attributes, meta, False, transient, state, ...)",
+        "Write(..., id, body, draft.attributes, meta, True, transient, state, ...)",
+        "Write(..., id, body, draft.attributes, meta, False, transient, state, ...)",
     ),
     "a lease is not durable": Bug(
         "Leases.move",
@@ -222,10 +222,10 @@ BUGS: Final = {
         "_was_handed_out", "entry.meta.receipt is not None or entry.meta.receives > 0", "entry.meta.receipt is not None"
     ),
     "a message's id does not tell its group": Bug(
-        "PublishJob.operation", "publisher.ids.new(self._group, ...)", "publisher.ids.new(None, ...)"
+        "PublishJob.operation", "publisher.ids.new(draft.group, ...)", "publisher.ids.new(None, ...)"
     ),
     "a message with a key does not tell its group": Bug(
-        "PublishJob.choose_id", "self._publisher.ids.new(self._group)", "self._publisher.ids.new()"
+        "PublishJob.choose_id", "self._publisher.ids.new(self._draft.group)", "self._publisher.ids.new()"
     ),
     "the rows of a write job are not durable": Bug(
         "WriteJobs._hold",
@@ -257,7 +257,7 @@ OF_THE_LOG: Final = {
         "redo", "_drop_refused(folders, records, told, refused_by(told))", "pass"
     ),
     "a delayed message is written where it can be had": Bug(
-        "PublishJob.operation", "State.READY if self._meta.deadline_ms is None else State.DELAYED", "State.READY"
+        "PublishJob.operation", "State.READY if meta.deadline_ms is None else State.DELAYED", "State.READY"
     ),
     "a key is not in one group with its message": Bug(
         "_KeyedGroup.make", "Group((*self.kept.puts, *writes))", "Group(tuple(writes))"
