@@ -152,17 +152,23 @@ class SqsDoor(Handler):
             raise
         return _with_room(reply, room)
 
-    def begin_json(self, speech: JsonSpeech, request: Request, answer: Answer) -> Reply | Abandon | None:
-        """As :meth:`Handler.begin`: a small request for an action that can begin."""
+    def begin_json(self, speech: JsonSpeech, region: str, request: Request, answer: Answer) -> Reply | Abandon | None:
+        """As :meth:`Handler.begin`: a small request for an action that can begin.
+
+        Args:
+            region: of a request without a user.
+        """
         body = request.body
         if not isinstance(body, bytes) or len(body) > _MOST_BEGUN or _FIFO in body:
             return None
+        user = None
         try:
             signature = None if self._logins is None else self._signature(request)
         except SqsError:
             return None  # handle refuses it, and writes that down
         try:
-            user, region = self._signer(request, signature, body)
+            if signature is not None:
+                user, region = self._signer(request, signature, body)
             action, wanted = speech.read(ACTIONS, body)
             call = ActionCall(self._desk, action, wanted, request, user, region)
             assert action.begin is not None, "a head that wants it can begin"
@@ -185,7 +191,7 @@ class SqsDoor(Handler):
             speech = JsonSpeech(head.headers[TARGET])
             action = ACTIONS.get(speech.name)
             if action is not None and action.begin is not None:
-                return _BeginsJson(self, speech)
+                return _BeginsJson(self, speech, _region(head))
         return self
 
     def _may_be_meant(self, head: RequestHead | Request) -> bool:
@@ -320,9 +326,9 @@ class SqsDoor(Handler):
 class _BeginsJson(Handler):
     """Answers requests in JSON for an action that can begin."""
 
-    def __init__(self, door: SqsDoor, speech: JsonSpeech) -> None:
+    def __init__(self, door: SqsDoor, speech: JsonSpeech, region: str) -> None:
         self._door = door
-        self.begin = partial(door.begin_json, speech)  # type: ignore[method-assign] # a method would only call it
+        self.begin = partial(door.begin_json, speech, region)  # type: ignore[method-assign] # a method would only call it
 
     async def handle(self, request: Request) -> Reply:
         """As the door."""
@@ -381,7 +387,7 @@ def _is_json(head: RequestHead | Request) -> bool:
     return head.method == "POST" and head.headers.get(TARGET, "").startswith(PREFIX)
 
 
-def _region(request: Request) -> str:
+def _region(request: RequestHead | Request) -> str:
     """The region that a signature names. It is not checked."""
     authorization = request.headers.get("authorization")
     matched = None if authorization is None else _CREDENTIAL.search(authorization)

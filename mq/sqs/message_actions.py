@@ -186,7 +186,8 @@ def begin_send(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
     settings = broker.settings_now(queue)
     if settings is None or settings.knows_bodies or is_fifo(queue):
         return None
-    outgoing = OutgoingMessage(call, call.wanted, _rules_of(queue, Notes.of(settings)))
+    rules = _rules_of(queue, Notes.of(settings)) if settings.sqs else _DEFAULT_RULES
+    outgoing = OutgoingMessage(call, call.wanted, rules)
     call.check_publish(1)
     broker.publish_now(queue, [outgoing.draft], partial(answer, outgoing.sent))
     return nothing_to_take_back
@@ -273,7 +274,7 @@ def begin_receive(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
         return None
     most, seconds, wait, wanted = _asked(call)
     if wait is None:
-        wait = int(noted_attribute(Notes.of(settings), WAIT))
+        wait = int(noted_attribute(Notes.of(settings), WAIT)) if settings.sqs else _DEFAULT_WAIT
     future = broker.fetch_now(queue, most, visibility=seconds)
     if future is None or (wait and not isinstance(future, Future)):
         return None
@@ -282,6 +283,9 @@ def begin_receive(call: ActionCall, answer: ActionAnswer) -> Abandon | None:
         return nothing_to_take_back
     future.then(partial(answer, partial(_received, call, future, wanted, has_to_wait=wait > 0)))
     return future.abandon
+
+
+_DEFAULT_WAIT: Final = int(noted_attribute(Notes(), WAIT))
 
 
 def _members_of_none(_: None) -> Members:
@@ -302,7 +306,7 @@ def _received(
         size += body.size
         if not isinstance(body, BytesBody) or size > IN_MEMORY_BYTES or message.dead_letter_history:
             return partial(_received_later, call, messages, wanted)
-        shown.append(shown_message(message, body.data, wanted, call.names))
+        shown.append(shown_message(message, body.data, wanted))
     return {"Messages": shown}
 
 
@@ -323,7 +327,7 @@ def _asked(call: ActionCall) -> tuple[int, float | None, int | None, Wanted]:
 
 async def _shown(call: ActionCall, read: Sequence[tuple[Message, bytes]], wanted: Wanted) -> list[dict[str, Any]]:
     """Messages as a receive answers them. In a dead-letter queue the receives before a death count, as on AWS."""
-    shown = [shown_message(message, body, wanted, call.names) for message, body in read]
+    shown = [shown_message(message, body, wanted) for message, body in read]
     for (message, _), each in zip(read, shown, strict=True):
         if message.dead_letter_history and RECEIVE_COUNT in each.get("Attributes", {}):
             each["Attributes"][RECEIVE_COUNT] = str(message.receives + await _receives_before(call, message))
@@ -364,11 +368,12 @@ async def _again(
 
 
 def _wanted(call: ActionCall) -> Wanted:
-    system = (*call.wanted.get("AttributeNames", ()), *call.wanted.get("MessageSystemAttributeNames", ()))
+    given = call.wanted
+    system = (*given.get("AttributeNames", ()), *given.get("MessageSystemAttributeNames", ()))
     for name in system:
         if name not in SYSTEM_ATTRIBUTES:
             raise SqsError("InvalidAttributeName", f"Unknown Attribute {shorten(name)}.")
-    return Wanted(system, call.wanted.get("MessageAttributeNames", ()))
+    return Wanted(system, given.get("MessageAttributeNames", ()), call.names if system else None)
 
 
 async def _read(call: ActionCall, messages: Sequence[Message]) -> list[tuple[Message, bytes]]:

@@ -233,17 +233,19 @@ class Wanted(NamedTuple):
 
     Attributes:
         own: names of message attributes, or their beginnings followed by ``.*``.
+        names: of queues, as the client sees them; None if no system attribute is wanted.
     """
 
     system: Collection[str]
     own: Sequence[str]
+    names: QueueNames | None = None
 
 
 _ALL: Final = ("All", ".*", "*")
 _REST: Final = ".*"
 
 
-def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNames) -> dict[str, Any]:
+def shown_message(message: Message, body: bytes, wanted: Wanted) -> dict[str, Any]:
     """A message as a receive answers it."""
     text, own = _as_text(body), attributes_of(message) if wanted.own else {}
     attributes = {name: each for name, each in own.items() if _is_wanted(name, wanted.own)} if own else {}
@@ -259,8 +261,8 @@ def shown_message(message: Message, body: bytes, wanted: Wanted, names: QueueNam
         "MD5OfBody": md5(body),
         "Body": text,
     }
-    if wanted.system:
-        system = {name: make(message, names) for name, make in _SYSTEM.items() if _is_named(name, wanted.system)}
+    if wanted.names is not None:
+        system = {name: make(message, wanted.names) for name, make in _SYSTEM.items() if _is_named(name, wanted.system)}
         shown["Attributes"] = {name: value for name, value in system.items() if value is not None}
     if attributes:
         shown["MD5OfMessageAttributes"] = md5_of(attributes)
