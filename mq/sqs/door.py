@@ -99,18 +99,9 @@ class SqsDoor(Handler):
         self._base_path = base_path
         waits, tasks = WaitingRequests(), MoveTasks(broker, nursery)
         nursery.start_soon(tasks.resume)
-        self._desk = Desk(
-            broker,
-            NoteBook(broker),
-            waits,
-            tasks,
-            budget,
-            Attempts(),
-            trio.Lock(),
-            lease_seconds,
-            base_path,
-            quotas or Quotas(),
-        )
+        notes, attempts, changing = NoteBook(broker), Attempts(), trio.Lock()
+        quotas = quotas or Quotas()
+        self._desk = Desk(broker, notes, waits, tasks, budget, attempts, changing, lease_seconds, base_path, quotas)
 
     @property
     def alone(self) -> SqsDoor:
@@ -135,7 +126,7 @@ class SqsDoor(Handler):
         speech = JsonSpeech(request.headers[TARGET]) if is_json else QuerySpeech(url)
         room = body_room(request, self._desk.budget)
         try:
-            signature = self._known_signature(request)
+            signature = self._signature(request)
             body = await _read(request, room)
         except MQError as error:
             room.give_back()
@@ -163,9 +154,9 @@ class SqsDoor(Handler):
             return None
         user = None
         try:
-            signature = None if self._logins is None else self._signature(request)
+            signature = self._signature(request, is_noted=False)
         except SqsError:
-            return None  # handle refuses it, and writes that down
+            return None  # handle refuses it, and notes that
         try:
             if signature is not None:
                 user, region = self._signer(request, signature, body)
@@ -259,31 +250,27 @@ class SqsDoor(Handler):
         about = {"operation": call.action.name, "queue": call.demanded[-1][1]}
         self._logins.refusals.refused(protocol="sqs", address=call.request.address, user=call.user.name, **about)
 
-    def _known_signature(self, request: Request) -> Signature | None:
-        """As :meth:`_signature`, which notes a failure. Without users every request is known: None."""
-        if self._logins is None:
-            return None
-        try:
-            return self._signature(request)
-        except SqsError as error:
-            self._logins.note_failure("sqs", request.address, "", error.name)
-            raise
-
-    def _signature(self, request: Request) -> Signature:
-        """The signature of a request. It refuses one of an unknown key before the request's body is read.
+    def _signature(self, request: Request, *, is_noted: bool = True) -> Signature | None:
+        """The signature of a request, before its body is read. Without users every request is known: None.
 
         Raises:
             SqsError: the request has no signature of a known key, or an old one.
         """
-        assert self._logins is not None, "there are users"
-        signature = signature_of(request)
-        check_time(signature, time())
-        if self._logins.access.by_aws_key(signature.key_id) is None:
-            raise SqsError(
-                "InvalidClientTokenId",
-                "The security token included in the request is invalid: no mq user has this access key. "
-                "Create a key with mq user aws-key",
-            )
+        if self._logins is None:
+            return None
+        try:
+            signature = signature_of(request)
+            check_time(signature, time())
+            if self._logins.access.by_aws_key(signature.key_id) is None:
+                raise SqsError(
+                    "InvalidClientTokenId",
+                    "The security token included in the request is invalid: no mq user has this access key. "
+                    "Create a key with mq user aws-key",
+                )
+        except SqsError as error:
+            if is_noted:
+                self._logins.note_failure("sqs", request.address, "", error.name)
+            raise
         return signature
 
     def _as_sent(self, request: Request) -> Iterator[Request]:
