@@ -864,9 +864,11 @@ class UnackedDeliverer:
         entries = None if index in self._waiters.queues else self._ready.take_now(index, most, to_hold=True)
         if not entries:
             return None if entries is None else []
+        found = []
         for entry in entries:
             index.hold(entry)
-        return [(entry, self._message(index, entry, self._recent.take(entry.id))) for entry in entries]
+            found.append((entry, self._message(index, entry, self._recent.take(entry.id))))
+        return found
 
     async def serve(self, portions: Sequence[Portion]) -> None:
         """Answer requests with their messages. One whose messages were all gone or damaged goes back to the head of its

@@ -122,10 +122,11 @@ class Unacked:
             return None if messages is None else []
         if precedence is not None:
             self._waiters.keep_place(index, precedence)
-        held = [
-            UnackedMessage(message, self._may_be_known(index, message, entry), entry) for entry, message in messages
-        ]
-        self._catalog.tell_held(Kind.LEASE, index.name, [each.entry.id for each in held])
+        held, ids = [], []
+        for entry, message in messages:
+            held.append(UnackedMessage(message, self._may_be_known(index, message, entry), entry))
+            ids.append(entry.id)
+        self._catalog.tell_held(Kind.LEASE, index.name, ids)
         return held
 
     async def hold(self, request: FetchRequest, wait: float) -> list[UnackedMessage]:

@@ -29,16 +29,18 @@ class RecentRate:
         now: when counting begins, in seconds of the clock that all calls use.
     """
 
-    __slots__ = ("_began", "_counts", "_slot")
+    __slots__ = ("_began", "_counts", "_slot", "_slot_ends")
 
     def __init__(self, now: float) -> None:
         self._began = now
         self._slot = 0
+        self._slot_ends = now + SLOT_SECONDS
         self._counts = [0] * SLOTS
 
     def add(self, now: float, number: int) -> None:
         """Count `number` more."""
-        self._advance(now)
+        if now >= self._slot_ends:
+            self._advance(now)
         self._counts[self._slot % SLOTS] += number
 
     def per_second(self, now: float) -> float:
@@ -53,7 +55,7 @@ class RecentRate:
         slot = int((now - self._began) // SLOT_SECONDS)
         for passed in range(max(self._slot + 1, slot - SLOTS + 1), slot + 1):
             self._counts[passed % SLOTS] = 0
-        self._slot = slot
+        self._slot, self._slot_ends = slot, self._began + (slot + 1) * SLOT_SECONDS
 
 
 _TCP_INFO_BYTES: Final = 136

@@ -36,6 +36,7 @@ from mq.amqp.protocol.commands import (
     PublishedMessage,
     PublishMessages,
     Result,
+    Settle,
 )
 from mq.amqp.protocol.login import mechanisms, negotiate, read_response
 from mq.amqp.protocol.publishes import ChannelFrame, ChannelState
@@ -194,18 +195,18 @@ class Connection:
         outbox, reader = self.session.outbox, self._reader
         while reader.held and self.frames_left > 0 and not outbox.whole and self._step():
             pass
-        if not outbox.whole:
-            if outbox.messages:
-                messages, outbox.messages, outbox.message_bytes = outbox.messages, [], 0
-                self.held = reader.held
-                self.is_drained = not self.held
-                return PublishMessages(tuple(messages))
-            if not outbox.deliveries:
-                self.held = reader.held
-                return None
-            outbox.close()
-        self.is_drained = False
-        return outbox.whole.popleft()
+        if outbox.whole:
+            self.is_drained = False
+            return outbox.whole.popleft()
+        self.held = reader.held
+        self.is_drained = not self.held
+        if outbox.messages:
+            messages, outbox.messages, outbox.message_bytes = outbox.messages, [], 0
+            return PublishMessages(tuple(messages))
+        if outbox.deliveries:
+            deliveries, outbox.deliveries = outbox.deliveries, []
+            return Settle(outbox.outcome, tuple(deliveries))
+        return None
 
     def outgoing(self) -> bytes:
         """The bytes to send now."""
@@ -296,8 +297,8 @@ class Connection:
         or it has ended."""
         if self.session.unflushed:
             self._flush()  # a publisher that consumes hears of its message before it gets it
-        found = self.channel(channel)
-        return 0 if found is None else found.deliveries.deliver(tag, arrivals)
+        found = self._channels.get(channel.number)  # as `channel` finds it, a call less for each delivery
+        return 0 if found is None or found.key != channel else found.deliveries.deliver(tag, arrivals)
 
     def cancelled(self, channel: ChannelKey, tag: str) -> None:
         """Tell a consumer that its queue is gone."""

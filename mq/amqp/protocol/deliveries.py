@@ -145,13 +145,15 @@ class Deliveries:
         consumer = self.consumers.get(tag)
         if consumer is None:
             return 0
-        most = min(self._credit(consumer), len(arrivals))
-        if most and not consumer.no_ack:
-            most = self._session.hold(most)
-        if most:
-            self._session.send(b"".join([self._delivery(consumer, arrival) for arrival in arrivals[:most]]))
-        consumer.is_starved = self._credit(consumer) == 0
-        return most
+        credit = self._credit(consumer)
+        taken = min(credit, len(arrivals))
+        if not consumer.no_ack:
+            self._session.hold(taken)
+        for arrival in arrivals[:taken]:
+            self._session.send(self._delivery(consumer, arrival))
+        # One that may have very many has its credit bit by bit.
+        consumer.is_starved = taken == credit and (credit < MOST_AT_ONCE or not self._credit(consumer))
+        return taken
 
     def _delivery(self, consumer: ConsumerCredit, arrival: Arrival) -> bytes:
         if consumer.no_ack:

@@ -79,6 +79,7 @@ class Outbox:
         messages: the last command, if it is a publish that others may be joined to. Its channel adds messages.
         message_bytes: of their bodies.
         deliveries: the last command, if it is a settlement that others may be joined to.
+        outcome: of these.
     """
 
     def __init__(self) -> None:
@@ -86,13 +87,13 @@ class Outbox:
         self.messages: list[PublishedMessage] = []
         self.message_bytes = 0
         self.deliveries: list[UnsettledDelivery] = []
-        self._outcome = Settlement.ACKNOWLEDGED
+        self.outcome = Settlement.ACKNOWLEDGED
 
     def settle(self, outcome: Settlement, deliveries: Iterable[UnsettledDelivery]) -> None:
         """Settle more deliveries."""
-        if self.messages or outcome is not self._outcome:
+        if self.messages or outcome is not self.outcome:
             self.close()
-        self._outcome = outcome
+        self.outcome = outcome
         self.deliveries += deliveries
         if len(self.deliveries) >= MOST_TOGETHER:
             self.close()
@@ -100,7 +101,7 @@ class Outbox:
     def feed(self, command: Credit) -> None:
         """A consumer has credit again. It goes ahead of the acknowledgements that gave it: what they remove is out of
         its queue already, so the next messages can be sent while the store removes it."""
-        if self.messages or self._outcome is not Settlement.ACKNOWLEDGED:
+        if self.messages or self.outcome is not Settlement.ACKNOWLEDGED:
             self.close()
         at = len(self.whole)
         while at and is_acknowledgement(self.whole[at - 1]):
@@ -119,7 +120,7 @@ class Outbox:
             self.whole.append(PublishMessages(tuple(self.messages)))
         else:  # in parts, of which each is freed once it is settled
             for at in range(0, len(self.deliveries), MOST_TOGETHER):
-                self.whole.append(Settle(self._outcome, tuple(self.deliveries[at : at + MOST_TOGETHER])))
+                self.whole.append(Settle(self.outcome, tuple(self.deliveries[at : at + MOST_TOGETHER])))
         self.messages, self.deliveries, self.message_bytes = [], [], 0
 
 
@@ -238,21 +239,19 @@ class Session:
             count = min(count, most - self.unsettled)
         return max(0, count)
 
-    def hold(self, count: int) -> int:
-        """Reserve memory for deliveries that are about to be unsettled. Returns for how many, up to `count`."""
-        count = self.may_hold(count)
+    def hold(self, count: int) -> None:
+        """Reserve memory for deliveries that are about to be unsettled: no more than :meth:`may_hold` allows."""
         then = self.unsettled + count
         if then > UNSETTLED_UNCOUNTED and then * UNSETTLED_BYTES > self.held.size:
             step = UNSETTLED_STEP * UNSETTLED_BYTES
             if not self.held.cover_if_free(-(-then * UNSETTLED_BYTES // step) * step):
                 self.held.cover_if_free(then * UNSETTLED_BYTES)
-        return count
 
     def release(self, count: int) -> None:
         """Note that so many deliveries are settled."""
         self.unsettled -= count
         spare = self.held.size - self.unsettled * UNSETTLED_BYTES
-        if spare >= 2 * UNSETTLED_STEP * UNSETTLED_BYTES or not self.unsettled:
+        if spare >= 2 * UNSETTLED_STEP * UNSETTLED_BYTES or (self.held.size and not self.unsettled):
             self.held.shrink(self.unsettled * UNSETTLED_BYTES if self.unsettled > UNSETTLED_UNCOUNTED else 0)
 
     def send_method(self, channel: int, method: type[base.Frame], **values: Any) -> None:

@@ -29,7 +29,7 @@ def delivery_bytes(message: Message, budget: Budget) -> int:
     """
     size, _, attributes = message.properties
     if isinstance(attributes, SharedAttributes):
-        written = len(attributes.encoded())
+        written = len(attributes.json or attributes.encoded())
     else:
         written = 0
         for value in attributes.values():

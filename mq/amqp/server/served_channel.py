@@ -88,12 +88,6 @@ class ServedChannel:
         if self.consumers.get(consumer.tag) is consumer:
             del self.consumers[consumer.tag]
 
-    def feed(self, tag: str) -> None:
-        """Have a consumer go on: it has credit again."""
-        consumer = self.consumers.get(tag)
-        if consumer is not None:
-            self._client.connection.frames_left -= consumer.feed() * (turns.MESSAGE // turns.FRAME)
-
     def _check_single(self, queue: Queue, *, exclusive: bool) -> None:
         """Check that one active consumer is to be had.
 

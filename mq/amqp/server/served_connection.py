@@ -33,7 +33,7 @@ from mq.doors.open_connections import ChannelStatus, ConnectionStatus, ConsumerS
 from mq.doors.readers import COMMAND, Reader
 from mq.errors import MQError
 from mq.quantities import show_count
-from mq.turns import FRAME
+from mq.turns import FRAME, MESSAGE
 
 logger = logging.getLogger("mq.amqp")
 
@@ -290,11 +290,9 @@ class ServedConnection(ClientConnection):
 
     async def _work(self) -> None:
         """Carry out all commands that are there."""
-        connection, removals = self.connection, self._removals
+        connection = self.connection
         try:
             while (command := connection.next_command()) is not None:
-                if removals.count and _waits_for_removals(command):
-                    await removals.wait()
                 rest = self._carry_out(command)
                 if rest is not None:
                     await rest  # meanwhile the connection may have been closed: then there is more to do
@@ -309,24 +307,36 @@ class ServedConnection(ClientConnection):
 
     def _carry_out(self, command: commands.Command) -> Awaitable[object] | None:
         """Carry out a command in this step. If that takes longer, return what does it."""
+        removals = self._removals
+        if isinstance(command, Credit):
+            channel = self._channels.get(command.channel)
+            consumer = None if channel is None else channel.consumers.get(command.tag)
+            if consumer is not None:
+                self.connection.frames_left -= consumer.feed() * (MESSAGE // FRAME)
+            return None
+        if is_acknowledgement(command):
+            removals.begin([delivery.token for delivery in command.deliveries])
+            is_much = removals.count > removals.most and self.nursery is not None
+            return removals.wait(for_all=False) if is_much else None
+        if removals.count:  # any other command may count what is being removed
+            return self._carry_out_later(command)
         if isinstance(command, PublishMessages):
             if not self._is_publisher:
                 return self._begin_to_publish(command)
             self._publish(command)
             return None
-        if isinstance(command, Credit):
-            self.channel(command.channel).feed(command.tag)
-            return None
-        if is_acknowledgement(command):
-            removals = self._removals
-            removals.begin([delivery.token for delivery in command.deliveries])
-            is_much = removals.count > removals.most and self.nursery is not None
-            return removals.wait(for_all=False) if is_much else None
         self.connection.frames_left -= COMMAND_FRAMES
         if isinstance(command, Settle):
             return settle(self.state, command.outcome, command.deliveries)
         rest = _HANDLERS[type(command)](self, command)
         return None if rest is None else self._answer(command, rest)
+
+    async def _carry_out_later(self, command: commands.Command) -> None:
+        """Carry out a command once all messages are removed, even if this takes long."""
+        await self._removals.wait()
+        rest = self._carry_out(command)
+        if rest is not None:
+            await rest
 
     async def _answer(self, command: commands.Answered, work: Awaitable[Result]) -> None:
         try:
@@ -537,11 +547,6 @@ class _Chunks:
         if not data:
             raise StopAsyncIteration
         return bytes(data)
-
-
-def _waits_for_removals(command: commands.Command) -> bool:
-    """Whether a command may count what is being removed. One that was taken is carried out, even if this takes long."""
-    return not is_acknowledgement(command) and not isinstance(command, Credit)
 
 
 def _of_channel(

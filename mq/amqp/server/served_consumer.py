@@ -58,9 +58,8 @@ class ServedConsumer(QueueConsumer):
         self._broker = client.state.broker
         self._consumers = client.state.topology.consumers
         is_quorum = command.queue.arguments.get(QUEUE_TYPE) == QUORUM
-        is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
-        self._is_single = is_single and not is_quorum
-        self._waits_its_turn = is_single and is_quorum  # behind consumers at all nodes
+        self._is_single = bool(command.queue.arguments.get(SINGLE_ACTIVE_CONSUMER))
+        self._waits_its_turn = self._is_single and is_quorum  # behind consumers at all nodes
         self._client = client
         self._socket = client.socket
         self._connection = client.connection
@@ -95,7 +94,9 @@ class ServedConsumer(QueueConsumer):
         credit, taken = self._credit, 0
         if credit and not self._lacking:
             try:
-                held = self._hold_now(min(credit, turns.MESSAGES_A_TURN), None)
+                held = self._broker.hold_now(
+                    self.queue.key, min(credit, turns.MESSAGES_A_TURN), exclusion=self.exclusion
+                )
                 if held and self._write(held):
                     taken = len(held)
                 if taken == credit:
@@ -113,10 +114,9 @@ class ServedConsumer(QueueConsumer):
 
     @property
     def _credit(self) -> int:
-        return self._deliveries.credit(self.tag) if self._deliveries is not None and self.is_active else 0
-
-    def _hold_now(self, most: int, precedence: Precedence | None) -> list[UnackedMessage] | None:
-        return self._broker.hold_now(self.queue.key, most, exclusion=self.exclusion, precedence=precedence)
+        if self._deliveries is None or (self._is_single and not self.is_active):
+            return 0
+        return self._deliveries.credit(self.tag)
 
     def _wait(self) -> bool:
         """Wait for messages, or for credit, without the task. False where only the task can.
@@ -149,8 +149,12 @@ class ServedConsumer(QueueConsumer):
 
     def _write(self, held: list[UnackedMessage]) -> bool:
         """Write messages in this step, as many as a turn has. False where that takes longer: its task delivers them."""
-        needed = sum([delivery_bytes(each.message, self._delivering.client.budget) for each in held])
-        arrivals = [found for each in held if (found := arrival(each, self.queue)) is not None]
+        needed, arrivals = 0, []
+        for each in held:
+            found = arrival(each, self.queue)
+            if found is not None:
+                needed += delivery_bytes(each.message, self._delivering.client.budget)
+                arrivals.append(found)
         is_now = len(arrivals) == len(held) <= turns.MESSAGES_A_TURN and self._socket.has_room
         is_now = is_now and (needed <= UNCOUNTED_BYTES or self._is_free(needed))
         if not is_now or (self._no_ack and not self._settles(held)):
@@ -221,7 +225,10 @@ class ServedConsumer(QueueConsumer):
                         self._precedence.step_aside()
                         await self._wait_for_memory()
                     if self._withdraw is None and (most := self._credit):
-                        self._held = self._hold_now(most, self._precedence) or []
+                        held_now = self._broker.hold_now(
+                            self.queue.key, most, exclusion=self.exclusion, precedence=self._precedence
+                        )
+                        self._held = held_now or []
                     if not self._held and (self._withdraw is not None or self._wait()):
                         await self._fed.park()
                     elif not self._held:
