@@ -57,7 +57,7 @@ BUSY_PASSES_PER_SECOND: Final = 1000
 that costs up to 5 % of a message."""
 WATCH_SECONDS: Final = 60.0
 """After a long pass steps are measured for so long all the same, so that the next long one is logged with its task."""
-PASSES_A_LOOK: Final = 256
+PASSES_A_LOOK: Final = 64
 """How often the event loop looks how busy it is. A power of two."""
 _QUIET_SECONDS: Final = 10.0
 """After a log line about a long step, until the next."""

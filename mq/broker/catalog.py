@@ -88,7 +88,8 @@ class Catalog:
         Args:
             is_out: whether it is not in the index: it was just taken out, or never was there.
         """
-        self.locks.begin(entry.id)
+        assert entry.id not in self.locks, "two moves of one message at a time"
+        self.locks[entry.id] = None
         index = self.queues.get(entry.queue) or self.leaving.get(entry.queue)
         if index is None:
             return
@@ -103,7 +104,9 @@ class Catalog:
 
     def end(self, left: Entry, now: Entry | None, kind: Kind, due: float | None = None, protocol: str = "") -> None:
         """End a move: the message is at `now`, which is `left` when it did not move, and None when it is gone."""
-        self.locks.end(left.id)
+        lot = self.locks.pop(left.id)
+        if lot is not None:
+            lot.unpark_all()
         index, is_leaving = self._begun.pop(left.id, (None, False))
         has_left = now is None or now.state is State.REMOVED or now.queue != left.queue
         if index is not None:
@@ -273,17 +276,6 @@ class CatalogEvents:
 
 class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
     """Locks of the messages that are being moved: their ids, each with the tasks that wait for it, if any do."""
-
-    def begin(self, id: MessageId) -> None:
-        """Lock a message. The caller has to call :meth:`end`."""
-        assert id not in self, "two moves of one message at a time"
-        self[id] = None
-
-    def end(self, id: MessageId) -> None:
-        """Unlock a message: it has arrived, or is back."""
-        lot = self.pop(id)
-        if lot is not None:
-            lot.unpark_all()
 
     async def wait(self, id: MessageId) -> None:
         """Wait until a message is not locked."""

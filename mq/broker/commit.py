@@ -176,6 +176,7 @@ class Committer:
         note_work: called after a batch, every :data:`NOTE_WORK_SECONDS` at most.
 
     Attributes:
+        instant: the store, if it commits at once; None for any other.
         failure: why the medium failed; empty while it works.
         together: messages in one submission, if it can be split: those of one are answered in one step.
         disk_pace: how many operations a batch may have most of which are for the disk.
@@ -197,7 +198,7 @@ class Committer:
         self._noted_until = -math.inf
         self._times = times
         self._telling = storage if tells(storage) else None
-        self._instant = storage if is_instant(storage) else None
+        self.instant = storage if is_instant(storage) else None
         self.together = ANSWERED_TOGETHER if self._telling is not None else MOST_OF_A_CALL // 2
         description = storage.description
         self._is_durable = description.durable
@@ -246,7 +247,7 @@ class Committer:
             messages: how many messages they are about.
             then: called with one outcome for each operation, in order, and with the times of the batch.
         """
-        if self._instant is not None and self.commit_now(partial(_Made, make, then), messages):
+        if self.instant is not None and self.commit_now(partial(_Made, make, then), messages):
             return
         submission = Submission(make, messages, then, is_divisible=True)
         if self.room > 0:
@@ -384,7 +385,7 @@ class Committer:
     def begin(self) -> None:
         """Have what waits committed: in this step if the store waits for nothing and it is little, else by a save
         worker."""
-        if self._is_served or (self._instant is not None and self._commit_waiting(self._instant)):
+        if self._is_served or (self.instant is not None and self._commit_waiting(self.instant)):
             return
         if self._workers:
             self._is_served = True
@@ -398,7 +399,7 @@ class Committer:
         Args:
             begin: called just before the store, if at all.
         """
-        storage = self._instant
+        storage = self.instant
         if storage is None or self._is_served or messages > MOST_AT_ONCE or self._waiting or self._line.items:
             return False
         if self._shut_out is not None or not self._turns.take(messages * turns.MESSAGE):
@@ -757,14 +758,15 @@ class Together(Generic[T]):
         """
         committer = self._committer
         size = len(items) if messages is None else messages
-        if not items or committer.commit_now(partial(self.begin, items), size):
+        if not items or (committer.instant is not None and committer.commit_now(partial(self.begin, items), size)):
             return
         if size <= committer.room:
             if messages is None and size > MOST_OF_A_CALL:
                 self._add_each(items)
             else:
                 self._add(items, size)
-        elif messages is None:
+            return
+        if messages is None:
             committer.stand_in_line(partial(self._take_turn, items, 0))
         else:
             committer.stand_in_line(partial(self._take_whole_turn, items, messages))
@@ -803,6 +805,7 @@ class Together(Generic[T]):
 
         self._submission = Submission(make, size, then)
         self._committer.append(self._submission)
+        self._committer.begin()
 
 
 class Future(Generic[T]):

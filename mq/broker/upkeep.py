@@ -52,6 +52,9 @@ class Expiry:
     Args:
         expire: called with the queue and id of each expired message, which may be gone.
         has_room: waits until few expired messages are left to be moved.
+
+    Attributes:
+        due: the timers, by message.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class Expiry:
         self._expire = expire
         self._has_room = has_room
         self._clock = clock
-        self._due: dict[MessageId, tuple[int, MessageId, str]] = {}
+        self.due: dict[MessageId, tuple[int, MessageId, str]] = {}
         self._heap: list[tuple[int, MessageId, str]] = []
         self._changed = trio.Event()
 
@@ -70,9 +73,9 @@ class Expiry:
             self.forget(entry.id)
             return
         timer = (entry.meta.expires_ms - self._clock.ttl_age_ms(entry), entry.id, entry.queue)
-        if self._due.get(entry.id) == timer:
+        if self.due.get(entry.id) == timer:
             return  # the message was leased, and is back
-        self._due[entry.id] = timer
+        self.due[entry.id] = timer
         heapq.heappush(self._heap, timer)
         if self._heap[0] == timer:
             self._changed.set()
@@ -80,8 +83,8 @@ class Expiry:
     def forget(self, id: MessageId) -> None:
         """Remove the timer of a message, if it has one."""
         # Its key leaves the heap later, before such keys outnumber the rest.
-        if self._due.pop(id, None) is not None and len(self._heap) > 2 * len(self._due) + 64:
-            self._heap = list(self._due.values())
+        if self.due.pop(id, None) is not None and len(self._heap) > 2 * len(self.due) + 64:
+            self._heap = list(self.due.values())
             heapq.heapify(self._heap)
 
     async def run(self) -> None:
@@ -97,8 +100,8 @@ class Expiry:
                 if not self._heap or self._heap[0][0] > now_ms:
                     break
                 timer = heapq.heappop(self._heap)
-                if self._due.get(timer[1]) == timer:
-                    del self._due[timer[1]]
+                if self.due.get(timer[1]) == timer:
+                    del self.due[timer[1]]
                     self._expire(timer[2], timer[1])
             await self._has_room()
 
@@ -412,7 +415,8 @@ class Upkeep(CatalogEvents):
         self._dead_letters.forget(id)
         if id in self._mover.due:
             self._mover.cancel(id)
-        self._expiry.forget(id)
+        if id in self._expiry.due:
+            self._expiry.forget(id)
 
     def _expire(self, queue: str, id: MessageId) -> None:
         index = self._catalog.queues.get(queue)

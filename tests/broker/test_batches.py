@@ -53,7 +53,7 @@ async def test_a_message_that_is_being_moved_does_not_hold_up_the_changes_of_oth
     moving, other = await broker.fetch_many("q", 2)
     changes = [(each.id, each.receipt, 600.0) for each in (moving, other, other)]
     locks = catalog_of(broker).locks
-    locks.begin(moving.id)
+    locks[moving.id] = waiting = trio.lowlevel.ParkingLot()
     async with trio.open_nursery() as nursery:
         errors: list[MQError | None] = []
         nursery.start_soon(collect, errors, broker, changes)
@@ -64,7 +64,8 @@ async def test_a_message_that_is_being_moved_does_not_hold_up_the_changes_of_oth
         assert entry.meta.deadline_ms is not None
         assert entry.meta.deadline_ms - broker.clock.steady_ms() > 500_000
         assert errors == []
-        locks.end(moving.id)
+        del locks[moving.id]
+        waiting.unpark_all()
     assert errors == [None, None, None]
 
 

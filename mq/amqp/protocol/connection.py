@@ -333,9 +333,16 @@ class Connection:
             is_open = self.state is ConnectionState.OPEN
             frame = self._reader.read_together() if is_open else self._reader.read()
             if frame is not None:
-                self.frames_left -= 1 if type(frame) is PublishFrames else _weight(frame)  # even if it is refused
                 looked_at = self.session.topology.looked_at
-                self._take(frame)
+                if isinstance(frame, PublishFrames):
+                    self.frames_left -= 1  # even if it is refused
+                    self._take_on_channel(frame)
+                elif isinstance(frame, AckFrames):
+                    self.frames_left -= 1 + len(frame.tags) // TAGS_A_FRAME
+                    self._take_on_channel(frame)
+                else:
+                    self.frames_left -= METHOD_FRAMES if isinstance(frame, MethodFrame) else 1
+                    self._take(frame)
                 self.frames_left -= (self.session.topology.looked_at - looked_at) // LOOKS_A_FRAME
         except WrongProtocol as error:
             self.sending.append(error.answer)
@@ -361,7 +368,7 @@ class Connection:
         )
         return True
 
-    def _take(self, frame: Frame | Together) -> None:
+    def _take(self, frame: Frame) -> None:
         if self.state is ConnectionState.CLOSING:
             self._take_while_closing(frame)
         elif isinstance(frame, HeartbeatFrame):
@@ -406,14 +413,14 @@ class Connection:
             text = f"the client sent more than {MOST_HEARTBEATS} heartbeats in {HEARTBEATS_SECONDS:.0f} seconds"
             raise Refusal(Code.RESOURCE_ERROR, text)
 
-    def _take_while_closing(self, frame: Frame | Together) -> None:
+    def _take_while_closing(self, frame: Frame) -> None:
         method = frame.method if isinstance(frame, MethodFrame) and not frame.channel else None
         if isinstance(method, methods.Connection.CloseOk):
             self._be_over("")
         elif isinstance(method, methods.Connection.Close):
             self._close_by_client(method)
 
-    def _take_own(self, frame: Frame | Together) -> None:
+    def _take_own(self, frame: Frame) -> None:
         if not isinstance(frame, MethodFrame):
             raise Refusal(Code.UNEXPECTED_FRAME, "content frames must not be sent on channel 0")
         handler = _TABLE.get(self.state, {}).get(type(frame.method))
@@ -559,12 +566,6 @@ class Connection:
         if channel.state is ChannelState.CLOSED:
             self._channels.pop(channel.key.number, None)
             self._count_channels(len(self._channels))
-
-
-def _weight(frame: Frame | Together) -> int:
-    if isinstance(frame, MethodFrame):
-        return METHOD_FRAMES
-    return 1 + len(frame.tags) // TAGS_A_FRAME if isinstance(frame, AckFrames) else 1
 
 
 _TABLE: Final[Mapping[ConnectionState, Mapping[type[base.Frame], Callable[[Connection, Any], None]]]] = {

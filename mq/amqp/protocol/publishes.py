@@ -131,17 +131,17 @@ class PublishingChannel(ABC):
             self._handle_while_closing(frame)
             return
         try:
-            if isinstance(frame, HeaderFrame | BodyFrame):
-                self._take_content(frame)
-            elif self._content is not None:
+            if self._content is not None and not isinstance(frame, HeaderFrame | BodyFrame):
                 name = _method_of(frame).name
                 raise Refusal(Code.UNEXPECTED_FRAME, f"expected a content frame for class 60 but received {name}")
-            elif isinstance(frame, PublishFrames):
+            if isinstance(frame, PublishFrames):
                 self._publish_whole(frame)
             elif isinstance(frame, AckFrames):
                 self._settle(Settlement.ACKNOWLEDGED, frame.tags)
-            else:
+            elif isinstance(frame, MethodFrame):
                 self._call(frame.method)
+            else:
+                self._take_content(frame)
         except Refusal as refusal:
             self._fail(refusal, _method_of(frame))
 

@@ -64,7 +64,7 @@ class Removals:
     def _removed(self, count: int, began: float, error: Exception | None) -> None:
         """Note that messages are removed, or READY again."""
         self.count -= count
-        if self._fewer:
+        if self.is_awaited:
             self._fewer.unpark_all()
         if isinstance(error, MQError):
             if self._client.connection.is_over:  # the client is told nothing any more
@@ -89,4 +89,4 @@ class Removals:
                     while self.count > (0 if for_all else self.most):
                         await self._fewer.park()
             finally:
-                self.is_awaited = False
+                self.is_awaited = bool(self._fewer)  # other tasks may wait, too

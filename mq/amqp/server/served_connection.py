@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from operator import attrgetter
 from typing import Any, Final
 
 import trio
@@ -43,6 +44,7 @@ READ_BYTES: Final = 128 * 1024
 """The most bytes in one read."""
 READ_BYTES_BEFORE_LOGIN: Final = 8 * 1024
 """The most bytes in one read before the login, which takes two frames."""
+_TOKEN: Final = attrgetter("token")
 COMMAND_FRAMES: Final = COMMAND // FRAME
 """A command counts as so many frames, apart from messages and settled deliveries."""
 LONGEST_PAUSE_SECONDS: Final = 0.02
@@ -315,7 +317,7 @@ class ServedConnection(ClientConnection):
                 self.connection.frames_left -= consumer.feed() * (MESSAGE // FRAME)
             return None
         if is_acknowledgement(command):
-            removals.begin([delivery.token for delivery in command.deliveries])
+            removals.begin(list(map(_TOKEN, command.deliveries)))
             is_much = removals.count > removals.most and self.nursery is not None
             return removals.wait(for_all=False) if is_much else None
         if removals.count:  # any other command may count what is being removed

@@ -39,6 +39,7 @@ from mq.storage.interface import QUEUE, AnyOperation, Drop, Group, Move, Outcome
 
 _LEAST_PORTIONS: Final = 3
 """Of a smaller batch nothing is told before its end: its callers would miss the next one, which costs flushes."""
+_RECORDS: Final = (Put, Drop)
 _DROP_BYTES: Final = 8
 """What the line of a forgotten record takes besides its kind and key."""
 NO_ROOM: Final = "the disk has no room for a longer write-ahead log"
@@ -84,7 +85,8 @@ def commit(
 
 def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
     """Do what one record holds."""
-    early.is_over |= bool(portion.answered)
+    # Of a batch that nobody waits for, such as acknowledged messages that are removed, its end is told alone.
+    early.is_over |= bool(portion.answered) or not portion.flushes
     if not portion.recorded:
         return portion.outcomes(())
     log = root.log
@@ -177,7 +179,7 @@ class LoggedPortion:
                 return self._add_unit((operation,))
         elif isinstance(operation, Group):
             return self._add_unit(operation.operations)
-        elif isinstance(operation, Put | Drop):
+        elif isinstance(operation, _RECORDS):
             return self._add_unit((operation,))
         planned = plan(self._by_state, operation, LARGEST_ATTRIBUTES)
         if planned.has_side:
