@@ -238,7 +238,10 @@ class Unacked:
                 entries[entry] = None
 
         def ended(error: Exception | None) -> None:
-            in_flight.__exit__()
+            if in_flight.is_closed:
+                in_flight.__exit__()
+            else:
+                in_flight.running -= 1
             done(error)
 
         in_flight.running += 1

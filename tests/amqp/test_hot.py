@@ -42,7 +42,7 @@ def slowly(method_type: type[base.Frame], payload: bytes) -> dict[str, object] |
 
 
 def quickly(method_type: type[base.Frame], payload: bytes) -> dict[str, object] | None:
-    method = frames.read(method_type.index, payload)
+    method = frames.READ_BY_HAND[method_type.index](payload)
     return None if method is None else {name: getattr(method, name) for name in method.attributes()}
 
 

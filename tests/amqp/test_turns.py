@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import trio
 from pamqp import commands
@@ -22,15 +20,16 @@ class FramesPerStep(trio.abc.Instrument):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.most = self.now = self.all = 0
-        take = Connection._take
+        step = Connection._step
 
-        def count(connection: Connection, frame: Any) -> None:
-            self.now += 1
-            self.all += 1
+        def count(connection: Connection) -> bool:
+            is_handled = step(connection)
+            self.now += is_handled
+            self.all += is_handled
             self.most = max(self.most, self.now)
-            take(connection, frame)
+            return is_handled
 
-        monkeypatch.setattr(Connection, "_take", count)
+        monkeypatch.setattr(Connection, "_step", count)
         trio.lowlevel.add_instrument(self)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:

@@ -103,7 +103,8 @@ class Topology:
         found = self._find_queue(vhost, name)
         if found is None:
             raise Refusal(Code.NOT_FOUND, f"no queue '{name}' in vhost '{vhost}'")
-        _check_owner(found, owner)
+        if found.owner is not None:
+            _check_owner(found, owner)
         return found
 
     def vhosts(self) -> Iterator[Vhost]:
@@ -178,7 +179,9 @@ class Topology:
 
     def unsure(self, vhost: str, name: str) -> Queue | None:
         """A queue that is not known here, and may be there all the same."""
-        if not name or self._find_queue(vhost, name) is not None or not self._may_have(encode(vhost, name)):
+        if not name or name in self._vhosts[vhost].queues:
+            return None
+        if self._find_queue(vhost, name) is not None or not self._may_have(encode(vhost, name)):
             return None
         return Queue(vhost, name, durable=True, is_unsure=True)
 

@@ -259,8 +259,7 @@ class Counted:
     messages: int
 
 
-@dataclass(frozen=True, slots=True)
-class Get:
+class Get(NamedTuple):
     """The first message that is ready. Answered with Got, or None where there is none."""
 
     channel: ChannelKey
@@ -268,8 +267,7 @@ class Get:
     no_ack: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Got:
+class Got(NamedTuple):
     """Result: a message, and how many are left in its queue."""
 
     arrival: Arrival
@@ -279,23 +277,20 @@ class Got:
 # Not answered at once, so that reading goes on
 
 
-@dataclass(frozen=True, slots=True)
-class PublishMessages:
+class PublishMessages(NamedTuple):
     """Store these, in this order, with one barrier if possible; then tell :meth:`Connection.published`."""
 
     messages: tuple[PublishedMessage, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Settle:
+class Settle(NamedTuple):
     """Acknowledge, put back or reject these."""
 
     outcome: Settlement
     deliveries: tuple[UnsettledDelivery, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Credit:
+class Credit(NamedTuple):
     """A consumer that had no credit has some again: ask for it."""
 
     channel: ChannelKey

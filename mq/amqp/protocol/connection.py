@@ -263,7 +263,8 @@ class Connection:
                 self._leave(command, result)
             elif (channel := self.channel(command.channel)) is not None:
                 channel.answer(command, result)
-                self._free_if_closed(channel)
+                if channel.state is ChannelState.CLOSED:
+                    self._free_if_closed(channel)
         except Refusal as refusal:
             self._fail(refusal, None)
 

@@ -31,10 +31,12 @@ class ConsumerCredit:
         no_ack: whether its deliveries are settled as they are sent.
         prefetch: how many of its deliveries may be unsettled; 0 for any number.
         is_starved: whether it was told that it has no credit.
+        again: the command that tells it that it has some again.
     """
 
-    def __init__(self, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
+    def __init__(self, channel: ChannelKey, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:
         self.tag = tag
+        self.again = Credit(channel, tag)
         self.written_tag = frames.short(tag)
         self.queue = queue
         self.no_ack = no_ack
@@ -82,7 +84,7 @@ class Deliveries:
 
     def add(self, tag: str, queue: QueueName, *, no_ack: bool) -> None:
         """Add a consumer."""
-        self.consumers[tag] = ConsumerCredit(tag, queue, no_ack=no_ack, prefetch=self._prefetch)
+        self.consumers[tag] = ConsumerCredit(self._key, tag, queue, no_ack=no_ack, prefetch=self._prefetch)
         self._session.consumers += 1
 
     def remove(self, tag: str) -> bool:
@@ -136,7 +138,7 @@ class Deliveries:
         for consumer in self.consumers.values():
             if consumer.is_starved and self._credit(consumer):
                 consumer.is_starved = False
-                self._session.outbox.feed(Credit(self._key, consumer.tag))
+                self._session.outbox.feed(consumer.again)
 
     # Deliveries
 

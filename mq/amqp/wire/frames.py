@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -92,18 +92,6 @@ class AckFrames(NamedTuple):
     tags: list[tuple[int, bool]]
 
 
-def read_together(data: bytes, at: int, largest: int) -> tuple[PublishFrames | AckFrames, int] | None:
-    """Read a whole message, or a row of acknowledgements, and its end; None for what is to be read frame by frame."""
-    if len(data) - at < _BEGINNING.size:
-        return None
-    kind, channel, size, index = _BEGINNING.unpack_from(data, at)
-    if kind != _METHOD or not channel:
-        return None
-    if index == PUBLISH and size <= largest:
-        return _read_message(data, at, channel, size, largest)
-    return _read_acks(data, at, channel) if index == ACK and size == _ACK_BYTES else None
-
-
 def _read_message(data: bytes, at: int, channel: int, size: int, largest: int) -> tuple[PublishFrames, int] | None:
     method_at = at + _HEADER.size
     head_at = method_at + size
@@ -149,15 +137,6 @@ def _read_acks(data: bytes, at: int, channel: int) -> tuple[AckFrames, int] | No
     return (AckFrames(channel, tags), at) if tags else None
 
 
-def read(index: int, payload: bytes) -> base.Frame | None:
-    """The method of a frame, from the index with which its payload begins; None leaves it to the general way."""
-    if index == PUBLISH:
-        return _read_publish(payload)
-    if index == GET:
-        return _read_get(payload)
-    return _read_ack(payload) if index == ACK else None
-
-
 def _read_publish(payload: bytes) -> commands.Basic.Publish | None:
     try:
         middle = 7 + payload[6]
@@ -194,6 +173,14 @@ def _read_ack(payload: bytes) -> commands.Basic.Ack | None:
     tag, bits = ACKED.unpack_from(payload, 4)
     method.delivery_tag, method.multiple = tag, bool(bits & 1)
     return method
+
+
+READ_BY_HAND: Final[Mapping[int, Callable[[bytes], base.Frame | None]]] = {
+    PUBLISH: _read_publish,
+    GET: _read_get,
+    ACK: _read_ack,
+}
+"""Makes a method of a frame's payload, by the index with which that begins; None leaves it to the general way."""
 
 
 def ack_beginning(channel: int) -> bytes:
@@ -324,7 +311,8 @@ class FrameReader:
             raise WrongProtocol("the client does not speak AMQP 0-9-1", PROTOCOL_HEADER)
         if begin != PROTOCOL_HEADER:
             return False
-        self._go_on_at(len(PROTOCOL_HEADER))
+        self._at = len(PROTOCOL_HEADER)
+        self.held = len(self._held) - self._at
         return True
 
     def read_together(self) -> Frame | Together | None:
@@ -333,13 +321,21 @@ class FrameReader:
         Raises:
             Refusal: as there.
         """
-        if not self.held:
-            return None
-        found = read_together(self._held, self._at, self.frame_max - OVERHEAD)
+        if self.held < _BEGINNING.size:
+            return self.read()
+        data, largest = self._held, self.frame_max - OVERHEAD
+        kind, channel, size, index = _BEGINNING.unpack_from(data, self._at)
+        found: tuple[Together, int] | None = None
+        if kind != _METHOD or not channel:
+            pass
+        elif index == PUBLISH and size <= largest:
+            found = _read_message(data, self._at, channel, size, largest)
+        elif index == ACK and size == _ACK_BYTES:
+            found = _read_acks(data, self._at, channel)
         if found is None:
             return self.read()
         frames, self._at = found
-        self.held = len(self._held) - self._at
+        self.held = len(data) - self._at
         return frames
 
     def read(self) -> Frame | None:
@@ -362,11 +358,9 @@ class FrameReader:
             return None
         if self._held[start + size] != _END:
             raise Refusal(Code.FRAME_ERROR, f"a frame ends with byte {self._held[start + size]} instead of {_END}")
-        self._go_on_at(start + size + 1)
+        self._at = start + size + 1
+        self.held = len(self._held) - self._at
         return _parse(kind, channel, self._held[start : start + size])
-
-    def _go_on_at(self, at: int) -> None:
-        self._at, self.held = at, len(self._held) - at
 
 
 def _parse(kind: int, channel: int, payload: bytes) -> Frame:
@@ -388,8 +382,8 @@ def _method(payload: bytes) -> base.Frame:
     if len(payload) > LARGEST_TABLE:
         raise Refusal(Code.SYNTAX_ERROR, f"a method frame of {len(payload)} bytes is too large")
     index = int.from_bytes(payload[:4])
-    found = read(index, payload)
-    if found is not None:
+    by_hand = READ_BY_HAND.get(index)
+    if by_hand is not None and (found := by_hand(payload)) is not None:
         return found
     method_type: type[base.Frame] | None = commands.INDEX_MAPPING.get(index)
     if method_type is None or len(payload) < 4:
