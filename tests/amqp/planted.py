@@ -49,8 +49,8 @@ BUGS: Final = {
     ),
     "a commit does not wait for the disk": Bug(
         "ServedChannel.commit",
-        "settling.settle(self._state, settled.outcome, settled.deliveries, durable=True)",
-        "settling.settle(self._state, settled.outcome, settled.deliveries, durable=False)",
+        "settle(self._state, settled.outcome, settled.deliveries, durable=True)",
+        "settle(self._state, settled.outcome, settled.deliveries, durable=False)",
     ),
 }
 """Each by what it does, in words."""

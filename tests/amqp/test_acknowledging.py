@@ -10,7 +10,7 @@ import trio
 from pamqp import commands
 from trio.testing import MockClock
 
-from mq.amqp.server.removals import LEAST_ACKNOWLEDGING, MOST_ACKNOWLEDGING
+from mq.amqp.server.settling import LEAST_ACKNOWLEDGING, MOST_ACKNOWLEDGING
 from mq.storage.interface import Move, Operation, Outcome, Unlink
 from mq.storage.memory import MemoryStorage
 from tests.amqp.dialling import Client, open_house

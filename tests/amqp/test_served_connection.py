@@ -20,7 +20,7 @@ from mq.amqp.model import declared
 from mq.amqp.model.declared import Queue as Declared
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol.session import MESSAGE_OVERHEAD
-from mq.amqp.server import removals
+from mq.amqp.server import settling
 from mq.amqp.server.publishes import MOST_TOGETHER
 from mq.amqp.server.served_consumer import ServedConsumer
 from mq.amqp.server.state import UnusedQueues
@@ -388,7 +388,7 @@ async def test_a_client_that_acknowledges_faster_than_the_store_is_not_read_mean
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """That is no heartbeat that it missed."""
-    monkeypatch.setattr(removals, "LEAST_ACKNOWLEDGING", 2)
+    monkeypatch.setattr(settling, "LEAST_ACKNOWLEDGING", 2)
     async with open_house() as house:
         client = await house.connect(heartbeat=5)
         await client.declare()

@@ -15,7 +15,7 @@ import click
 import trio
 from pamqp import commands
 
-from mq.amqp.server.removals import MOST_ACKNOWLEDGING
+from mq.amqp.server.settling import MOST_ACKNOWLEDGING
 from tests.amqp import rabbit
 from tests.amqp.clients.servers import MqServer, RabbitServer, Server
 from tests.amqp.dialling import Client

@@ -13,7 +13,7 @@
 * ``publishes``, ``submitted_batch``: messages of a connection, stored and answered in order, in batches; publishers
   wait if there are too many.
 * ``delivery``, ``served_consumer``: a message as it is delivered; one consumer, within its credit.
-* ``removals``, ``settling``: acknowledged messages removed while more is read; other deliveries settled.
+* ``settling``: deliveries settled; acknowledged messages removed while more is read.
 * ``served_channel``: one channel: its consumers, gets, transactions, and its end.
 * ``declarations``: each command that declares, changes or inspects an exchange, queue or binding.
 * ``served_connection``: one connection: read, carry out, answer, keep time, end; its status for operators.

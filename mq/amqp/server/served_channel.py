@@ -12,13 +12,12 @@ from mq.amqp.model.declared import Queue
 from mq.amqp.model.vhost import TopologyChange
 from mq.amqp.protocol import commands
 from mq.amqp.protocol.commands import Done, Result
-from mq.amqp.server import settling
 from mq.amqp.server.client_connection import ClientConnection
 from mq.amqp.server.delivery import arrival, delivery_bytes, read
 from mq.amqp.server.publishes import PublishQueue, return_messages
 from mq.amqp.server.refusals import refusal_of
-from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_consumer import ServedConsumer
+from mq.amqp.server.settling import Removals, release, settle
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker import UnackedMessage
 from mq.doors.budget import UNCOUNTED_BYTES, Use
@@ -227,13 +226,13 @@ class ServedChannel:
             )
         while command.settled:
             settled = command.settled.pop(0)
-            await settling.settle(self._state, settled.outcome, settled.deliveries, durable=True)
+            await settle(self._state, settled.outcome, settled.deliveries, durable=True)
         return Done()
 
     async def release(self, command: commands.Release) -> Result:
         """Put back the deliveries of the ended channel, and end its consumers."""
         try:
-            await settling.release(self._state, command.deliveries)
+            await release(self._state, command.deliveries)
         finally:  # a queue that cannot take its messages now keeps no other one from the consumers to come
             with self._broker.progress.shielded():
                 await self._end_consumers([tag for tag, _ in command.consumers])

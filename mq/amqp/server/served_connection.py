@@ -21,9 +21,8 @@ from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, 
 from mq.amqp.server.declarations import DECLARATIONS
 from mq.amqp.server.publishes import PublishQueue
 from mq.amqp.server.refusals import refusal_of
-from mq.amqp.server.removals import Removals
 from mq.amqp.server.served_channel import ServedChannel
-from mq.amqp.server.settling import settle
+from mq.amqp.server.settling import Removals, settle
 from mq.amqp.server.state import AmqpState
 from mq.amqp.wire.errors import Code, Refusal
 from mq.broker.fairness import SOURCE
