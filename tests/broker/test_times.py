@@ -199,7 +199,7 @@ async def test_timers_of_what_would_expire_in_years_take_no_room_once_it_is_gone
     await wait_all_tasks_blocked()
     await broker.delete_queue("other")
     await wait_all_tasks_blocked()  # its timers go after it, by and by
-    assert not wiring_of(broker).upkeep._expiry._due
+    assert not wiring_of(broker).upkeep._expiry.due
     assert len(wiring_of(broker).upkeep._expiry._heap) < 100
 
 

@@ -14,9 +14,8 @@ import trio
 
 from mq.access.certificates import common_name
 from mq.amqp.protocol import commands
-from mq.amqp.protocol.commands import ChannelKey, Credit, Done, PublishMessages, Result, Settle
+from mq.amqp.protocol.commands import ChannelKey, Credit, Done, PublishMessages, Result, Settle, Settlement
 from mq.amqp.protocol.connection import BEFORE_LOGIN, NO_LIMIT, ConnectionState
-from mq.amqp.protocol.session import is_acknowledgement
 from mq.amqp.server.client_connection import LINGER_SECONDS, MOST_BYTES_UNSENT, ClientConnection
 from mq.amqp.server.declarations import DECLARATIONS
 from mq.amqp.server.publishes import PublishQueue
@@ -315,7 +314,7 @@ class ServedConnection(ClientConnection):
             if consumer is not None:
                 self.connection.frames_left -= consumer.feed() * (MESSAGE // FRAME)
             return None
-        if is_acknowledgement(command):
+        if isinstance(command, Settle) and command.outcome is Settlement.ACKNOWLEDGED:
             removals.begin(list(map(_TOKEN, command.deliveries)))
             is_much = removals.count > removals.most and self.nursery is not None
             return removals.wait(for_all=False) if is_much else None
