@@ -276,9 +276,14 @@ class _Runner:
         if status == 0:
             client.remove(message)
             return True
+        try:
+            client.requeue(message, self._retry_delay, f"the command exited with {status}")
+        except (LeaseLost, NotFound) as error:
+            # Its lease ended while this program was stopped, or could not ask.
+            warn(f"message {message.id} may be processed twice: {error}")
+            return False
         when = "after the queue's retry delay" if self._retry_delay is None else f"in {self._retry_delay:g} seconds"
         warn(f"the command exited with status {status}, so message {message.id} will be delivered again {when}")
-        client.requeue(message, self._retry_delay, f"the command exited with {status}")
         return False
 
     def _run(self, stream: Stream, lease: Lease) -> int:

@@ -362,6 +362,15 @@ def test_a_lease_that_is_lost_meanwhile_is_told(daemon: Inside, client: Client, 
     assert "may be processed twice: somebody else has it" in done.error
 
 
+def test_a_lease_that_is_lost_when_a_command_has_failed_is_told(daemon: Inside, client: Client, mq: Mq) -> None:
+    client.publish("q", "hello")
+    refuse(daemon, "PATCH")
+    done = mq("receive", "q", "--exec", "exit 3")
+    assert done.status == 1
+    assert "may be processed twice: somebody else has it" in done.error
+    assert "will be delivered again" not in done.error
+
+
 def test_a_command_whose_lease_is_lost_is_ended(daemon: Inside, client: Client, mq: Mq) -> None:
     client.publish("q", "hello")
     refuse(daemon, "PATCH")
