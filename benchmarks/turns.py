@@ -110,16 +110,17 @@ async def _take_turn(
             measured(workload, used, calls, timed)
             return timed
 
-        published = await phase(PUBLISH, publish, most, least=load.clients)
+        # Of two messages for each client, the server has to send at least one meanwhile, however short the phase is.
+        published = await phase(PUBLISH, publish, most, least=2 * load.clients)
         if CONSUME in load.workloads:
             await session.each(lambda codec: codec.subscribe())
             waiting = there.operations + published.operations - load.clients
-            consumed = await phase(CONSUME, consume, waiting)
+            consumed = await phase(CONSUME, consume, waiting, least=2 * load.clients)
             # so that what is consumed next was published just before, and not when the files of a backlog were written
             rest = waiting - consumed.operations
             await session.run(consume, 0.0, least=rest, most=rest)
         if MIXED in load.workloads:
-            await phase(MIXED, publish_and_consume, most)
+            await phase(MIXED, publish_and_consume, most, least=load.clients)
     await delete_queue(make, server.ports[0])
 
 
