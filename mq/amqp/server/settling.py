@@ -202,10 +202,10 @@ class Removals:
             StorageUnsure: the store does not answer.
         """
         if self.count > (0 if for_all else self.most):
-            self.is_awaited = True
             try:
                 with self._state.broker.progress.shielded():
                     while self.count > (0 if for_all else self.most):
+                        self.is_awaited = True  # again each time, as another task may have waited for less
                         await self._fewer.park()
             finally:
                 self.is_awaited = bool(self._fewer)  # other tasks may wait, too
