@@ -591,11 +591,13 @@ class _BegunRequest:
     def begin(self, handler: Handler, request: Request) -> bool:
         """Begin it. False where that is not possible."""
         begun = begin_request(handler, request, self._answer)
+        if self._is_over:  # it was answered in this step, and is not again, even if the handler failed afterwards
+            return True
         if begun is None:
             return False
         if isinstance(begun, Reply):
             self._end_with(begun)
-        elif not self._is_over:
+        else:
             self._abandon = begun
         return True
 

@@ -213,9 +213,11 @@ class _BegunRequest:
     def begin(self, handler: Handler, request: Request) -> bool:
         """Begin it. False where that is not possible."""
         begun = begin_request(handler, request, self.answer)
+        if self.is_over:  # it was answered in this step, and is not again, even if the handler failed afterwards
+            return True
         if isinstance(begun, Reply):
             self._end(begun)
-        elif not self.is_over:
+        else:
             self.abandon = begun
         return begun is not None
 

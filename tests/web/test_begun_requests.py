@@ -264,6 +264,22 @@ async def test_a_request_whose_connection_is_cut_off_is_abandoned_once(nursery: 
     assert begins.abandoned == 1
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a test"), NoSuchMessage("a test")])
+async def test_a_request_that_fails_after_its_answer_is_not_answered_again(
+    error: Exception, nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    class AnswersAndFails(Begins):
+        def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
+            answer(text(b"done"), None)
+            raise error
+
+    server = await start_server(nursery, AnswersAndFails())
+    async with await server.connect() as client:
+        await client.send_all(http1("GET", "/q/messages") * 2)
+        await client.send_eof()
+        assert (await read_all(client)).count(b"HTTP/1.1") == 2
+
+
 async def test_an_answer_in_the_same_step_is_sent(nursery: trio.Nursery) -> None:
     class AtOnce(Begins):
         def begin(self, request: Request, answer: Answer) -> Reply | Abandon | None:
