@@ -50,7 +50,7 @@ P = ParamSpec("P")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
 LARGEST_BATCH_BYTES: Final = 2 << 20
-"""Bytes of bodies after which a batch takes nothing more along: no :class:`Pace` foresees large messages."""
+"""Bytes of bodies after which a batch takes no further submission along: no :class:`Pace` foresees large messages."""
 LARGEST_TURN: Final = 64
 """Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
 TURNS_OF_A_BATCH: Final = 8
@@ -95,7 +95,8 @@ SLOW_SECONDS: Final = 0.001
 GROWTH: Final = 4
 """The limit grows by this factor from batch to batch, at most: one quick batch may be chance."""
 DOUBT: Final = 16
-"""Batches of about one size, each of which takes too long, after which a smaller one is tried."""
+"""Batches of about one size, each of which takes too long, after which a smaller one is tried; each time twice as many,
+where a flush takes long whatever the size."""
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one."""
 _SPREAD: Final = 0.05
@@ -128,6 +129,7 @@ class Pace:
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
         self._alike = 0  # batches of about one size so far, each of which took too long
+        self._doubt = DOUBT  # how many of them are too many
 
     def note(self, size: int, seconds: float) -> None:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
@@ -140,7 +142,9 @@ class Pace:
         self._products = products = _MEMORY * self._products + size * seconds
         average, each = total / sizes, self._each
         variance = count * squares - sizes * sizes
-        self._alike = self._alike + 1 if seconds > self._limit_seconds else 0
+        self._alike += 1
+        if seconds <= self._limit_seconds:
+            self._alike, self._doubt = 0, DOUBT
         if variance > _SPREAD * sizes * sizes:
             self._alike = 0
             covariance = count * products - sizes * total
@@ -150,10 +154,13 @@ class Pace:
                 self.limit = min(self._most, FIRST) if average >= SLOW_SECONDS else self._most
                 return
             each = average  # a smaller batch will tell
-        elif each > average or self._alike >= DOUBT:
+        elif each > average:
+            each = average
+        elif self._alike >= self._doubt:
             # What was learned may be long past: a store that was slow at first, whatever the size, looks as if one more
             # operation cost nothing, and batches of one size never tell that it does.
             each, self._alike = average, 0
+            self._doubt *= 2
         self._each = each
         fixed = max(0.0, (total - each * sizes) / count)
         limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
@@ -765,8 +772,7 @@ class Together(Generic[T]):
                 self._add_each(items)
             else:
                 self._add(items, size)
-            return
-        if messages is None:
+        elif messages is None:
             committer.stand_in_line(partial(self._take_turn, items, 0))
         else:
             committer.stand_in_line(partial(self._take_whole_turn, items, messages))
@@ -805,7 +811,6 @@ class Together(Generic[T]):
 
         self._submission = Submission(make, size, then)
         self._committer.append(self._submission)
-        self._committer.begin()
 
 
 class Future(Generic[T]):
