@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast
 
 import trio
 
@@ -29,7 +29,9 @@ OVERHEAD: Final = 1024
 SHORT_ATTRIBUTES: Final = 512
 """Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
 KEPT_TICKS: Final = 10 * 10**7
-"""How much older than another message one is that makes room for it, in UUID ticks: 10 seconds."""
+"""How much older than a new message one of the first is that makes room for it, in UUID ticks: 10 seconds."""
+_Kept: TypeAlias = tuple[bytes, Mapping[str, Any], int]
+"""A body, the attributes, and the bytes that they take."""
 LARGEST_BODY: Final = 1 << 16
 """Bytes of the longest body that is kept. A longer one is read from the store."""
 
@@ -289,25 +291,25 @@ class MessageLocks(dict[MessageId, trio.lowlevel.ParkingLot | None]):
 class RecentBodies:
     """A cache of bodies by message id, each read once at the most.
 
-    The oldest make room, but only for much younger ones: of a burst that does not fit, the first messages are wanted
-    first. If each new one drove out the oldest, those that are wanted next would never be here.
+    Of a burst that does not fit, the first messages are wanted first: half of the room is theirs for some seconds. In
+    the other half the oldest make room for each new one, so that no publisher keeps the bodies of others out.
 
     Args:
         most_bytes: the cache's size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
-
-    Attributes:
-        ids: the messages whose bodies are kept.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
-        self._most_bytes = most_bytes
+        self._half_bytes = most_bytes // 2
         self._longest = min(LARGEST_BODY, most_bytes)
-        self._kept: OrderedDict[MessageId, tuple[bytes, Mapping[str, Any], int]] = OrderedDict()
-        self.ids: Set[MessageId] = self._kept.keys()
-        self._bytes = 0
+        self._first: OrderedDict[MessageId, _Kept] = OrderedDict()
+        self._last: OrderedDict[MessageId, _Kept] = OrderedDict()
+        self._first_bytes = self._last_bytes = 0
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._first or id in self._last
 
     def keep(self, id: MessageId, body: bytes, attributes: Mapping[str, Any]) -> None:
-        """Keep the body of a message that was stored, unless it is long, or its attributes are, or there is no room."""
+        """Keep the body of a message that was stored, unless it is long, or its attributes are."""
         size = len(body) + OVERHEAD
         if attributes:
             length = attributes.length if isinstance(attributes, SharedAttributes) else -1
@@ -317,28 +319,46 @@ class RecentBodies:
                 size += 2 * length
         if size - OVERHEAD > self._longest:
             return
-        if id in self._kept:
+        if id in self._first or id in self._last:
             self.take(id)
-        while self._bytes + size > self._most_bytes:
-            oldest = next(iter(self._kept), None)
-            if oldest is None or id.time - oldest.time < KEPT_TICKS:
+        first, kept = self._first, (body, attributes, size)
+        while self._first_bytes + size > self._half_bytes:
+            oldest = next(iter(first), None)
+            if oldest is None or abs(id.time - oldest.time) < KEPT_TICKS:
+                self._keep_among_last(id, kept)
                 return
-            self._bytes -= self._kept.pop(oldest)[2]
-        self._kept[id] = (body, attributes, size)
-        self._bytes += size
+            old = first.pop(oldest)
+            self._first_bytes -= old[2]
+            self._keep_among_last(oldest, old)
+        first[id] = kept
+        self._first_bytes += size
+
+    def _keep_among_last(self, id: MessageId, kept: _Kept) -> None:
+        size, last = kept[2], self._last
+        if size > self._half_bytes:
+            return
+        while self._last_bytes + size > self._half_bytes:
+            self._last_bytes -= last.popitem(last=False)[1][2]
+        last[id] = kept
+        self._last_bytes += size
 
     def clear(self) -> None:
         """Forget all."""
-        self._kept.clear()
-        self._bytes = 0
+        self._first.clear()
+        self._last.clear()
+        self._first_bytes = self._last_bytes = 0
 
     def take(self, id: MessageId) -> Stored | None:
         """Return what reading the message would, and forget it; None when it is not kept."""
-        kept = self._kept.pop(id, None)
-        if kept is None:
-            return None
-        body, attributes, size = kept
-        self._bytes -= size
+        kept = self._first.pop(id, None)
+        if kept is not None:
+            self._first_bytes -= kept[2]
+        else:
+            kept = self._last.pop(id, None)
+            if kept is None:
+                return None
+            self._last_bytes -= kept[2]
+        body, attributes, _ = kept
         return Stored(Properties(len(body), checksum(body), attributes), BytesBody(body))
 
 

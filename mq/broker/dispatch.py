@@ -153,7 +153,7 @@ class ReadyMessages:
         while len(entries) < most and (entry := self.take(index, last)) is not None:
             entries.append(entry)
             last = entry.id
-            if to_hold and last not in self._recent.ids:
+            if to_hold and last not in self._recent:
                 for each in entries:
                     index.add(each)
                 return None
@@ -233,7 +233,7 @@ class Lessor:
         self._committer.submit(make, len(assignments), leased)
 
     def _move(self, assignment: Assignment, allowance: float) -> Move:
-        reads = assignment.stored is None and assignment.entry.id not in self._recent.ids
+        reads = assignment.stored is None and assignment.entry.id not in self._recent
         return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
 
 
