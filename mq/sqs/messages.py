@@ -411,7 +411,7 @@ class ReceiptHandle(NamedTuple):
     @property
     def text(self) -> str:
         """The text that clients get."""
-        # Of such characters Base64 makes none that a URL would have to quote.
+        # In this text no character makes Base64 write + or /, which a URL would have to quote.
         said = f"{self.id}:{self.receives}:{self.receipt}".encode()
         return binascii.b2a_base64(said, newline=False).decode("ascii")
 
