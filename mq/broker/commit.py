@@ -49,8 +49,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 LARGEST_BATCH: Final = 1024
 """Messages after which a batch takes nothing more along."""
-LARGEST_BATCH_BYTES: Final = 2 << 20
-"""Bytes of bodies after which a batch takes no further submission along: no :class:`Pace` foresees large messages."""
 LARGEST_TURN: Final = 64
 """Messages that one connection brings to a batch while others wait, before it is the next one's turn."""
 TURNS_OF_A_BATCH: Final = 8
@@ -93,7 +91,8 @@ FIRST: Final = 16
 SLOW_SECONDS: Final = 0.001
 """An operation that takes less needs no guess: even the largest batch ends soon."""
 GROWTH: Final = 4
-"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance."""
+"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance. Nor is it larger than the
+recent batches by more: how long a larger one takes is not known."""
 DOUBT: Final = 16
 """Batches of about one size, each of which takes too long, after which a smaller one is tried; each time twice as many,
 where a flush takes long whatever the size."""
@@ -125,6 +124,8 @@ class Pace:
     def __init__(self, most: int, *, is_cheap: bool = True, seconds: float = BATCH_SECONDS) -> None:
         self.limit = most if is_cheap else min(most, FIRST)
         self._most = most
+        self._least = LARGEST_TURN if is_cheap else FIRST  # a limit that needs no larger batches before
+        self._largest = 0.0  # of the recent batches
         self._limit_seconds = seconds
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
@@ -135,6 +136,7 @@ class Pace:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
         if not size:
             return
+        self._largest = max(float(size), _MEMORY * self._largest)
         self._count = count = _MEMORY * self._count + 1
         self._sizes = sizes = _MEMORY * self._sizes + size
         self._seconds = total = _MEMORY * self._seconds + seconds
@@ -164,7 +166,8 @@ class Pace:
         self._each = each
         fixed = max(0.0, (total - each * sizes) / count)
         limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
-        self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, int(min(limit, self._most))))
+        known = max(self._least, int(GROWTH * self._largest)) if average >= SLOW_SECONDS else self._most
+        self.limit = max(FEWEST, min(self._most, GROWTH * self.limit, known, int(min(limit, self._most))))
 
 
 class Committer:
@@ -326,7 +329,9 @@ class Committer:
             raise self._shut_out
         submissions = self._take() if self._is_enough() else await self._gathered()
         began = self._now()
-        operations = self._begin_batch(submissions, began)
+        operations: list[AnyOperation] = []
+        for each in submissions:
+            operations += each.begin(began)
         if self._line.items:
             self._fill()
         if len(operations) > self.pace.limit and submissions[0].is_long(self.pace.limit):
@@ -440,7 +445,10 @@ class Committer:
                 submissions, began = self._take(), self._now()
                 operations = [operation for each in submissions for operation in each.begin(began)]
                 if not self._do_now(storage, operations, partial(_answer_all, submissions), began):
-                    self._take_back(submissions)
+                    for each in reversed(submissions):
+                        self._waiting.appendleft(each)
+                        self._size += each.messages
+                        self._calls += each.calls
                     break
         except BaseException as error:  # as in commit_now
             self._shut_out = error
@@ -493,27 +501,6 @@ class Committer:
         self._size -= size
         self._calls -= calls
         return taken
-
-    def _take_back(self, submissions: Sequence[Submission]) -> None:
-        """Let the next batch begin with these."""
-        for each in reversed(submissions):
-            self._waiting.appendleft(each)
-            self._size += each.messages
-            self._calls += each.calls
-
-    def _begin_batch(self, submissions: list[Submission], now: float) -> list[AnyOperation]:
-        """Make the operations of a batch. The submissions that are too many for their bytes wait for the next one."""
-        operations: list[AnyOperation] = []
-        size = 0
-        for count, each in enumerate(submissions, 1):
-            made = each.begin(now)
-            operations += made
-            size += sum([len(one.body) for one in made if type(one) is Write and type(one.body) is bytes])
-            if size >= LARGEST_BATCH_BYTES and count < len(submissions):
-                self._take_back(submissions[count:])
-                del submissions[count:]
-                break
-        return operations
 
     async def _commit(self, operations: Sequence[AnyOperation], hear: Hear, *, has_groups: bool) -> list[Outcome]:
         """The outcomes, but for those of the first operations that were heard of before."""
