@@ -292,7 +292,7 @@ class RecentBodies:
     """A cache of bodies by message id, each read once at the most.
 
     Of a burst that does not fit, the first messages are wanted first: half of the room is theirs for some seconds. In
-    the other half the oldest make room for each new one, so that no publisher keeps the bodies of others out.
+    the other half those kept longest make room for each new one, so that no publisher keeps the bodies of others out.
 
     Args:
         most_bytes: the cache's size, with :data:`OVERHEAD` for each message; 0 where others change messages, too.
@@ -300,7 +300,7 @@ class RecentBodies:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._half_bytes = most_bytes // 2
-        self._longest = min(LARGEST_BODY, most_bytes)
+        self._longest = min(LARGEST_BODY, self._half_bytes - OVERHEAD)
         self._first: OrderedDict[MessageId, _Kept] = OrderedDict()
         self._last: OrderedDict[MessageId, _Kept] = OrderedDict()
         self._first_bytes = self._last_bytes = 0
@@ -317,10 +317,10 @@ class RecentBodies:
                 length = length_of(attributes)
             if length > SHORT_ATTRIBUTES:
                 size += 2 * length
-        if size - OVERHEAD > self._longest:
-            return
         if id in self._first or id in self._last:
             self.take(id)
+        if size - OVERHEAD > self._longest:
+            return
         first, kept = self._first, (body, attributes, size)
         while self._first_bytes + size > self._half_bytes:
             oldest = next(iter(first), None)

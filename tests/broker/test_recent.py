@@ -120,6 +120,13 @@ def test_what_is_stored_again_takes_up_no_more() -> None:
     assert again in recent
 
 
+def test_a_body_that_is_too_long_takes_the_place_of_the_one_before() -> None:
+    recent, id = RecentBodies(4 * OVERHEAD), MessageIds().new()
+    recent.keep(id, b"before", {})
+    recent.keep(id, bytes(2 * OVERHEAD), {})
+    assert recent.take(id) is None
+
+
 def test_all_are_forgotten_and_there_is_room_again() -> None:
     recent, ids = RecentBodies(2 * OVERHEAD), MessageIds()
     before, after = [ids.new(), ids.new()], [ids.new(), ids.new()]
