@@ -91,11 +91,11 @@ FIRST: Final = 16
 SLOW_SECONDS: Final = 0.001
 """An operation that takes less needs no guess: even the largest batch ends soon."""
 GROWTH: Final = 4
-"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance. Nor is it larger than the
-recent batches by more: how long a larger one takes is not known."""
+"""The limit grows by this factor from batch to batch, at most: one quick batch may be chance. Nor is it more than this
+factor above the largest recent batch: how long a larger one takes is not known."""
 DOUBT: Final = 16
-"""Batches of about one size, each of which takes too long, after which a smaller one is tried; each time twice as many,
-where a flush takes long whatever the size."""
+"""Batches of one size, each of which takes too long, after which another size is tried. After the next try it is after
+twice as many, until a batch is quick."""
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one."""
 _SPREAD: Final = 0.05
@@ -124,19 +124,25 @@ class Pace:
     def __init__(self, most: int, *, is_cheap: bool = True, seconds: float = BATCH_SECONDS) -> None:
         self.limit = most if is_cheap else min(most, FIRST)
         self._most = most
-        self._least = LARGEST_TURN if is_cheap else FIRST  # a limit that needs no larger batches before
-        self._largest = 0.0  # of the recent batches
+        self._least = LARGEST_TURN if is_cheap else FIRST  # a limit that is allowed whatever the recent batches had
+        self._largest = 0.0  # operations in a recent batch; it fades
         self._limit_seconds = seconds
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
-        self._alike = 0  # batches of about one size so far, each of which took too long
-        self._doubt = DOUBT  # how many of them are too many
+        self._alike = 0  # batches of one size so far, each of which took too long
+        self._doubt = DOUBT  # after so many another size is tried
 
-    def note(self, size: int, seconds: float) -> None:
-        """Learn from a batch of so many operations that took so long. One without any teaches nothing."""
+    def note(self, size: int, seconds: float, operations: int = 0) -> None:
+        """Learn from a batch of so many operations that took so long. One without any teaches nothing.
+
+        Args:
+            size: those that take the store time.
+            operations: all of them, if they are more.
+        """
         if not size:
             return
-        self._largest = max(float(size), _MEMORY * self._largest)
+        operations = max(size, operations)
+        self._largest = max(float(operations), _MEMORY * self._largest)
         self._count = count = _MEMORY * self._count + 1
         self._sizes = sizes = _MEMORY * self._sizes + size
         self._seconds = total = _MEMORY * self._seconds + seconds
@@ -160,9 +166,11 @@ class Pace:
             each = average
         elif self._alike >= self._doubt:
             # What was learned may be long past: a store that was slow at first, whatever the size, looks as if one more
-            # operation cost nothing, and batches of one size never tell that it does.
-            each, self._alike = average, 0
-            self._doubt *= 2
+            # operation cost nothing, or as if it cost much, and batches of one size never tell.
+            self._alike, self._doubt = 0, 2 * self._doubt
+            is_full = self.limit <= operations < self._most
+            self.limit = max(FEWEST, min(self._most, 2 * operations if is_full else operations // GROWTH))
+            return
         self._each = each
         fixed = max(0.0, (total - each * sizes) / count)
         limit = max(self._limit_seconds - fixed, fixed) / each if each else self._most
@@ -367,7 +375,7 @@ class Committer:
         if in_memory == size or not self._is_durable:
             self.memory_pace.note(size, seconds)
         else:
-            self.disk_pace.note(syncs, seconds)
+            self.disk_pace.note(syncs, seconds, size)
         self.pace = self.disk_pace if self._is_durable and 2 * in_memory <= size else self.memory_pace
 
     def append(self, submission: Submission) -> None:

@@ -220,6 +220,25 @@ def test_pace_doubts_what_it_learned_once_all_batches_are_of_one_size_and_take_l
     assert pace.limit * each_seconds < 2 * BATCH_SECONDS
 
 
+@pytest.mark.parametrize("seconds", [0.026, 0.03, 0.05])
+@pytest.mark.parametrize("demand", [20, 400])
+@pytest.mark.parametrize("is_cheap", [False, True])
+@pytest.mark.parametrize("was_slow", [False, True])
+def test_pace_does_not_stay_low_where_a_flush_takes_long_whatever_the_size(
+    seconds: float, demand: int, is_cheap: bool, was_slow: bool
+) -> None:
+    pace, batches = Pace(LARGEST_BATCH, is_cheap=is_cheap), 1000
+    for _ in range(50 * was_slow):
+        size = min(demand, pace.limit)
+        pace.note(size, 0.002 + size * 0.005)
+    done = 0
+    for _ in range(batches):
+        size = min(demand, pace.limit)
+        pace.note(size, seconds)
+        done += size
+    assert done > 0.9 * batches * demand
+
+
 # Batches
 
 
