@@ -2,7 +2,7 @@
 
 ``make bench`` compares mq with its peers in a few minutes. Parts, or on a file system of your choice::
 
-    python -m benchmarks compare --systems mq,beanstalkd --root /mnt/disk
+    python -m benchmarks compare --systems mq beanstalkd --root /mnt/disk
     python -m benchmarks embedded reference
 
 Rates differ by a factor of two between runs and machines, so ratios of medians within one run count, and numbers that

@@ -31,6 +31,7 @@ class Plan(NamedTuple):
         rounds: repetitions.
         seconds: length of a phase.
         warm_up: seconds before each turn that do not count.
+        operations: of each kind a round against the reference server.
     """
 
     clients: Sequence[int]
@@ -38,6 +39,7 @@ class Plan(NamedTuple):
     rounds: int
     seconds: float
     warm_up: float = 0.2
+    operations: int = 800
 
 
 CALLS_LOAD: Final = Load(32, 1024, 1.0, workloads=(PUBLISH, CONSUME), counts_calls=True)

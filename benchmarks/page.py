@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from benchmarks.compare import Medians
-from benchmarks.figures import table_of_facts
+from benchmarks.figures import Figure, table_of_facts, table_of_figures
 from benchmarks.systems import SYSTEMS
 from benchmarks.turns import CONSUME, PUBLISH, WORKLOADS
 
@@ -43,6 +43,7 @@ def render(document: Mapping[str, Any], medians: Medians, plots: Sequence[tuple[
         systems=_systems(promises, document["absent"]),
         tables="\n".join(_table(medians, promises, workload, size) for workload in WORKLOADS for size in sizes),
         costs=_costs(medians, document["calls"]),
+        reference=table_of_figures([Figure(**figure) for figure in document["reference"]]),
     )
 
 

@@ -38,6 +38,8 @@ WANTED: Final = {
     "SQS ReceiveMessage + DeleteMessage": 2.2,
 }
 """At most so many times the reference's processor time."""
+REACHED: Final = (1.73, 2.15, 2.32, 2.17, 1.35, 2.43, 2.77, 2.83, 3.15)
+"""Ratios that were measured, in the same order, where system calls are cheap. `make proof` allows 1.3 times these."""
 _BODY: Final = b"x" * 1024
 _GET_OK: Final = struct.pack(">HH", 60, 71)
 

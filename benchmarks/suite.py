@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import compare, disks, page, plots
+from benchmarks import compare, disks, page, plots, reference
 from benchmarks.compare import Plan, medians
 from benchmarks.machine import facts
 from benchmarks.systems import SYSTEMS
@@ -29,7 +29,7 @@ OUT: Final = TREE / "build" / "bench"
 COMMANDS: Final = ("compare", "page")
 QUICK: Final = Plan(clients=(1, 32, 256), sizes=(1024,), rounds=3, seconds=0.5)
 FULL: Final = Plan(clients=(1, 32, 256), sizes=(1024,), rounds=5, seconds=1.0)
-TINY: Final = Plan(clients=(1, 32), sizes=(1024,), rounds=1, seconds=0.05, warm_up=0.05)
+TINY: Final = Plan(clients=(1, 32), sizes=(1024,), rounds=1, seconds=0.05, warm_up=0.05, operations=20)
 
 
 def main(words: Sequence[str]) -> None:
@@ -60,6 +60,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with _disk(options) as (folder, disk):
         where = {**facts(str(folder)), "commit": _commit(), "disk": disk, page.LOAD: f"{os.getloadavg()[0]:.1f}"}
         taken, calls = compare.compare(systems, plan, folder)
+        beside = reference.measure(str(folder), plan.rounds, plan.operations) if SYSTEMS["mq"] in systems else []
     return {
         "facts": where,
         "systems": {
@@ -70,6 +71,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": plan.seconds,
         "turns": [turn._asdict() for turn in taken],
         "calls": calls,
+        "reference": [figure._asdict() for figure in beside],
     }
 
 
@@ -95,19 +97,10 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("command", choices=COMMANDS)
     parser.add_argument("--full", action="store_true", help="longer, and in more rounds; default is a few minutes")
     parser.add_argument("--tiny", action="store_true", help="seconds, to see that it works; no figure to quote")
-    parser.add_argument(
-        "--systems", type=_systems, default=(), metavar="NAMES", help=f"of {','.join(SYSTEMS)}; default all"
-    )
+    systems = f"of {', '.join(SYSTEMS)}; default all"
+    parser.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=(), metavar="NAME", help=systems)
     parser.add_argument("--root", metavar="FOLDER", help="where data is kept; default the temporary folder")
     parser.add_argument("--plain", action="store_true", help="no file system of its own, even if one can be made")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FOLDER", help="for results.json and the plots")
     parser.add_argument("--page", type=Path, metavar="FILE", help="the page to write; default OUT/page.md")
     return parser.parse_args(words)
-
-
-def _systems(names: str) -> tuple[str, ...]:
-    chosen = tuple(names.split(","))
-    unknown = set(chosen) - set(SYSTEMS)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no system named {', '.join(sorted(unknown))}")
-    return chosen

@@ -13,6 +13,7 @@ from mq.broker import open_broker
 
 bare = pytest.importorskip("benchmarks.bare", reason="a source package has no benchmarks")
 embedded = pytest.importorskip("benchmarks.embedded")
+reference = pytest.importorskip("benchmarks.reference")
 recorded = pytest.importorskip("benchmarks.recorded")
 
 TREE = Path(__file__).resolve().parent.parent
@@ -37,6 +38,13 @@ def test_benchmarks_print_their_figures(tmp_path: Path) -> None:
     for figure in ("durable publish", "fetch and remove", "AMQP publish + confirm", "HTTP publish", "SQS SendMessage"):
         assert figure in done.stdout
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.proof
+def test_no_operation_takes_much_more_than_was_reached(tmp_path: Path) -> None:
+    figures = reference.measure(str(tmp_path), rounds=3, messages=400)
+    bounds = [1.3 * reached for reached in reference.REACHED]
+    assert [each for each, bound in zip(figures, bounds, strict=True) if each.value > bound] == []
 
 
 async def test_bare_loop_does_what_mq_did(temp_root: Path) -> None:
