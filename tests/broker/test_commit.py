@@ -64,7 +64,7 @@ def writes(count: int) -> list[Operation]:
 class Unpaced(Pace):
     """Limits no batch, however long it takes."""
 
-    def note(self, size: int, seconds: float) -> None:
+    def note(self, size: int, seconds: float, operations: int = 0) -> None:
         pass
 
 
