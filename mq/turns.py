@@ -53,7 +53,7 @@ PASS_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.
 LONG_STEP_SECONDS: Final = 0.1
 """A longer step is logged with the name of its task, and a longer pass without one where its steps are not measured."""
 BUSY_PASSES_PER_SECOND: Final = 1000
-"""While the event loop makes more passes, or works half of the time in long ones, steps are not measured one by one:
+"""While the event loop makes more passes, or spends half of its time in long ones, steps are not measured one by one:
 that costs up to 5 % of a message."""
 WATCH_SECONDS: Final = 60.0
 """After a long pass steps are measured for so long all the same, so that the next long one is logged with its task."""
@@ -225,7 +225,7 @@ class LoopTurns(trio.abc.Instrument):
             sys.setswitchinterval(min(CROWDED_SWITCH_SECONDS, self._usual_switch))
 
     def end_line(self) -> None:
-        """Note that one of them goes on."""
+        """Note that one of these jobs goes on."""
         self._lines -= 1
         if not self._lines:
             sys.setswitchinterval(self._usual_switch)

@@ -29,7 +29,7 @@ OVERHEAD: Final = 1024
 SHORT_ATTRIBUTES: Final = 512
 """Characters of attributes that are short. Longer ones count for themselves, and twice: as texts and encoded."""
 KEPT_TICKS: Final = 10 * 10**7
-"""How much older than a new message one of the first is that makes room for it, in UUID ticks: 10 seconds."""
+"""A message that comes so much later replaces one of the first half, in UUID ticks: 10 seconds."""
 _Kept: TypeAlias = tuple[bytes, Mapping[str, Any], int]
 """A body, the attributes, and the bytes that they take."""
 LARGEST_BODY: Final = 1 << 16

@@ -94,8 +94,8 @@ GROWTH: Final = 4
 """The limit grows by this factor from batch to batch, at most: one quick batch may be chance. Nor is it more than this
 factor above the largest recent batch: how long a larger one takes is not known."""
 DOUBT: Final = 16
-"""Batches of one size, each of which takes too long, after which another size is tried. After the next try it is after
-twice as many, until a batch is quick."""
+"""After so many batches of one size, each of which takes too long, the next batch has another size. The number doubles
+with each such try, until a batch is quick."""
 _MEMORY: Final = 0.9
 """What a measurement still counts after the next one."""
 _SPREAD: Final = 0.05
@@ -111,6 +111,7 @@ class Pace:
     flushed once, and a flush or more where each file is. Only in the second case do smaller batches end sooner. Both
     times follow from the sizes and times of recent batches by linear regression. Where the fixed time alone is long,
     operations may take as long again: smaller batches would cost throughput, and shorten waits by less than half.
+    Batches of one size say nothing about the two times, so another size is tried now and then while they take too long.
 
     Args:
         most: operations in a batch, at most.
@@ -124,13 +125,13 @@ class Pace:
     def __init__(self, most: int, *, is_cheap: bool = True, seconds: float = BATCH_SECONDS) -> None:
         self.limit = most if is_cheap else min(most, FIRST)
         self._most = most
-        self._least = LARGEST_TURN if is_cheap else FIRST  # a limit that is allowed whatever the recent batches had
-        self._largest = 0.0  # operations in a recent batch; it fades
+        self._least = LARGEST_TURN if is_cheap else FIRST  # a limit that is allowed however small recent batches were
+        self._largest = 0.0  # operations in the largest recent batch; fades with each batch
         self._limit_seconds = seconds
         self._count = self._sizes = self._seconds = self._squares = self._products = 0.0
         self._each: float | None = None  # seconds for one more operation, once that is known
         self._alike = 0  # batches of one size so far, each of which took too long
-        self._doubt = DOUBT  # after so many another size is tried
+        self._doubt = DOUBT  # how many of them are too many: another size is tried
 
     def note(self, size: int, seconds: float, operations: int = 0) -> None:
         """Learn from a batch of so many operations that took so long. One without any teaches nothing.

@@ -25,7 +25,7 @@ which a collection looks in 1 to 5 ms. Rounds of 20 ms cost an AMQP publish up t
 MIDDLE_SECONDS: Final = 0.25
 """From one round that also looks at what survived the rounds before to the next one."""
 OLD_SECONDS: Final = 1.0
-"""From one round that looks at all objects that are not frozen to the next one; fewer where very many are made."""
+"""From one round that looks at all objects that are not frozen to the next one; less while very many are made."""
 FROZEN_OBJECTS: Final = 50_000
 """If at least so many are left, it freezes them: some 5,000 messages. What is frozen while it is in use, and ends in a
 cycle, stays until :func:`collect_all`. So a daemon that makes exceptions, and no messages, freezes nothing: it kept 1.5

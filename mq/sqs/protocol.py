@@ -188,5 +188,5 @@ _IDS: Final = itertools.count(int.from_bytes(os.urandom(15)))
 
 
 def _new_id() -> str:
-    """A request's id, which no other request has: random numbers for each would be a system call for each."""
+    """A unique request ID, counted from a random number: a random number for each request would cost a system call."""
     return f"{next(_IDS):032x}"

@@ -559,8 +559,8 @@ class _BegunRequest:
     same step or from a completion, while the connection's task waits for the next request.
 
     Attributes:
-        goes_on: whether the connection does.
-        is_sent: whether the answer is sent; the task has to await :meth:`end` else.
+        goes_on: whether the connection stays open after the answer.
+        is_sent: whether all of the answer is sent. If not, the connection's task must await :meth:`end`.
     """
 
     __slots__ = (

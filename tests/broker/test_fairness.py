@@ -324,7 +324,7 @@ async def test_flush_of_all_operations_together_keeps_large_batches(
 
 
 async def test_a_crowd_after_a_quiet_time_does_not_fill_one_batch(autojump_clock: MockClock) -> None:
-    """What single operations took tells nothing of large batches: so many that wait are beyond all fairness."""
+    """The time of single operations says nothing about large batches, and those in a batch no longer take turns."""
     disk = SlowDisk(fixed_seconds=0.02, each_seconds=0.0)
     async with serving(disk) as (committer, nursery):
         await committer.commit(writes("a", 30))

@@ -82,7 +82,7 @@ def test_the_first_of_a_burst_stay_for_some_seconds(seconds: float, kept: list[b
 
 
 @pytest.mark.parametrize("hours_ahead", [0, 1])
-def test_who_fills_the_cache_again_and_again_keeps_no_others_out(hours_ahead: int) -> None:
+def test_a_publisher_that_fills_the_cache_does_not_keep_others_out(hours_ahead: int) -> None:
     made, now = MessageIds(), 10**18
     recent = RecentBodies(20 * OVERHEAD)
     for _ in range(5):

@@ -43,8 +43,9 @@ trio.run(main)
 
 def test_a_round_is_collected_only_when_it_is_due() -> None:
     now, collected, frozen = 0.0, [], []
-    freeze = lambda: frozen.append(len(collected))  # noqa: E731
-    rounds = GarbageRounds(lambda: now, collected.append, lambda: 0, lambda: left, freeze)
+    rounds = GarbageRounds(
+        lambda: now, collected.append, lambda: 0, lambda: left, lambda: frozen.append(len(collected))
+    )
     rounds.before_io_wait(0)
     assert collected == []
     for left in (FROZEN_OBJECTS - 1, FROZEN_OBJECTS):  # noqa: B007 - the rounds ask for it

@@ -31,7 +31,7 @@ class ConsumerCredit:
         no_ack: whether its deliveries are settled as they are sent.
         prefetch: how many of its deliveries may be unsettled; 0 for any number.
         is_starved: whether it was told that it has no credit.
-        again: the command that tells it that it has some again.
+        again: the command for the server once it has credit again.
     """
 
     def __init__(self, channel: ChannelKey, tag: str, queue: QueueName, *, no_ack: bool, prefetch: int) -> None:

@@ -85,7 +85,7 @@ def commit(
 
 def _commit(root: LoggedRoot, portion: LoggedPortion, early: EarlyResults) -> Sequence[Outcome]:
     """Do what one record holds."""
-    # Of a batch that nobody waits for, such as acknowledged messages that are removed, its end is told alone.
+    # If nobody waits for a batch, as when it removes acknowledged messages, only its end is reported.
     early.is_over |= bool(portion.answered) or not portion.flushes
     if not portion.recorded:
         return portion.outcomes(())
