@@ -116,7 +116,12 @@ def _apply(image: Path, writes: Iterator[tuple[int, bytes]]) -> None:
 
 
 def copy_sparse(source: Path, target: Path) -> None:
-    """Copy a file; its holes stay holes."""
+    """Copy a file; its holes stay holes.
+
+    The copy is a new file also where one of that name exists: a mount of the earlier one may be alive still. Another
+    program that has its own list of mounts since then keeps it, and the kernel goes on writing to that file.
+    """
+    target.unlink(missing_ok=True)
     with source.open("rb", buffering=0) as old, target.open("wb", buffering=0) as new:
         size = os.fstat(old.fileno()).st_size
         new.truncate(size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 from tests.crash.bench import TREE, Bench
 from tests.crash.conftest import Report, need_disks
 from tests.crash.failing import fail_disk
+from tests.crash.images import copy_sparse, mounted
 from tests.crash.matrix import SECOND_CUT, hunt, try_cell
 from tests.crash.rig import FILE_SYSTEMS, Rig
 from tests.crash.trial import serve
@@ -48,6 +51,28 @@ def test_nothing_acknowledged_is_lost(system: str, workload: str, points: int, r
     # a disk that tears sectors while the kernel replays its journal can ruin the file system itself
     assert cell.unmountable <= (points // 5 if workload == SECOND_CUT else 0)
     assert cell.points >= points
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="there is no unshare: apt install util-linux")
+def test_a_mount_that_another_program_keeps_does_not_write_to_the_next_image(bench: Bench) -> None:
+    """Programs in a mount namespace of their own keep what was mounted when they began."""
+    system, image, place = FILE_SYSTEMS["ext4-nojournal"], bench.folder / "image", bench.folder / "mounted"
+    empty = bench.folder / "empty"
+    with empty.open("wb") as disk:
+        disk.truncate(system.megabytes << 20)
+    subprocess.run([*system.make, empty], check=True, timeout=60)
+    copy_sparse(empty, image)
+    with mounted(system, image, place):
+        (place / "file").write_bytes(b"not synced")
+        keeper = subprocess.Popen(["unshare", "--mount", "cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert keeper.stdin is not None
+        assert keeper.stdout is not None
+        keeper.stdin.write(b"it has begun\n")
+        keeper.stdin.flush()
+        assert keeper.stdout.readline() == b"it has begun\n"
+    copy_sparse(empty, image)
+    keeper.communicate(timeout=60)  # with its end, the first image is unmounted: the kernel writes what was not synced
+    assert filecmp.cmp(image, empty, shallow=False)
 
 
 @pytest.mark.in_turn(3)
