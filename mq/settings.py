@@ -332,13 +332,13 @@ class Settings:
     memory: int = _line(
         256 << 20,
         _size(LARGEST_BODY),
-        "maximum memory for requests and responses in progress, for all clients together",
+        "maximum memory for requests and responses in progress, across all clients",
         "256MiB",
     )
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "maximum disk space, for all clients together, for data in progress: large message bodies that are being "
+        "maximum disk space, across all clients, for data in progress: large message bodies that are being "
         "uploaded over HTTP, and uncommitted batch writes (such as those of Spark)",
         "1GiB",
     )

@@ -142,7 +142,7 @@ class Catalog:
     def end_second_copy(self, left: Entry, kind: Kind) -> None:
         """End a removal that found the message in REMOVED already. One such message must not fail the others that are
         removed with it."""
-        logger.error("message %s of queue %s was stored twice; one copy was removed", left.id, left.queue)
+        logger.error("message %s in queue %s was stored twice; one copy was removed", left.id, left.queue)
         self.end(left, None, kind)
 
     def published(

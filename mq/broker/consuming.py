@@ -422,12 +422,12 @@ class Consumption:
             entry = await self._locate(index, MessageId(id), receipt)
             if entry.state is State.NEW and entry.meta.deadline_ms is not None and self._config.mover:
                 if entry == on_its_way:  # nothing more happens to it until the mover tries again
-                    raise StorageFull(f"message {id} of queue {index.name} could not be changed. Try again later")
+                    raise StorageFull(f"message {id} in queue {index.name} could not be changed. Try again later")
                 on_its_way = entry
                 await self._upkeep.caught_up(index)  # it is on its way to DELAYED
                 continue
             if entry.state is not State.DELAYED or entry.meta.receipt is not None:
-                raise NotLeased(f"message {id} of queue {index.name} is not delayed, so its delay cannot be changed")
+                raise NotLeased(f"message {id} in queue {index.name} is not delayed, so its delay cannot be changed")
             if seconds > 0 or at_ms is not None:
                 move = self._leases.delayed(entry, seconds, entry.meta.receives, at_ms)
                 if move.meta == entry.meta:
@@ -730,9 +730,9 @@ def _checked_lease(index: QueueIndex, entry: Entry) -> Entry:
     """The entry, if a delivery of its own holds the message."""
     if entry.id in index.claimed:
         raise NotLeased(
-            f"message {entry.id} of queue {index.name} was claimed as part of a batch, and all messages of the "
+            f"message {entry.id} in queue {index.name} was claimed as part of a batch, and all messages of the "
             "batch share one lease. Renew or acknowledge the whole batch instead"
         )
     if entry.state is not State.DELAYED or entry.meta.receipt is None:
-        raise NotLeased(f"message {entry.id} of queue {index.name} is not leased. Fetch the message first")
+        raise NotLeased(f"message {entry.id} in queue {index.name} is not leased. Fetch the message first")
     return entry

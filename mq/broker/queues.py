@@ -235,8 +235,8 @@ class Queues:
         most = owner.most_queues
         if most is not None and self._catalog.owned(owner.name) >= most:
             raise OverLimit(
-                f"user {owner.name} has reached the maximum number of queues: {most} (max_queues). Delete some queues "
-                "first"
+                f"user {owner.name} already has {most} queues, the maximum for this user (max_queues). Delete some "
+                "queues first"
             )
 
     async def settled(self, name: str) -> None:

@@ -38,7 +38,7 @@ from mq.storage.options import StorageOptions
 @click.option(
     "--no-bodies", is_flag=True, help="Check only the names of the files; do not read messages or verify checksums."
 )
-@click.option("--repair", "repairs", is_flag=True, help="Make the same repairs that the daemon makes at startup.")
+@click.option("--repair", "repairs", is_flag=True, help="Repair what the daemon would repair at startup.")
 @click.option(
     "--quarantine",
     "folder",

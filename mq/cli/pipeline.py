@@ -33,7 +33,7 @@ _master = click.option(
 def main() -> None:
     """Archive, replay and analyze messages with Spark.
 
-    Requires pip install 'mq[spark]'.
+    To install the required packages: pip install 'mq[spark]'.
     """
 
 

@@ -111,7 +111,7 @@ class ScheduleLimits(NamedTuple):
         owner = schedule.owner
         if self.schedules and not before and len(others) >= self.schedules:
             raise Conflict(
-                f"user {owner} has reached the maximum number of schedules per user: {len(others)}. Delete a schedule "
+                f"user {owner} already has {len(others)} schedules, the maximum per user. Delete a schedule "
                 "first, or restart mq with a higher limit in --schedules-per-user"
             )
         rate = schedule.rate + sum(other.rate for other in others)

@@ -68,7 +68,7 @@ def make_layered(rest: str, options: StorageOptions) -> LayeredStorage:
     """
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            'the storage backend "layered" only supports a single process. Omit --peers, --no-mover and --no-reaper'
+            'the storage backend "layered" can be used by only one process. Omit --peers, --no-mover and --no-reaper'
         )
     return LayeredStorage(make_storage(rest, options), options.max_memory)
 

@@ -65,7 +65,7 @@ def make_memory(rest: str, options: StorageOptions) -> MemoryStorage:
         )
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            'the storage backend "memory" only supports a single process. Omit --peers, --no-mover and --no-reaper'
+            'the storage backend "memory" can be used by only one process. Omit --peers, --no-mover and --no-reaper'
         )
     return MemoryStorage()
 

@@ -33,7 +33,7 @@ async def put_record(storage: Storage, kind: str, key: str, value: Mapping[str, 
     if outcome.result is Result.EXISTS:
         raise Conflict(outcome.reason)
     if outcome.result is not Result.DONE:
-        raise _error_of_record(outcome, f"storing a record failed (kind: {kind})")
+        raise _error_of_record(outcome, f"cannot store a record of kind {kind}")
     return not outcome.existed
 
 
@@ -48,7 +48,7 @@ async def drop_record(storage: Storage, kind: str, key: str) -> bool:
     """
     [outcome] = await storage.commit([Drop(kind, key)])
     if outcome.result not in (Result.DONE, Result.GONE):
-        raise _error_of_record(outcome, f"deleting a record failed (kind: {kind})")
+        raise _error_of_record(outcome, f"cannot delete a record of kind {kind}")
     return outcome.result is Result.DONE
 
 
@@ -81,4 +81,6 @@ def error_of(outcome: Outcome, failure: str) -> MQError:
         return StorageFenced(
             outcome.reason or "another daemon has taken over the store, so this daemon no longer changes it"
         )
-    return StorageError(f"{failure}: {outcome.result.value}. Try again")
+    # Left over: EXISTS, after which nothing has changed.
+    reason = outcome.reason or "the store already contains an entry with this name"
+    return StorageError(f"{failure}: {reason}. Nothing was changed. Try again")

@@ -150,7 +150,7 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "mq_memory_limit_bytes",
-        "maximum number of bytes of memory that can be reserved for all clients together",
+        "maximum number of bytes of memory that can be reserved across all clients",
         limit,
     )
     text = "memory reservations that were refused; an increase means that clients send or receive too much at once"
@@ -218,7 +218,9 @@ def _of_health(health: Health) -> Iterator[Metric]:
         health.unchecked,
     )
     yield CounterMetricFamily(
-        "mq_messages_verified", "stored messages whose checksums were verified in the background", health.verified
+        "mq_messages_verified",
+        "number of stored messages that the background verification has checked against their checksums",
+        health.verified,
     )
     yield GaugeMetricFamily(
         "mq_check_progress_ratio",
@@ -254,7 +256,9 @@ def _counters(totals: Totals) -> Iterator[Metric]:
     for kind, (name, help) in COUNTED.items():
         counted = {queue: counts[kind] for queue, counts in totals.counts.items() if counts[kind]}
         yield _by_label(CounterMetricFamily(name, help, labels=["queue"]), counted)
-    published = CounterMetricFamily("mq_published_bytes", "bytes of published message bodies", labels=["queue"])
+    published = CounterMetricFamily(
+        "mq_published_bytes", "total size of published message bodies, in bytes", labels=["queue"]
+    )
     yield _by_label(published, totals.published_bytes)
 
 
@@ -304,7 +308,8 @@ def _stores(snapshot: Scrape) -> Iterator[Metric]:
     """Where each queue lives, of those that have series of their own."""
     stores = InfoMetricFamily(
         "mq_queue",
-        "where a queue is stored: disk, memory, node (this cluster node only) or cluster (all nodes)",
+        "where the queue is stored: on disk, in memory, on this cluster node only (node) or on all "
+        "nodes (cluster). The value is always 1",
         labels=["queue"],
     )
     for status in snapshot.queues:

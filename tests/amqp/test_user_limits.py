@@ -74,7 +74,7 @@ async def test_queue_too_many_is_refused_with_406(tmp_path: Path, autojump_clock
         await shop.declare("", exclusive=True)
         answer = await shop.call(commands.Queue.Declare(queue="r"))
         assert (answer.name, answer.reply_code) == ("Channel.Close", 406)
-        assert "user shop has reached the maximum number of queues: 2 (max_queues)" in answer.reply_text
+        assert "user shop already has 2 queues, the maximum for this user (max_queues)" in answer.reply_text
         await shop.say(commands.Channel.CloseOk())
         await shop.open_channel(1)
         await shop.declare("q", durable=True)  # it is there

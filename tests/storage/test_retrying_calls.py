@@ -169,7 +169,7 @@ async def test_records_and_reading_wait_for_better_times() -> None:
         entry = await disk.bring(State.READY)
         disk.calls.fail("fsync", errno.ENOTCONN)
         with pytest.raises(
-            StorageUnsure, match=r"storing a record failed \(kind: queue\): the outcome is unknown \(.*not connected"
+            StorageUnsure, match=r"cannot store a record of kind queue: the outcome is unknown \(.*not connected"
         ):
             await put_record(disk.storage, QUEUE, "p", {"created": 1})
         fault = disk.calls.fail("open", errno.ENOTCONN, path="queues/*", times=None)

@@ -214,7 +214,7 @@ async def test_a_user_gets_409_for_one_schedule_too_many_and_others_do_not(door:
         assert (await door.ask(f"PUT /-/schedules/s{number}", NIGHTLY, ANNA))[0] == 201
     status, said = await door.ask("PUT /-/schedules/more", NIGHTLY, ANNA)
     assert status == 409
-    assert "user anna has reached the maximum number of schedules per user: 100" in said["detail"]
+    assert "user anna already has 100 schedules, the maximum per user" in said["detail"]
     assert (await door.ask("PUT /-/schedules/s0", EVERY, ANNA))[0] == 200
     assert (await door.ask("PUT /-/schedules/more", NIGHTLY, BEN))[0] == 201
 

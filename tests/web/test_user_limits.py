@@ -61,7 +61,7 @@ async def test_queues_of_a_user_are_limited(broker: Broker, tmp_path: Path) -> N
     assert (refused.status, dict(refused.headers)["retry-after"]) == (429, "10")
     assert (
         detail(refused)
-        == "user shop has reached the maximum number of queues: 2 (max_queues). Delete some queues first"
+        == "user shop already has 2 queues, the maximum for this user (max_queues). Delete some queues first"
     )
     assert (await house.ask("PUT", "/q1")).status == 200  # it is there
     assert (await house.ask("PUT", "/q3", token=OTHER_TOKEN)).status == 201

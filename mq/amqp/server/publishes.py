@@ -51,7 +51,7 @@ OWN_RESERVE: Final = 16
 """While less than this part of the memory is free for a client, nothing more is read from its connections that have a
 backlog: the client may need the memory for other things."""
 COMMON_RESERVE: Final = 3
-"""The same for all clients together: others may need the memory."""
+"""The limit across all clients, which share the memory."""
 EARLY_PART: Final = 16
 """A connection whose backlog takes this part of the memory is told that it publishes too fast."""
 EARLY_SECONDS: Final = 2.0

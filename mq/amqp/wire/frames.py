@@ -409,7 +409,7 @@ def _fill(method: base.Frame, data: bytes) -> None:
             used, value = decode.by_type(data, kind, bit)
         bit += kind == "bit"
         if used > len(data):
-            raise ValueError(f"the frame ends within the field {name} of the method")
+            raise ValueError(f"the frame ends in the middle of the method's {name} field")
         data = data[used:]
         setattr(method, name, value)
     if len(data) != (bit > 0):

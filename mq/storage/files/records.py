@@ -168,7 +168,7 @@ class Records:
             try:
                 record = decode_record(content)
                 if file != file_of(record["key"]):
-                    raise ValueError("the key of the record in the file does not match the file's name")
+                    raise ValueError(f"the file contains the record {record['key']!r}, which belongs in another file")
             except ValueError as error:
                 damage = damage or Damage(kind, key_of(file), path, str(error), content[:_LONGEST_HINT])
                 self._note_damaged(kind, file, version)

@@ -35,7 +35,7 @@ def make_template(rest: str, options: StorageOptions) -> TemplateStorage:
         )
     if options.sharing is not Sharing.ALONE:
         raise StorageUnusable(
-            'the storage backend "template" only supports a single process. Omit --peers, --no-mover and --no-reaper'
+            'the storage backend "template" can be used by only one process. Omit --peers, --no-mover and --no-reaper'
         )
     return TemplateStorage(rest)
 

@@ -195,8 +195,8 @@ async def test_what_was_answered_outlives_a_kill(place: Place, killed: list[str]
     ("address", "options", "text"),
     [
         ("template:", {}, "requires a file path"),
-        ("template:x.db", {"sharing": Sharing.PEERS}, "only supports a single process"),
-        ("template:x.db", {"sharing": Sharing.WATCHED}, "only supports a single process"),
+        ("template:x.db", {"sharing": Sharing.PEERS}, "can be used by only one process"),
+        ("template:x.db", {"sharing": Sharing.WATCHED}, "can be used by only one process"),
         ("template:/no/such/folder/x.db", {}, "cannot serve /no/such/folder/x.db: unable to open"),
     ],
 )
