@@ -23,7 +23,7 @@ export function nodeView({ onState }) {
     ["Metric", (each) => each.what],
     ...PARTS.map(([part, title]) => [`${title}, last minute`, (each) => quantile(each.lately, part), true]),
     ...PARTS.map(([part, title]) => [`${title} since startup`, (each) => quantile(each.ever, part), true]),
-    ["Count", (each) => number(countOf(each.ever)), true],
+    ["Measurements", (each) => number(countOf(each.ever)), true],
   ], ({ what }) => what, "No measurements yet.");
   const samples = [];
   const cluster = h("p", { class: "summary" });
@@ -34,8 +34,8 @@ export function nodeView({ onState }) {
   ], ({ name }) => name, "This daemon is not part of a cluster.");
   const links = makeTable("Connections to other nodes", [
     ["Neighboring node", (each) => each.node || each.address],
-    ["Outgoing connection", (each) => (each.is_up ? "up" : "down")],
-    ["Incoming connection", (each) => (each.is_inbound_up ? "up" : "down")],
+    ["Connection to that node", (each) => (each.is_up ? "up" : "down")],
+    ["Connection from that node", (each) => (each.is_inbound_up ? "up" : "down")],
     ["Response time", (each) => (each.latency_seconds === null ? "—" : brief(each.latency_seconds)), true],
   ], ({ address }) => address, "No connections to other nodes.");
 

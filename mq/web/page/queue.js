@@ -15,6 +15,7 @@ const MOST = 1000;
 const PAUSES = [["paused", "delivery"], ["publish_paused", "publishing"]];
 const EVERY_MS = 5000;
 const STATES = ["ready", "leased", "delayed"];
+const FLOWS = ["publish", "deliver", "acknowledge", "redeliver", "expire", "dead_letter"];
 
 /** The view. Returns its element, and what ends it. */
 export function queueView(name, { onState }) {
@@ -31,7 +32,7 @@ export function queueView(name, { onState }) {
     setting, what, button: button(`Pause ${what}`, act(() => togglePause(setting, what))),
   }));
   const redriving = button("Redrive all…", act(redriveAll));
-  const hour = h("div", { class: "plots" });
+  const hour = h("div", { class: "plots unknown" });
   const { form, fill } = settingsForm(name, () => view.settings);
 
   const element = h(
@@ -44,9 +45,9 @@ export function queueView(name, { onState }) {
       "div", { class: "bar", role: "group", "aria-label": "Queue actions" },
       pauses.map((each) => each.button),
       may("configure", name) && [
-        redriving,
         button("Purge…", act(purge), { class: "danger" }),
         button("Delete…", act(remove), { class: "danger" }),
+        redriving, // the last one: it is shown and hidden, and must not move another one under the pointer
       ],
     ),
     may("monitor", name) && h("details", { open: true }, h("summary", {}, "Last hour"), hour),
@@ -178,6 +179,11 @@ export function queueView(name, { onState }) {
   }
 
   function draw({ minutes, slots }) {
+    hour.classList.remove("unknown");
+    plotHour(minutes, slots);
+  }
+
+  function plotHour(minutes, slots) {
     const perSecond = (flow) => minutes[flow].map((count) => count / minutes.seconds);
     const now = (flow) => slots[flow].at(-2) / slots.seconds;
     const series = (names) => names.map(([flow, title]) => ({ name: title, values: [...perSecond(flow).slice(1, -1), now(flow)] }));
@@ -188,6 +194,8 @@ export function queueView(name, { onState }) {
     );
   }
 
+  const nothing = { seconds: 1, messages: [0], ...Object.fromEntries(FLOWS.map((flow) => [flow, [0, 0, 0]])) };
+  plotHour(nothing, nothing); // not seen, but as high as what will be drawn
   const endWatch = watch({ view: "queue", queue: name }, tell, told);
   const endPoll = may("monitor", name)
     ? poll(() => askJson("GET", path(name, "rates")), draw, () => {}, EVERY_MS) : () => {};

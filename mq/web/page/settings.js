@@ -12,7 +12,7 @@ const FIELDS = [
   ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MiB"],
   ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
   ["retry_delay", "duration", "Retry delay", "time before a message is redelivered after a failure"],
-  ["retry_factor", "number", "Retry factor", "factor by which the retry delay grows with each further failure"],
+  ["retry_factor", "number", "Backoff multiplier", "the retry delay is multiplied by this number after each further failure"],
   ["retry_jitter", "number", "Retry jitter", "maximum fraction by which a retry delay is shortened at random"],
   ["retry_max", "duration", "Maximum retry delay", "upper limit for the retry delay"],
   ["max_receives", "number", "Maximum deliveries", "number of times a message can be delivered before it is dead-lettered; requires a dead-letter queue"],
@@ -20,7 +20,7 @@ const FIELDS = [
   ["unique", "checkbox", "Unique messages", "do not store a message if the queue already contains one with the same body"],
   ["max_priority", "number", "Maximum priority", "messages with a higher priority are delivered first; 0 disables priorities"],
   ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
-  ["key_window", "duration", "Idempotency window", "time for which idempotency keys are remembered"],
+  ["key_window", "duration", "Idempotency window", "how long idempotency keys are remembered"],
 ];
 
 /** The form. `settings()` returns them as they are now. */
