@@ -14,6 +14,7 @@ from tests.e2e.daemon import Daemon
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
+@pytest.mark.slow
 def test_the_embedded_example_does_every_job_once(temp_root: Path) -> None:
     for _ in range(2):
         ended = subprocess.run(

@@ -51,6 +51,7 @@ async def most_in_doubt(client: Client, store: SlowToRemove, prefetch: int) -> i
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefetch", [1, 10, 100, 500])
 @pytest.mark.parametrize(("seconds", "few"), [(0.003, True), (0.000_01, False)])
 async def test_acknowledgements_in_doubt_are_bounded(

@@ -119,6 +119,7 @@ async def test_declarations_in_the_store_count_after_a_start(tmp_path: Path) -> 
         assert used(house) == EXCHANGE_BYTES
 
 
+@pytest.mark.slow
 async def test_reserved_memory_is_what_declarations_take() -> None:
     """Within a factor of two, also for the patterns that take the most."""
     async with open_house() as house:

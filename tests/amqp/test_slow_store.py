@@ -193,6 +193,7 @@ async def test_backlog_of_a_connection_leaves_it_some_of_its_quarter_of_the_memo
         assert memory.used == pytest.approx(house.door.backlog.value, rel=0.5)
 
 
+@pytest.mark.slow
 async def test_backlog_is_limited_in_seconds_while_others_wait_for_the_store(autojump_clock: MockClock) -> None:
     async with open_slow_house() as (house, store):
         client = await house.connect()
@@ -209,6 +210,7 @@ async def test_backlog_is_limited_in_seconds_while_others_wait_for_the_store(aut
         assert 8 < waiting * store.seconds < 14
 
 
+@pytest.mark.slow
 async def test_connection_is_not_closed_because_others_keep_the_store_busy(autojump_clock: MockClock) -> None:
     async with open_slow_house() as (house, store):
         client, other = await house.connect(), await house.connect()
@@ -259,6 +261,7 @@ async def test_transaction_of_many_messages_delays_no_declaration(autojump_clock
         assert await (await house.connect()).count("flood") == 3000
 
 
+@pytest.mark.slow
 async def test_flood_of_a_queue_with_a_maximum_length_delays_no_declaration(autojump_clock: MockClock) -> None:
     async with open_slow_house() as (house, _):
         client = await house.connect()

@@ -59,6 +59,7 @@ async def test_read_of_cheap_frames_takes_many_turns(
     assert counted.most <= FRAMES_A_TURN
 
 
+@pytest.mark.slow
 async def test_messages_to_many_queues_take_more_of_a_turn(
     autojump_clock: MockClock, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

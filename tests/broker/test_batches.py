@@ -143,6 +143,7 @@ async def test_each_change_of_a_lease_has_an_outcome_of_its_own(broker: Broker) 
     assert (status.ready, status.leased) == (1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(25))
 async def test_a_batch_that_is_given_up_in_any_step_leaves_the_counts_right(broker: Broker, steps: int) -> None:
     await broker.publish_many("q", [Draft(b"%d" % number) for number in range(5)])

@@ -49,6 +49,7 @@ def far_off(broker: Broker) -> int:
     return len(catalog_of(broker).queues["q"].far_off)
 
 
+@pytest.mark.slow
 async def test_a_delay_of_days_comes_when_it_is_time(broker: Broker) -> None:
     await broker.publish("q", b"x", delay=3 * DAY)
     await wait_all_tasks_blocked()
@@ -352,6 +353,7 @@ async def test_what_is_far_off_counts_for_limits_and_goes_with_its_queue(broker:
     assert broker.messages() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.in_turn(2)
 @pytest.mark.parametrize("before", [60, 2 * DAY])
 @pytest.mark.parametrize("after", [0, 30, 3 * DAY])

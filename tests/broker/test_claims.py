@@ -1100,6 +1100,7 @@ async def test_acknowledgement_returns_in_time_and_goes_on_when_it_is_repeated(w
         assert await broker.claims.claim("q", "c", 2, epoch) is None
 
 
+@pytest.mark.slow
 async def test_messages_left_of_an_acknowledgement_are_removed_by_a_restart(wall_clock: WallClock) -> None:
     storage = MemoryStorage()
     async with open_broker(storage) as broker:

@@ -87,6 +87,7 @@ async def test_order_is_kept_whatever_the_clock_shows(
         assert [await take(broker) for _ in range(6)] == expected
 
 
+@pytest.mark.slow
 async def test_a_deleted_queue_made_again_in_the_past_is_empty(
     disk_address: str, opened: Opener, wall_clock: WallClock, years: int
 ) -> None:

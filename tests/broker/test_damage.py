@@ -165,6 +165,7 @@ async def test_folder_of_a_queue_that_is_gone_is_made_again_and_named(
 # The background check
 
 
+@pytest.mark.slow
 async def test_background_check_finds_a_rotten_message_and_shows_its_progress(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:

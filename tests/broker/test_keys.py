@@ -198,6 +198,7 @@ async def test_who_publishes_again_is_not_refused_for_the_first_one_who_went(bro
     assert [message.id for message in await broker.fetch_many("q", 10)] == ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mount", WAYS)
 async def test_a_crash_at_every_call_between_the_key_and_the_message_leaves_one_message(
     wall_clock: WallClock, mount: str
@@ -283,6 +284,7 @@ async def test_what_the_ledger_keeps_of_many_keys_fits_their_group(wall_clock: W
         assert (await broker.status("q")).ready == 1001
 
 
+@pytest.mark.slow
 async def test_groups_are_larger_once_the_log_has_grown(wall_clock: WallClock) -> None:
     async with open_disk(WAYS["one group"], syncfs=True) as disk, open_broker(disk.storage) as broker:
 

@@ -108,6 +108,7 @@ async def test_a_lease_that_a_slow_disk_gave_too_late_is_given_back(wall_clock: 
         assert await take(broker) == b"x"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(30))
 async def test_a_fetch_that_is_cancelled_in_any_step_keeps_no_message(broker: Broker, steps: int) -> None:
     """Not even in the step in which it is answered."""

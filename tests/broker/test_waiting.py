@@ -168,6 +168,7 @@ async def test_who_goes_takes_no_message_and_no_place_in_the_line(broker: Broker
     assert stays.messages[0].receives == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", range(30))
 async def test_whoever_goes_in_any_step_of_an_arrival_leaves_the_message_to_the_next(
     broker: Broker, steps: int

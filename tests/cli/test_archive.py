@@ -37,6 +37,7 @@ def written(format: str, path: str, messages: list[Received]) -> io.BytesIO:
     return io.BytesIO(file.getvalue())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.jsonl", "-"])
 @given(messages=MESSAGES)
 def test_there_and_back(path: str, messages: list[Received]) -> None:

@@ -155,6 +155,7 @@ def test_names_in_the_cache_of_attributes_are_freed() -> None:
     assert int(done.stdout) < 100
 
 
+@pytest.mark.slow
 def test_the_process_knows_its_memory() -> None:
     before = memory.resident_bytes()
     block = bytearray(64 << 20)

@@ -75,6 +75,7 @@ def test_feed_ends_when_the_command_does_not_read(commands: Commands) -> None:
     assert command.wait(lambda: True) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_end_closes_the_input_of_a_command_that_got_nothing(commands: Commands) -> None:
     command = commands.start("sleep 60")

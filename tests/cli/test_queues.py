@@ -171,6 +171,7 @@ def test_columns_stand_under_one_another() -> None:
     assert aligned(("A", "B"), [("long", "1"), ("x", "")]) == ["A     B", "long  1", "x"]
 
 
+@pytest.mark.slow
 def test_bench_measures_and_leaves_nothing(client: Client, mq: Mq) -> None:
     done = mq("bench", "--duration", 0.2, "--clients", 2, "--size", "1KiB", "--json")
     assert [line["verb"] for line in done.json] == ["publish", "fetch", "remove"]

@@ -19,6 +19,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_anything_plain(value: object) -> None:
     assert decode(encode(value)) == value

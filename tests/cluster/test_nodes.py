@@ -507,6 +507,7 @@ async def test_only_the_margin_ends_one_mastership_before_the_next(
         assert a.node.membership().role == "master", "two at a time"
 
 
+@pytest.mark.slow
 async def test_a_master_that_no_neighbour_reaches_leaves_and_is_the_youngest(autojump_clock: MockClock) -> None:
     async with three_nodes() as cluster:
         a, b, c = (cluster.hosts[name] for name in "abc")
@@ -588,6 +589,7 @@ async def test_a_node_tells_of_links_leases_and_failovers(autojump_clock: MockCl
         assert json.loads(bytes((await c.http("GET", "/-/cluster")).body))["failovers"] == 1
 
 
+@pytest.mark.slow
 async def test_a_neighbour_that_does_not_answer_lags(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

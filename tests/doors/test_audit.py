@@ -81,6 +81,7 @@ def test_a_file_that_cannot_be_had_is_refused_and_the_old_one_goes_on(path: Path
     assert lines(path.with_name("old")) == ["event=still"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "reason"),
     [

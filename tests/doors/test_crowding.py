@@ -80,6 +80,7 @@ async def test_lines_that_clients_cause_are_few_and_the_others_are_counted(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("most_handles", "reserved"), [(1024, 128), (65_536, 128), (100, 25)])
 async def test_open_files_are_kept_for_the_store(
     most_handles: int, reserved: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

@@ -91,6 +91,7 @@ def test_two_hosts_are_cut_from_each_other_and_not_from_the_third(network: Netwo
     await_true(lambda: connects(two, one, 1))
 
 
+@pytest.mark.slow
 def test_two_networks_have_the_same_addresses_and_do_not_meet(network: Network, tmp_path: Path) -> None:
     network["n1"].start(*_SERVER, log=tmp_path / "log")
     await_true(lambda: connects(network["n2"], network["n1"], 1))
@@ -128,6 +129,7 @@ def test_what_was_started_ends_with_its_host(tmp_path: Path) -> None:
     assert not any(map(is_there, pids))
 
 
+@pytest.mark.slow
 def test_a_network_ends_with_who_made_it(network: Network) -> None:
     """kill -9 of the tests leaves nothing behind."""
     script = (

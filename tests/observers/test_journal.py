@@ -286,6 +286,7 @@ async def test_without_pyarrow_it_says_what_to_install(tmp_path: Path, monkeypat
             raise AssertionError("it was opened")
 
 
+@pytest.mark.slow
 def test_a_daemon_without_a_journal_loads_nothing_of_it() -> None:
     code = "import sys, mq.cli.serve; print([n for n in sys.modules if 'journal_' in n or n.startswith('pyarrow')])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -146,6 +146,7 @@ async def test_a_kill_before_a_publish_that_was_begun_loses_nothing(served: Serv
             assert await ready(broker) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("consumed", [False, True])
 async def test_a_kill_while_it_fires_doubles_nothing(

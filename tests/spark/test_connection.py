@@ -261,6 +261,7 @@ def test_micro_batches_with_the_same_rows_are_each_stored(client: Client, option
         MqStreamWriter(options, VALUE).write(iter([batch]))
 
 
+@pytest.mark.slow
 def test_over_tls_as_a_user(tmp_path: Path) -> None:
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")

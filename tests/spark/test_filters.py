@@ -99,6 +99,7 @@ def random_filter(random: Random, rows: list[Row]) -> Any:
 COUNTED = ("timestamp", "sequence", "deliveryCount")
 
 
+@pytest.mark.slow
 def test_rows_with_filters_are_those_that_spark_would_keep(table: tuple[Options, list[Row]]) -> None:
     options, rows = table
     random = Random(47)

@@ -193,6 +193,7 @@ def test_a_micro_batch_whose_job_was_aborted(client: Client, staged: Options) ->
     assert bodies(client, staged) == [b"a"]
 
 
+@pytest.mark.slow
 def test_a_job_that_is_done_is_forgotten(client: Client, staged: Options) -> None:
     """Else a stream would leave a record each micro-batch, for a day."""
     writer = MqWriter(staged, VALUE)

@@ -80,6 +80,7 @@ async def test_messages_that_are_refused(sqs: Client, make_queue: MakeQueue, bro
     assert (await broker.status("q")).ready == 1
 
 
+@pytest.mark.slow
 async def test_batches_that_are_refused_as_a_whole(sqs: Client, make_queue: MakeQueue, broker: Broker) -> None:
     url, old = await make_queue(), "AWS.SimpleQueueService."
 

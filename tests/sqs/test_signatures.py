@@ -81,6 +81,7 @@ def code(caught: pytest.ExceptionInfo[Any]) -> tuple[str, int]:
     return response["Error"]["Code"], response["ResponseMetadata"]["HTTPStatusCode"]
 
 
+@pytest.mark.slow
 async def test_who_signs_is_let_in(client_of: Callable[..., Any], key: AwsKey) -> None:
     sqs = await client_of(key.id, key.secret)
     url = (await sqs.create_queue(QueueName="q"))["QueueUrl"]

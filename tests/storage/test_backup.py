@@ -159,6 +159,7 @@ async def test_properties_survive_where_there_are_no_extended_attributes(monkeyp
             assert again.folders.flaw(entry) == ""
 
 
+@pytest.mark.slow
 async def test_the_next_one_copies_what_is_new(disk: Disk) -> None:
     target = make_calls()
     bodies = await fill(disk)

@@ -405,6 +405,7 @@ REFUSALS: Final = [
 ]
 
 
+@pytest.mark.slow
 @for_each("mount, make, verb, nth", REFUSALS)
 @for_each("number", THAT_PASS)
 async def test_an_error_that_can_pass_refuses_one_operation(

@@ -68,6 +68,7 @@ def test_the_fake_system_knows_when_a_name_was_changed() -> None:
     assert calls.changed_ns("/folder") > 0
 
 
+@pytest.mark.slow
 async def test_a_store_whose_mount_cannot_be_told_is_refused_in_one_line() -> None:
     def refuse(path: str) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

@@ -759,6 +759,7 @@ async def test_a_group_of_many_reads_no_record_but_its_own() -> None:
         assert outcome.result is Result.DONE
 
 
+@pytest.mark.slow
 @for_each("seed", SEEDS)
 async def test_a_cut_inside_the_recovery_takes_nothing_either(seed: int) -> None:
     """At every fifth call of the recovery from the cut before."""

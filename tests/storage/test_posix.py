@@ -478,6 +478,7 @@ async def test_what_is_foreign_among_the_queues_is_skipped(
         assert littered.everything() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", State)
 @pytest.mark.parametrize("kind", ["fifo", "folder", "link", "dangling", "socket"])
 async def test_a_message_that_is_no_plain_file_is_not_read_nor_waited_for(

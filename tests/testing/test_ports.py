@@ -20,6 +20,7 @@ def test_a_server_listens_on_a_held_port_again_and_again() -> None:
             pass
 
 
+@pytest.mark.slow
 def test_it_is_let_go_with_its_object() -> None:
     held = HeldPort()
     number = held.number

@@ -105,6 +105,7 @@ def damage(root: Path, id: str) -> None:
         opened.write(b"?")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("most", [1000, 7])
 async def test_both_ways_answer_with_the_same_bytes(

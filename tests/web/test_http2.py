@@ -276,6 +276,7 @@ async def test_requests_that_are_reset_as_soon_as_made_end_the_connection(server
     assert await is_alive(server)
 
 
+@pytest.mark.slow
 async def test_who_waits_for_responses_may_reset_as_many(frames: Frames) -> None:
     for number in range(1, 4 * SPARE_RESETS, 4):
         await frames.send(frames.headers(*request(b"GET", b"/q"), stream=number, ends=True))

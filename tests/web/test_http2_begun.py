@@ -324,6 +324,7 @@ async def test_request_is_answered_while_mq_stops_and_the_connection_ends(
         await server.stopped.wait()
 
 
+@pytest.mark.slow
 async def test_client_that_does_not_read_is_not_read_either(client: Client, begins: Records, budget: Budget) -> None:
     """Its window lets all answers through, but the kernel does not."""
     count, body = 5000, b"x" * 16_000

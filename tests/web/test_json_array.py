@@ -34,6 +34,7 @@ def read(data: bytes, *pieces: int) -> list[dict[str, Any] | MQError]:
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(elements, max_size=5), st.lists(st.integers(1, 9), max_size=3), st.booleans(), st.booleans())
 def test_elements_come_out_as_they_are(values: Any, pieces: list[int], indented: bool, ascii: bool) -> None:
     data = json.dumps(values, indent=2 if indented else None, ensure_ascii=ascii).encode()

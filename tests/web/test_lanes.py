@@ -342,6 +342,7 @@ async def test_a_body_that_nobody_wanted_is_taken_all_the_same(worlds: Worlds) -
     assert statuses(await said_alike(worlds, asked)) == [201, 400, 200]
 
 
+@pytest.mark.slow
 async def test_a_client_that_says_everything_before_it_listens(worlds: Worlds) -> None:
     """The answer and the rest of the request meet: both must go on."""
     message = bytes(MAX_BODY)

@@ -258,6 +258,7 @@ def test_promtool_takes_the_rules() -> None:
     promtool("check", "rules", ALERTS)
 
 
+@pytest.mark.slow
 def test_each_rule_fires_when_it_should() -> None:
     promtool("test", "rules", CASES)
 

@@ -110,6 +110,7 @@ async def test_what_was_stored_is_answered_so(worlds: Worlds, sequence: Sequence
     assert answers[0] == answers[1]
 
 
+@pytest.mark.slow
 async def test_under_tls(nursery: trio.Nursery, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     certificates = Certificates(authority.files, PROTOCOLS)

@@ -203,6 +203,7 @@ async def test_half_a_handshake_is_waited_for_only_so_long(
     assert trio.current_time() - begin == pytest.approx(listeners.HANDSHAKE_SECONDS)
 
 
+@pytest.mark.slow
 @HALVES
 async def test_half_a_handshake_ends_its_connection_only(
     quick_clock: MockClock, server: Server, authority: Authority, part: int
@@ -248,6 +249,7 @@ async def test_a_client_that_resets_in_the_handshake_ends_its_connection_only(
     assert await is_alive(server, authority)
 
 
+@pytest.mark.slow
 async def test_honest_clients_are_served_while_many_shake_no_hands(server: Server, authority: Authority) -> None:
     hello = client_hello(authority.client_context())
     hostile = [await server.connect() for _ in range(HOSTILE)]

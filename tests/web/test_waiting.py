@@ -103,6 +103,7 @@ async def test_who_hangs_up_while_it_waits_takes_no_message(
     await stream.aclose()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leave", [reset, end])
 async def test_who_hangs_up_just_as_the_message_comes_does_not_keep_it(
     quick_clock: MockClock, server: Server, broker: Broker, queue: str, leave: Callable[[trio.SocketStream], None]
