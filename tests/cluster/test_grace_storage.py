@@ -165,7 +165,7 @@ async def test_message_stored_twice_does_not_fail_what_is_removed_with_it(
             assert [message.id for message in taken if message is not None] == [once]
         else:
             await getattr(broker, verb)(unacked)
-        assert f"message {twice} of queue q was stored twice" in caplog.text
+        assert f"message {twice} in queue q was stored twice" in caplog.text
         assert await broker.hold("q", 2, wait=0) == []
 
 

@@ -308,7 +308,7 @@ async def test_a_queue_whose_record_cannot_be_dropped_keeps_its_messages_in_memo
 
 @pytest.mark.parametrize("options", [StorageOptions(sharing=Sharing.PEERS), StorageOptions(sharing=Sharing.WATCHED)])
 def test_nobody_else_can_take_part(options: StorageOptions) -> None:
-    with pytest.raises(StorageUnusable, match="a single process"):
+    with pytest.raises(StorageUnusable, match="only one process"):
         make_layered("memory:", options)
 
 
