@@ -6,7 +6,8 @@ served. And while as many messages go as come, CPython counts nothing: what come
 objects that were made meanwhile.
 
 So the daemon collects by the time: of the objects that were made within a few passes of the event loop, those that
-nothing refers to. Once very many are left, they are frozen: not looked at again before :func:`collect_all`.
+nothing refers to. Once very many are left, they are frozen: not looked at again before
+:meth:`GarbageRounds.collect_all`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ OLD_SECONDS: Final = 1.0
 """From one round that looks at all objects that are not frozen to the next one; less while very many are made."""
 FROZEN_OBJECTS: Final = 50_000
 """If at least so many are left, it freezes them: some 5,000 messages. What is frozen while it is in use, and ends in a
-cycle, stays until :func:`collect_all`. So a daemon that makes exceptions, and no messages, freezes nothing: it kept 1.5
-MB a second where publishers were refused."""
+cycle, stays until :meth:`GarbageRounds.collect_all`. So a daemon that makes exceptions, and no messages, freezes
+nothing: it kept 1.5 MB a second where publishers were refused."""
+FEW_FROZEN: Final = 10_000
+"""Objects that may be frozen beside those from the daemon's start, which are most: a collection that looks at these as
+well takes 60 ms, in one step of the event loop."""
 _YOUNG, _MIDDLE, _OLD = range(3)
 """CPython's generations: a collection takes the younger ones, too."""
 _NEW_OBJECTS: Final = 100_000
@@ -46,7 +50,10 @@ class GarbageRounds(trio.abc.Instrument):
         left: how many objects are not frozen.
     """
 
-    __slots__ = ("_collect", "_due", "_freeze", "_left", "_made", "_middle_due", "_new", "_now", "_old_due")
+    __slots__ = (
+        *("_at_start", "_collect", "_due", "_freeze", "_left"),
+        *("_made", "_middle_due", "_new", "_now", "_old_due"),
+    )
 
     def __init__(
         self,
@@ -56,6 +63,7 @@ class GarbageRounds(trio.abc.Instrument):
         left: Callable[[], int] = lambda: len(gc.get_objects()),
         freeze: Callable[[], object] = gc.freeze,
     ) -> None:
+        self._at_start = 0  # objects that were frozen then
         self._now = now
         self._collect = collect
         self._new = new
@@ -65,6 +73,29 @@ class GarbageRounds(trio.abc.Instrument):
         self._due = now() + ROUND_SECONDS
         self._middle_due = now() + MIDDLE_SECONDS
         self._old_due = now() + OLD_SECONDS
+
+    def begin(self) -> None:
+        """Collect garbage in the event loop that runs here from now on, and freeze what the daemon's start has made."""
+        self.collect_all()
+        self._at_start = gc.get_freeze_count()
+        gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)
+        trio.lowlevel.add_instrument(self)
+
+    def collect_all(self) -> None:
+        """Free what nothing refers to, with what CPython keeps at hand. It takes 1.2 ms for each 1,000 messages.
+
+        Objects from the daemon's start stay frozen as long as few others are: hardly any of them is garbage.
+        """
+        # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
+        # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
+        clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
+        if clear is not None:
+            clear()
+        if gc.get_freeze_count() > self._at_start + FEW_FROZEN:
+            gc.unfreeze()
+        gc.collect()
+        if len(gc.get_objects()) >= FROZEN_OBJECTS:
+            gc.freeze()
 
     def before_io_wait(self, timeout: float) -> None:
         """Collect if a round is due. The tasks that the pass made runnable wait for it."""
@@ -85,22 +116,3 @@ class GarbageRounds(trio.abc.Instrument):
             self._collect(_MIDDLE)
         else:
             self._collect(_YOUNG)
-
-
-def collect_in_rounds() -> None:
-    """Collect garbage in the event loop that runs here by :class:`GarbageRounds` from now on."""
-    collect_all()
-    gc.set_threshold(_NEW_OBJECTS, _NEVER, _NEVER)
-    trio.lowlevel.add_instrument(GarbageRounds())
-
-
-def collect_all() -> None:
-    """Free what nothing refers to, with what CPython keeps at hand. It takes 1.2 ms for each 1,000 messages."""
-    # The cache of attributes has a reference to each name that was looked up, among them the many equal ones that
-    # exception groups make. A few hundred of these kept a third of a mebibyte each from being returned.
-    clear = getattr(sys, "_clear_internal_caches", None) or getattr(sys, "_clear_type_cache", None)
-    if clear is not None:
-        clear()
-    gc.unfreeze()
-    gc.collect()
-    gc.freeze()

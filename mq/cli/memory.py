@@ -16,7 +16,6 @@ from typing import Final
 
 import trio
 
-from mq.cli.garbage import collect_all
 from mq.doors.budget import MUCH_BYTES, Budget
 
 QUIET_SECONDS: Final = 2.0
@@ -54,20 +53,23 @@ def limit_heaps() -> None:
 
 @asynccontextmanager
 async def returning_memory(
-    budget: Budget, messages: Callable[[], int], forget: Callable[[], object]
+    budget: Budget, collect_all: Callable[[], object], messages: Callable[[], int], forget: Callable[[], object]
 ) -> AsyncIterator[None]:
     """A block in which :func:`return_memory` runs."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(return_memory, budget, messages, forget)
+        nursery.start_soon(return_memory, budget, collect_all, messages, forget)
         yield
         nursery.cancel_scope.cancel()
 
 
-async def return_memory(budget: Budget, messages: Callable[[], int], forget: Callable[[], object]) -> None:
+async def return_memory(
+    budget: Budget, collect_all: Callable[[], object], messages: Callable[[], int], forget: Callable[[], object]
+) -> None:
     """Return freed memory, for ever: each time that clients have given much of it back, and now and then.
 
     Args:
         budget: tells when clients have given much back.
+        collect_all: frees all garbage, in one step.
         messages: how many there are.
         forget: clears caches, which may also have messages of deleted queues.
     """

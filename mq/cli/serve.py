@@ -27,7 +27,7 @@ from mq.broker.config import KEY_BYTES
 from mq.broker.kernel_clock import boot_seconds, heed_steps, system_clock
 from mq.cli import build
 from mq.cli.commands import CANNOT_START, settings_options
-from mq.cli.garbage import collect_in_rounds
+from mq.cli.garbage import GarbageRounds
 from mq.cli.guards import Guards, make_guards, reloading
 from mq.cli.journal import journaling
 from mq.cli.memory import limit_heaps, returning_memory
@@ -175,13 +175,14 @@ async def _serve_root(
     shared_schedules = ClusterSchedules(limits=schedule_limits)
     users = None if guards.logins is None else guards.logins.access
     budget = Budget(settings.memory, settings.staging, has_users=users is not None)
+    garbage = GarbageRounds()
     async with (
         journaling(settings, clock) as journal,
         _open_store(settings, config) as store,
         open_broker(store, config, observers=[metrics, *journal.observers], clock=clock) as local,
         clustered(cluster, local, config, [metrics], stop, shared_schedules, users) as broker,
         _leaving_in_time(),
-        returning_memory(budget, local.messages, local.forget_recent),
+        returning_memory(budget, garbage.collect_all, local.messages, local.forget_recent),
         trio.open_nursery() as nursery,
     ):
         local.writes.count_in(budget.write_job)
@@ -259,7 +260,7 @@ async def _serve_root(
             # counts.
             by_socket = guarded(handler, [ANY_HOST], needs_login=False)
             urls += await _open_socket(nursery, settings, by_socket, seen, budget, until_stop)
-        collect_in_rounds()
+        garbage.begin()
         what = store.description
         durable = "durable" if what.durable else "not durable"
         which = f"{__version__}{build.told(native=getattr(store, 'is_native', False))}"

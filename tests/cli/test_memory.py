@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -19,10 +20,12 @@ START = 100 << 20
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The instants at which garbage was collected."""
-    found: list[float] = []
     monkeypatch.setattr("mq.cli.memory.ctypes.CDLL", lambda _: object())  # no thread: a virtual clock waits for none
-    monkeypatch.setattr(memory, "collect_all", lambda: found.append(trio.current_time()))
-    return found
+    return []
+
+
+def noting(collected: list[float]) -> Callable[[], None]:
+    return lambda: collected.append(trio.current_time())
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ async def test_memory_is_returned_once_much_was_freed(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int, list)
+    nursery.start_soon(memory.return_memory, budget, noting(collected), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     await trio.sleep(20)
@@ -56,7 +59,7 @@ async def test_ended_connections_count_as_freed_memory(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int, list)
+    nursery.start_soon(memory.return_memory, budget, noting(collected), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     for number in range(MUCH_BYTES // (32 * 1024)):
@@ -69,7 +72,7 @@ async def test_memory_that_clients_have_reserved_is_not_looked_for(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int, list)
+    nursery.start_soon(memory.return_memory, budget, noting(collected), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     with budget.client("a reader").reserve(Use.ANSWER, START):
@@ -90,7 +93,7 @@ async def test_memory_is_returned_only_while_the_event_loop_is_calm(
     share = 0.9  # of a core
     monkeypatch.setattr("mq.cli.memory.time.thread_time", lambda: share * trio.current_time())
     budget = Budget()
-    nursery.start_soon(memory.return_memory, budget, int, list)
+    nursery.start_soon(memory.return_memory, budget, noting(collected), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     budget.reserve(MUCH_BYTES).give_back()
@@ -106,7 +109,7 @@ async def test_a_whole_collection_is_put_off_while_there_are_many_messages(
 ) -> None:
     """Looking at all objects would be a long step of the event loop. Still, garbage does not pile up for ever."""
     messages, budget = memory.MOST_MESSAGES + 1, Budget()
-    nursery.start_soon(memory.return_memory, budget, lambda: messages, list)
+    nursery.start_soon(memory.return_memory, budget, noting(collected), lambda: messages, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
 
@@ -127,7 +130,7 @@ async def test_a_whole_collection_is_put_off_while_there_are_many_messages(
 async def test_garbage_is_collected_though_clients_give_nothing_back(
     autojump_clock: object, nursery: trio.Nursery, collected: list[float], resident: list[int]
 ) -> None:
-    nursery.start_soon(memory.return_memory, Budget(), int, list)
+    nursery.start_soon(memory.return_memory, Budget(), noting(collected), int, list)
     await trio.testing.wait_all_tasks_blocked()
     resident[0] = 2 * START
     await trio.sleep(memory.LONGEST_SECONDS + memory.QUIET_SECONDS + memory.CALM_SECONDS + 1)
@@ -136,7 +139,8 @@ async def test_garbage_is_collected_though_clients_give_nothing_back(
 
 ATTRIBUTES = """
 import gc, sys
-from mq.cli.garbage import collect_all
+from mq.cli.garbage import GarbageRounds
+collect_all = GarbageRounds().collect_all
 class Group(ExceptionGroup):
     pass
 def count():
