@@ -92,7 +92,7 @@ class Authorizer(Handler):
         if rule.operation is None or rule.operation.begin is None or secret is None or _is_from_the_page(head.headers):
             return self
         judged = head._replace(path=join_path(segments))
-        return _JudgedHead(self, rule, secret, judged.path, self._handler.for_head(judged))
+        return _JudgedHead(self, rule, secret, self._handler.for_head(judged))
 
     def may_begin(self, rule: Rule, secret: tuple[str, str], request: Request) -> User | None:
         """Return the user of a request that may begin at once: one whose secret is known, and whose connection has
@@ -241,14 +241,12 @@ class Authorizer(Handler):
 class _JudgedHead(Handler):
     """Judges requests with one head, whose operation can begin in the step that read them."""
 
-    def __init__(
-        self, authorizer: Authorizer, rule: Rule, secret: tuple[str, str], path: bytes, handler: Handler
-    ) -> None:
+    def __init__(self, authorizer: Authorizer, rule: Rule, secret: tuple[str, str], handler: Handler) -> None:
         self._authorizer = authorizer
         self._rule = rule
         self._secret = secret
-        self._path = path
         self._handler = handler
+        self.takes_id = handler.takes_id
 
     async def handle(self, request: Request) -> Reply:
         """As :meth:`Authorizer.handle`."""
@@ -259,16 +257,7 @@ class _JudgedHead(Handler):
         user = self._authorizer.may_begin(self._rule, self._secret, request)
         if user is None:
             return None
-        return self._handler.begin(request._replace(path=self._path, user=user, quotas=self._authorizer.quotas), answer)
-
-    def for_message(self, id: str) -> Handler | None:
-        """The same for another message."""
-        handler = self._handler.for_message(id)
-        if handler is None:
-            return None
-        rule = self._rule._replace(names=(*self._rule.names[:-1], id))
-        path = self._path.rpartition(b"/")[0] + b"/" + id.encode()
-        return _JudgedHead(self._authorizer, rule, self._secret, path, handler)
+        return self._handler.begin(request._replace(user=user, quotas=self._authorizer.quotas), answer)
 
 
 class Auditor(Handler):

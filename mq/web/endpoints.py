@@ -315,6 +315,7 @@ class _Routed(Handler):
         self._head = head
         self._begins = begins
         self._without_traces = without_traces
+        self.takes_id = True
         if operation.begin is not None and begins:
             self.begin = partial(operation.begin, head)  # type: ignore[method-assign] # a method would only call it
 
@@ -332,11 +333,6 @@ class _Routed(Handler):
         if self._head.broker.node_control.is_draining:
             reply = reply._replace(is_last=True)  # its next request may go to another node
         return await without_body(reply) if request.method == "HEAD" else reply
-
-    def for_message(self, id: str) -> Handler:
-        """The same for another message."""
-        head = HeadContext(*self._head[:-1], id)  # half as long as by _replace
-        return _Routed(self._operation, head, self._begins, without_traces=self._without_traces)
 
 
 class _Refused(Handler):

@@ -58,6 +58,8 @@ class RequestHead(NamedTuple):
         headers: by name in small letters. Not to be changed: it may be another request's, too.
         content_length: the announced length in bytes, or None.
         is_last: the client wants the connection to end with it.
+        id: the message in the path, where what answers it was found for another one (:attr:`Handler.takes_id`); else
+            empty.
     """
 
     method: str
@@ -66,6 +68,7 @@ class RequestHead(NamedTuple):
     headers: Mapping[str, str]
     content_length: int | None = None
     is_last: bool = False
+    id: str = ""
 
 
 class Request(NamedTuple):
@@ -77,10 +80,11 @@ class Request(NamedTuple):
             before their end, BodyTooSlow when it pauses for too long. What is not read here, the server discards for
             at most DISCARD_SECONDS.
         content_length: the announced length in bytes, or None.
+        id: as :attr:`RequestHead.id`.
         address: the client's, as :class:`mq.doors.connections.Peer` has it; empty where it is unknown.
         scheme: the client's: "https" where it speaks TLS, else "http".
-        user: set by the authorizer; None where there are no users.
         memory: what its client may reserve; None for a request of no connection.
+        user: set by the authorizer; None where there are no users.
         quotas: holds the user to the user's limits; None where there are no users.
         proxied_host: the Host that a trusted proxy sent, where one did; the headers have the client's then.
     """
@@ -91,11 +95,12 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     body: bytes | AsyncIterable[bytes]
     content_length: int | None
+    id: str = ""
     on_hang_up: OnHangUp = nobody_hangs_up
     address: str = ""
     scheme: str = "http"
-    user: User | None = None
     memory: ClientMemory | None = None
+    user: User | None = None
     quotas: Quotas | None = None
     proxied_host: str | None = None
 
@@ -140,7 +145,14 @@ def nothing_to_take_back() -> None:
 
 
 class Handler(Protocol):
-    """Answers requests: the endpoints, or a guard before them."""
+    """Answers requests: the endpoints, or a guard before them.
+
+    Attributes:
+        takes_id: whether it answers requests for any other message in the path of its head, too. Those tell which one
+            (:attr:`Request.id`).
+    """
+
+    takes_id: bool = False
 
     async def handle(self, request: Request) -> Reply:
         """The reply to `request`. Its body is the caller's to close."""
@@ -163,11 +175,6 @@ class Handler(Protocol):
         A guard that has nothing to say to them leaves itself out: servers remember heads, and pass it by.
         """
         return self
-
-    def for_message(self, id: str) -> Handler | None:
-        """The handler for a head that differs from this one only by the message in its path; None
-        where that has to be found out."""
-        return None
 
 
 NOT_CACHED: Final = ("cache-control", "no-store")

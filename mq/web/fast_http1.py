@@ -154,11 +154,12 @@ class Heads:
         if found is None:
             return None
         parsed, handler = found
-        id = head[start:end]
-        of_message = handler.for_message(id.decode("ascii"))
-        if of_message is None:
+        if not handler.takes_id:
             return self._find(head, level)
-        return RequestHead(parsed.method, parsed.path[: -len(id)] + id, *parsed[2:]), of_message
+        id = head[start:end]
+        method, path, query, headers, length, is_last, _ = parsed
+        path = path[: start - end] + id
+        return RequestHead(method, path, query, headers, length, is_last, id.decode("ascii")), handler
 
     def _find(self, head: bytes, _: int) -> tuple[RequestHead, Handler] | None:
         parsed = parse_head(head)
@@ -286,7 +287,7 @@ class FastHttp1:
         self._input = memory.reserve(Use.INPUT)
         self._patience = stream.patience
         self._has_served = False
-        self._received = bytearray()
+        self._received = b""
         self._has_ended = False
         self._is_stopping = False
         self._idle = stream.idle = trio.CancelScope()
@@ -317,28 +318,26 @@ class FastHttp1:
 
     async def _serve_requests(self) -> bytes | None:
         """As :meth:`run`, until a head does not come to its end in time."""
-        received = self._received
         while (size := await self._until_head()) is not None:
-            work = REQUEST + size * BYTE
+            work, received = REQUEST + size * BYTE, self._received
             if not self._reader.pay_at_once(work):
                 await self._reader.pay(work)
-            found = self._heads.find(bytes(received[:size]))
+            found = self._heads.find(received[:size])
             if found is None:
                 if received.count(b"\n", 0, size) <= MOST_LINES:
-                    return bytes(received)
+                    return received
                 # The full path would parse each line first, and take twenty times as long.
                 await self._send_refusal(_refusal(refusal_of_head(431)))
                 break
             if size > UNCOUNTED_BYTES:
                 self._input.cover(len(received) + _PARSED * size)
-            del received[:size]
-            self._has_served = True
+            self._received, self._has_served = received[size:], True
             goes_on = await self._serve(*found)
             if self._memory.rooms:
                 self._give_back()
             if not goes_on:
                 break
-            if received:  # requests without end must not keep other connections waiting
+            if self._received:  # requests without end must not keep other connections waiting
                 await trio.lowlevel.checkpoint()
         else:
             return None
@@ -357,28 +356,30 @@ class FastHttp1:
 
     async def _until_head(self) -> int | None:
         """Bytes of the next head, which is whole or certainly not plain; None at the end of the connection."""
-        received, stream = self._received, self._stream
+        stream = self._stream
+        start = looked_at = 0  # where the head begins, and where its end is looked for
         # A request that was answered by its completion is followed by the wait for the next one.
-        looked_at, start, waits_for_first_byte = 0, 0, stream.idle_until is not None
+        waits_for_first_byte = stream.idle_until is not None
         while True:
+            received = self._received
             if received.startswith(_EMPTY, start):
-                start = self._after_empty_lines(start)
+                start = looked_at = self._after_empty_lines(start)
                 if start > MOST_EMPTY_LINES * len(_EMPTY):
                     return len(received)
+            end = received.find(_END, looked_at)
+            if end >= 0:
+                break
             has_begun = len(received) > start
-            if has_begun:
-                end = received.find(_END, max(start, looked_at - 3))
-                if end >= 0:
-                    break
-                if received.startswith(_AMQP) and not self._has_served:
-                    await self._send_refusal(_refusal(refusal_of_amqp()))
-                    await self._end()
-                    return None
+            if has_begun and received.startswith(_AMQP) and not self._has_served:
+                await self._send_refusal(_refusal(refusal_of_amqp()))
+                await self._end()
+                return None
             if self._is_stopping or (self._has_ended and not has_begun):
                 return None
-            if has_begun and (self._has_ended or self._cannot_be_plain(looked_at)):
-                return len(received)
-            looked_at = len(received)
+            if has_begun:
+                if self._has_ended or self._cannot_be_plain(looked_at):
+                    return len(received)
+                looked_at = max(start, len(received) - 3)
             if stream.idle_until is None or (has_begun and waits_for_first_byte):
                 waits_for_first_byte = self._has_served and not has_begun
                 seconds = self._patience.keep_alive if waits_for_first_byte else self._patience.head
@@ -387,8 +388,7 @@ class FastHttp1:
             if stream.is_left:  # a request came as the idle time ended: it was not begun, so nothing is lost
                 await trio.lowlevel.checkpoint_if_cancelled()
         stream.idle_until = None  # from now on silence does not cancel the scope
-        if start:
-            del received[:start]
+        self._received = received[start:]
         return end - start + len(_END)
 
     def _after_empty_lines(self, start: int) -> int:
@@ -398,7 +398,7 @@ class FastHttp1:
 
     def _cannot_be_plain(self, looked_at: int) -> bool:
         too_long = len(self._received) > LARGEST_HEAD
-        return too_long or AMBIGUOUS_LINE.search(self._received, max(0, looked_at - 1)) is not None
+        return too_long or AMBIGUOUS_LINE.search(self._received, looked_at) is not None
 
     async def _read(self) -> None:
         try:
@@ -407,19 +407,17 @@ class FastHttp1:
             data = b""
         if not data:
             self._has_ended = True
-        received = self._received
-        received += data
-        if len(received) > UNCOUNTED_BYTES:
-            self._input.cover(len(received))
+        self._received += data
+        if len(self._received) > UNCOUNTED_BYTES:
+            self._input.cover(len(self._received))
 
     async def _serve(self, head: RequestHead, handler: Handler) -> bool:
         """Serve one request. False when the connection ends with it."""
         received, stream, length = self._received, self._stream, head.content_length or 0
         if length > len(received):
             return await self._serve_arriving(head, handler, _BodyEvents(self, length))
-        body = bytes(received[:length])
-        del received[:length]
-        request = self._request(head, body)
+        self._received = received[length:]
+        request = self._request(head, received[:length])
         begun = _BegunRequest(self, head)
         if begun.begin(handler, request):
             return begun.goes_on if begun.is_sent else await begun.end()
@@ -459,21 +457,9 @@ class FastHttp1:
         return goes_on and arriving.is_complete
 
     def _request(self, head: RequestHead, body: bytes | AsyncIterable[bytes]) -> Request:
-        method, path, query, headers, length, _ = head
-        stream = self._stream
-        return Request(
-            method,
-            path,
-            query,
-            headers,
-            body,
-            length,
-            self._on_hang_up,
-            stream.address,
-            stream.scheme,
-            None,
-            self._memory,
-        )
+        method, path, query, headers, length, _, id = head
+        stream, memory, hang_up = self._stream, self._memory, self._on_hang_up
+        return Request(method, path, query, headers, body, length, id, hang_up, stream.address, stream.scheme, memory)
 
     async def _send(self, head: RequestHead, reply: Reply) -> bool:
         """Send the answer. False when the connection ends with it."""
@@ -703,10 +689,10 @@ class _BodyEvents:
         lane = self._lane
         if not lane._received:
             await lane._read()
-        chunk = bytes(lane._received[: self._left])
+        chunk = lane._received[: self._left]
         if not chunk:
             return HTTPDisconnectEvent(type="http.disconnect")
-        del lane._received[: len(chunk)]
+        lane._received = lane._received[len(chunk) :]
         self._left -= len(chunk)
         if not self._left:
             self.work.begin()
@@ -734,24 +720,22 @@ def _is_chunked(reply: Reply) -> bool:
 
 def _start(reply: Reply, *, is_our_last: bool, is_their_last: bool) -> bytes:
     """An answer up to its body, as h11 writes it."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in reply.headers])
-    start = f"HTTP/1.1 {reply.status} \r\n{lines}"
+    lines = [f"HTTP/1.1 {reply.status} ", *map(": ".join, reply.headers)]
     if is_our_last and not is_their_last:
-        start += "connection: close\r\n"
-    start += _date(int(time()))
+        lines.append("connection: close")
+    lines.append(_date(int(time())))
     if _is_chunked(reply):
-        start += "Transfer-Encoding: chunked\r\n"
+        lines.append("Transfer-Encoding: chunked")
     if is_their_last:
-        start += "Connection: close\r\n"
-    return f"{start}\r\n".encode("latin-1")
+        lines.append("Connection: close")
+    return "\r\n".join((*lines, "", "")).encode("latin-1")
 
 
 @lru_cache(maxsize=1)
 def _date(second: int) -> str:
-    return f"date: {formatdate(second, usegmt=True)}\r\n"
+    return f"date: {formatdate(second, usegmt=True)}"
 
 
 def _refusal(reply: Reply) -> bytes:
     assert isinstance(reply.body, bytes)
-    lines = [f"{name}: {value}\r\n" for name, value in reply.headers]
-    return f"HTTP/1.1 {reply.status} \r\n{''.join(lines)}\r\n".encode() + reply.body
+    return "\r\n".join((f"HTTP/1.1 {reply.status} ", *map(": ".join, reply.headers), "", "")).encode() + reply.body

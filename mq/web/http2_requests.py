@@ -173,7 +173,7 @@ class _Answered(Handler):
     async def discard(self) -> None:
         """Give back what the reply holds, as there is no client for it."""
         with trio.CancelScope(shield=True):
-            await without_body(await self.handle(Request("", b"", b"", {}, b"", None, _has_hung_up)))
+            await without_body(await self.handle(Request("", b"", b"", {}, b"", None, on_hang_up=_has_hung_up)))
 
 
 def _has_hung_up(tell: Tell) -> AbstractAsyncContextManager[None]:
@@ -316,7 +316,7 @@ class Http2Requests:
         found = self._heads.find(head)
         if found is None:
             return False
-        (method, path, query, headers, length, _), handler = found
+        (method, path, query, headers, length, _, id), handler = found
         work, stream = RequestWork(self._memory, method), self._stream
         begun = _BegunRequest(event, work, self._answered)
         try:
@@ -331,10 +331,11 @@ class Http2Requests:
             headers,
             b"".join(piece.data or b"" for piece in pieces),
             length,
+            id,
             begun.on_hang_up,
             stream.address,
             stream.scheme,
-            memory=work.memory,
+            work.memory,
         )
         if not begun.begin(handler, request):
             work.memory.close()

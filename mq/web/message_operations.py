@@ -239,7 +239,7 @@ async def remove(context: RequestContext) -> Reply:
 def begin_remove(head: HeadContext, request: Request, answer: Answer) -> Reply | Abandon | None:
     """As :func:`remove`."""
     receipt = read_header(request.headers, IF_MATCH) if "if-match" in request.headers else None
-    has_begun = head.broker.remove_now(head.queue, head.id, partial(answer, _removed), receipt=receipt)
+    has_begun = head.broker.remove_now(head.queue, request.id or head.id, partial(answer, _removed), receipt=receipt)
     return nothing_to_take_back if has_begun else None
 
 

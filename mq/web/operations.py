@@ -79,7 +79,7 @@ class RequestContext(HeadContext):
     @classmethod
     def of(cls, head: HeadContext, request: Request) -> RequestContext:
         """Return what a handler gets for a request with that head."""
-        context = cls(*head)
+        context = cls(*head[:-1], request.id or head.id)
         context.request = request
         return context
 
