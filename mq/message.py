@@ -269,15 +269,11 @@ class Body(Protocol):
 class BytesBody:
     """A body that is in memory."""
 
-    __slots__ = ("data",)
+    __slots__ = ("data", "size")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-
-    @property
-    def size(self) -> int:
-        """Length in bytes."""
-        return len(self.data)
+        self.size = len(data)
 
     async def read(self) -> bytes:
         """All of it."""

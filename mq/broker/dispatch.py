@@ -110,8 +110,8 @@ class Fulfilment:
             self.broken.add(number_of(entry.id))
 
     def is_out_of_turn(self, entry: Entry) -> bool:
-        """Whether an earlier message of its group was left out."""
-        return bool(self.broken) and number_of(entry.id) in self.broken
+        """Whether an earlier message of its group was left out: one of those that are broken, if any are."""
+        return number_of(entry.id) in self.broken
 
 
 class ReadyMessages:
@@ -222,19 +222,12 @@ class Lessor:
 
     def submit(self, assignments: Sequence[Assignment], served: dict[FetchRequest, Fulfilment]) -> None:
         """Submit the moves of taken messages; their outcomes go to the deliverer."""
-        allowance = self._leases.allowance
+        leases, allowance, recent = self._leases, self._leases.allowance, self._recent
 
         def make() -> list[Move]:
-            return [self._move(each, allowance) for each in assignments]
+            return [leases.move(request, entry, allowance, entry.id not in recent) for request, entry, _ in assignments]
 
-        def leased(outcomes: list[Outcome], barrier: BatchTimes) -> None:
-            self.deliverer.leased(assignments, outcomes, served, barrier, allowance)
-
-        self._committer.submit(make, len(assignments), leased)
-
-    def _move(self, assignment: Assignment, allowance: float) -> Move:
-        reads = assignment.stored is None and assignment.entry.id not in self._recent
-        return self._leases.move(assignment.request, assignment.entry, allowance, reads=reads)
+        self._committer.submit(make, len(assignments), partial(self.deliverer.leased, assignments, served, allowance))
 
 
 def has_to_catch_up(index: QueueIndex, wanted: int) -> bool:
@@ -454,25 +447,25 @@ class Deliverer:
     def leased(
         self,
         assignments: Iterable[Assignment],
-        outcomes: Sequence[Outcome],
         served: dict[FetchRequest, Fulfilment],
-        barrier: BatchTimes,
         allowance: float,
+        outcomes: Sequence[Outcome],
+        barrier: BatchTimes,
     ) -> None:
         """Note what became of the moves, and answer the requests in `served` soon.
 
         Args:
             served: the requests to answer, with what is known of their answers.
-            barrier: when the leases were named, and when they were durable.
             allowance: seconds by which the leases were named longer than they last.
+            barrier: when the leases were named, and when they were durable.
         """
         now = self._now()
         held = []
         for (request, left, stored), outcome in zip(assignments, outcomes, strict=True):
-            entry = outcome.entry
-            if outcome.result is Result.DONE and entry is not None:
+            result, entry, _, _ = outcome
+            if result is Result.DONE and entry is not None:
                 fulfilment, takes = served[request], request.takes
-                is_out_of_turn = not takes and fulfilment.is_out_of_turn(left)
+                is_out_of_turn = bool(fulfilment.broken) and not takes and fulfilment.is_out_of_turn(left)
                 if not is_out_of_turn:
                     held.append(_Leased(request, left, entry, stored or self._recent.take(left.id)))
                 if not takes:
@@ -484,17 +477,17 @@ class Deliverer:
                     self._catalog.end(left, entry, Kind.LEASE, due, request.protocol)
                 if is_out_of_turn:
                     self.upkeep.give_back(entry)
-            elif outcome.result is Result.EXISTS and request.takes:
+            elif result is Result.EXISTS and request.takes:
                 self._catalog.end_second_copy(left, Kind.REMOVE)
             else:
-                self._catalog.end(left, None if outcome.result is Result.GONE else left, Kind.LEASE)
-                if outcome.result is not Result.GONE:
+                self._catalog.end(left, None if result is Result.GONE else left, Kind.LEASE)
+                if result is not Result.GONE:
                     served[request].error = error_of(outcome, "cannot lease the message")
                     served[request].leave_out(request, left)
         seconds = barrier.ended - barrier.began
         if seconds > MARGIN_SECONDS + allowance:
             held = self._too_late(held, seconds, served)
-        if len(held) <= MOST_NOW and not self._others_move and all(each.stored is not None for each in held):
+        if len(held) <= MOST_NOW and not self._others_move and None not in [each.stored for each in held]:
             self._add(held, (), served)
             for request in reversed(served):
                 self._answer(request, served[request])
@@ -554,7 +547,7 @@ class Deliverer:
                 if found is not None:
                     unused.append(found)
                 fulfilment.leave_out(request, entry)
-            elif found is not None and not takes and fulfilment.is_out_of_turn(entry):
+            elif found is not None and fulfilment.broken and not takes and fulfilment.is_out_of_turn(entry):
                 unused.append(found)
                 self.upkeep.give_back(entry)
             elif found is not None and not isinstance(found.body, DamagedBody):
@@ -584,7 +577,8 @@ class Deliverer:
         return False
 
     def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored, seconds: float) -> Message:
-        body = _watched(self.waiters, request.index, entry, found.body)
+        index = request.index
+        body = found.body if index.groups is None else _watched(self.waiters, index, entry, found.body)
         if request.takes and not isinstance(body, BytesBody):
             # Its bytes may come from the store piece by piece, for as long as its reader takes.
             body = WatchedBody(body, closed=self.upkeep.keep_until_read(entry))
@@ -635,7 +629,7 @@ def _pass_over(waiters: Waiters, index: QueueIndex, entry: Entry) -> None:
 
 def _watched(waiters: Waiters, index: QueueIndex, entry: Entry, body: Body) -> Body:
     """The body of a message, which is passed over if its reader finds it damaged: a large one is read by its server."""
-    if index.groups is None or isinstance(body, BytesBody):
+    if isinstance(body, BytesBody):
         return body
     return WatchedBody(body, partial(_pass_over, waiters, index, entry))
 
@@ -772,7 +766,7 @@ class DirectBatch:
             else:
                 written.append((each, outcome))
         self._direct.deliverer.leased(
-            [each for each, _ in written], [outcome for _, outcome in written], served, barrier, self._allowance
+            [each for each, _ in written], served, self._allowance, [outcome for _, outcome in written], barrier
         )
 
 

@@ -84,7 +84,7 @@ class Leases:
         _, receives, _, order, expires_ms = entry.meta
         return Meta(self.deadline_ms(seconds), receives + 1, f"{self._receipts:016x}", order, expires_ms)
 
-    def move(self, request: FetchRequest, entry: Entry, allowance: float = 0.0, *, reads: bool = False) -> Move:
+    def move(self, request: FetchRequest, entry: Entry, allowance: float = 0.0, reads: bool = False) -> Move:
         """The move that gives a message to a request: a lease, named longer by `allowance`, or a removal."""
         if request.takes:
             return Move(entry, State.REMOVED)

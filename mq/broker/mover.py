@@ -72,15 +72,18 @@ class Mover:
 
     def add(self, entry: Entry, due: float = AT_ONCE) -> None:
         """Move `entry` at `due` (Trio's clock, seconds); replaces its earlier timer."""
-        self._count += 1
-        self.due[entry.id] = (due, self._count, entry)
+        queue, id, _, _ = entry
+        self._count = number = self._count + 1
+        is_replaced = id in self.due
+        self.due[id] = (due, number, entry)
         if due == AT_ONCE:
-            self._line.put(entry.queue, (self._count, entry.id))
+            self._line.put(queue, (number, id))
             self._changed.set()
             return
-        heapq.heappush(self._heap, (due, self._count, entry.id))
-        self._compact()
-        if self._heap[0][1] == self._count:
+        heapq.heappush(self._heap, (due, number, id))
+        if is_replaced:
+            self._compact()
+        if self._heap[0][1] == number:
             self._changed.set()
 
     async def postpone(self, entries: Iterable[Entry], until: float) -> None:

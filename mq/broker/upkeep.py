@@ -381,7 +381,12 @@ class Upkeep(CatalogEvents):
             if index in self._waiters.queues:
                 self._waiters.call(index)
         elif entry.state is State.DELAYED:
-            self._delayed_add(index, entry, due)
+            if self._has_started:
+                self._set_timer(index, entry, due)
+            else:
+                self._found.append((index, entry))  # the clock is not yet known
+            if entry.meta.receipt is None:
+                self.trim(index)
         else:
             if self._config.mover:
                 self._mover.add(entry)
@@ -428,21 +433,13 @@ class Upkeep(CatalogEvents):
         if self._dead_letters.is_expired(entry) and not self._committer.failure:
             self._dead_letters.dead_letter(entry, EXPIRED)
 
-    def _delayed_add(self, index: QueueIndex, entry: Entry, due: float | None) -> None:
-        if self._has_started:
-            self._set_timer(index, entry, due)
-        else:
-            self._found.append((index, entry))  # the clock is not yet known
-        if entry.meta.receipt is None:
-            self.trim(index)
-
     def _set_timer(self, index: QueueIndex, entry: Entry, due: float | None = None) -> None:
         """Set the timer of a DELAYED message, unless it is far off. `due` is when its lease ends, if known."""
         if self._calendar.add(index, entry):
             self._mover.cancel(entry.id)
         elif self._config.mover:
             due = trio.current_time() + self._remaining_seconds(entry) if due is None else due
-            self._mover.add(entry, due + self._retry_seconds(index, entry))
+            self._mover.add(entry, due + self._retry_seconds(index, entry) if index.settings.retry_delay else due)
 
     async def _count_age(self, found: frozenset[tuple[MessageId, int | None]], aged: Sequence[Aged]) -> None:
         """Once a doubt has ended, set timers anew: messages from before the start are older than was known then.

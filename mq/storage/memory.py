@@ -110,6 +110,7 @@ class MemoryStorage:
         self._of_queue: Counter[str] = Counter()  # bytes of each queue's messages, in all states, if there is a limit
         self._places: dict[tuple[State, str], dict[MessageId, _KeptMessage]] = {}
         self._records: dict[str, dict[str, str]] = {}
+        self._does: dict[type, Callable[[Any], Outcome]] = {Write: self._write, Move: self._move, Unlink: self._unlink}
 
     @property
     def description(self) -> Description:
@@ -164,7 +165,8 @@ class MemoryStorage:
         return getattr(self.commit, "__func__", None) is MemoryStorage.commit
 
     def commit_now(self, operations: Sequence[MessageOperation]) -> list[Outcome] | None:
-        return [self._do(operation) for operation in operations] if self.is_instant else None
+        does = self._does
+        return [does[type(each)](each) for each in operations] if self.is_instant else None
 
     async def read(self, entries: Sequence[Entry]) -> list[Stored | None]:
         await trio.lowlevel.checkpoint()
@@ -258,16 +260,14 @@ class MemoryStorage:
             undo += [partial(self._do, step) for step in reversed(list(undoing([operation])))]
         return Outcome(Result.DONE)
 
-    def _do(self, operation: AnyOperation) -> Outcome:
-        if isinstance(operation, Write):
-            return self._write(operation)
-        if isinstance(operation, Move):
-            return self._move(operation)
-        assert isinstance(operation, Unlink), "a group or a record, which may take several turns"
-        kept = self._take(operation.entry)
+    def _do(self, operation: MessageOperation) -> Outcome:
+        return self._does[type(operation)](operation)
+
+    def _unlink(self, unlink: Unlink) -> Outcome:
+        kept = self._take(unlink.entry)
         if kept is None:
             return _GONE
-        self._count(operation.entry.queue, kept, -1)
+        self._count(unlink.entry.queue, kept, -1)
         return _DONE
 
     def _write(self, write: Write) -> Outcome:
@@ -325,7 +325,7 @@ class MemoryStorage:
             return Outcome(Result.NO_QUEUE)
         kept = self._take(left)
         if kept is None:
-            return Outcome(Result.GONE)
+            return _GONE
         if not self._put(target, _KeptMessage(target.meta, kept.data, kept.checksum, kept.attributes)):
             self._put(left, kept)
             return Outcome(Result.EXISTS)
@@ -345,13 +345,14 @@ class MemoryStorage:
         return self._places.setdefault((entry.state, entry.queue), {}).setdefault(entry.id, kept) is kept
 
     def _take(self, entry: Entry) -> _KeptMessage | None:
-        place = self._places.get((entry.state, entry.queue), {})
-        kept = place.get(entry.id)
-        if kept is None or kept.meta != entry.meta:
+        queue, id, state, meta = entry
+        place = self._places.get((state, queue), {})
+        kept = place.get(id)
+        if kept is None or kept.meta != meta:
             return None
-        del place[entry.id]
+        del place[id]
         if not place:  # queues come and go: an empty place is not kept
-            del self._places[entry.state, entry.queue]
+            del self._places[state, queue]
         return kept
 
     def _count(self, queue: str, kept: _KeptMessage, sign: int) -> None:

@@ -361,19 +361,20 @@ class FastHttp1:
         # A request that was answered by its completion is followed by the wait for the next one.
         waits_for_first_byte = stream.idle_until is not None
         while True:
-            received = self._received
-            if received.startswith(_EMPTY, start):
-                start = looked_at = self._after_empty_lines(start)
-                if start > MOST_EMPTY_LINES * len(_EMPTY):
-                    return len(received)
-            end = received.find(_END, looked_at)
-            if end >= 0:
-                break
-            has_begun = len(received) > start
-            if has_begun and received.startswith(_AMQP) and not self._has_served:
-                await self._send_refusal(_refusal(refusal_of_amqp()))
-                await self._end()
-                return None
+            received, has_begun = self._received, False
+            if received:
+                if received.startswith(_EMPTY, start):
+                    start = looked_at = self._after_empty_lines(start)
+                    if start > MOST_EMPTY_LINES * len(_EMPTY):
+                        return len(received)
+                end = received.find(_END, looked_at)
+                if end >= 0:
+                    break
+                has_begun = len(received) > start
+                if has_begun and received.startswith(_AMQP) and not self._has_served:
+                    await self._send_refusal(_refusal(refusal_of_amqp()))
+                    await self._end()
+                    return None
             if self._is_stopping or (self._has_ended and not has_begun):
                 return None
             if has_begun:
