@@ -258,8 +258,8 @@ class Settings:
     trusted_proxies: tuple[str, ...] = _line(
         (),
         _NETWORKS,
-        "comma-separated list of the networks of reverse proxies whose Forwarded and X-Forwarded-* headers are "
-        'trusted; add "unix" to trust these headers on connections to the Unix socket',
+        "comma-separated list of networks from which reverse proxies may set Forwarded and X-Forwarded-* headers; add "
+        '"unix" to trust these headers on connections to the Unix socket',
         "none",
     )
     reuse_port: bool = _line(
@@ -338,8 +338,8 @@ class Settings:
     staging: int = _line(
         1 << 30,
         _size(LARGEST_STAGING),
-        "maximum disk space, across all clients, for data in progress: large message bodies that are being "
-        "uploaded over HTTP, and uncommitted batch writes (such as those of Spark)",
+        "maximum disk space, across all clients, for large message bodies that are being uploaded over HTTP and "
+        "for uncommitted batch writes, such as Spark writes",
         "1GiB",
     )
     storage: str = _line(
@@ -395,7 +395,7 @@ class Settings:
     audit: str = _line(
         "",
         _FILE,
-        "file for the audit log, which records logins and all changes to queues, with the user's name",
+        "file for the audit log, which records each login and each change to a queue together with the user's name",
         "the main log",
     )
     connections_per_address: int = _line(

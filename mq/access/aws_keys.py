@@ -70,7 +70,7 @@ def read_keys(path: str) -> tuple[AwsKey, ...]:
         raise InvalidSetting(f"cannot read the AWS keys file {shown}: {error.strerror}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidSetting(
-            f"other users can read the AWS keys file {shown}, so its secrets may be known to them. Run chmod 600 on "
+            f"other users can read the AWS keys file {shown} and may know its secrets. Run chmod 600 on "
             "the file, then replace the keys"
         )
     try:
@@ -106,7 +106,7 @@ def _key(path: str, id: str, table: Any) -> AwsKey:
         raise _wrong(path, f"{where} must have exactly two fields: user and secret")
     user, secret = table["user"], table["secret"]
     if not isinstance(user, str):
-        raise _wrong(path, f"{where}.user must be the name of a user, as a string")
+        raise _wrong(path, f"{where}.user must be a user name (a string)")
     if not isinstance(secret, str) or _SECRET.fullmatch(secret) is None:
         raise _wrong(
             path,

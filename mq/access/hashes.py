@@ -86,7 +86,7 @@ class PasswordHash(NamedTuple):
         if not is_power_of_two or not cost.r or not cost.p:
             raise ValueError("the password hash has an invalid scrypt cost")
         if cost.memory_bytes > MOST_MEMORY_BYTES or cost.n * cost.r * cost.p > MOST_WORK:
-            raise ValueError("the scrypt cost of the password hash is too high")
+            raise ValueError("the password hash's scrypt cost is too high")
         return cls(cost, bytes.fromhex(matched[4]), bytes.fromhex(matched[5]))
 
     def __str__(self) -> str:

@@ -104,7 +104,7 @@ class UserDirectory:
         shared_account(name, table)
         if name in self._own.names:
             raise Conflict(
-                f"user {name} is in this node's users file, which takes precedence over the users of the cluster. "
+                f"user {name} is in this node's users file, which takes precedence over cluster users. "
                 "Remove the user from the file and send SIGHUP to mq"
             )
 

@@ -56,7 +56,7 @@ def read_users(path: str) -> tuple[Account, ...]:
     except OSError as error:
         raise InvalidSetting(f"cannot read the users file {shorten(path, 200)}: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise InvalidSetting(f"the users file {shorten(path, 200)} is not UTF-8") from error
+        raise InvalidSetting(f"the users file {shorten(path, 200)} is not encoded in UTF-8") from error
     check_modes(path, "the users file")
     return parse_users(text, path)
 

@@ -106,7 +106,7 @@ class BackgroundCheck:
                     await self._keep(health)
         ended_ms = self._core.clock.wall_ms()
         logger.info(
-            "checked all stored messages in the background: %d messages, %d of them damaged",
+            "background verification finished: %d messages checked, %d damaged",
             self.progress.checked,
             len(health.damaged),
         )
@@ -131,7 +131,7 @@ class BackgroundCheck:
         try:
             await put_record(self._core.storage, KIND, KEY, self.progress._asdict() | {"damaged": some})
         except StorageError as error:
-            logger.warning("temporarily unable to save the progress of the background verification: %s", error)
+            logger.warning("temporarily unable to save the background verification's progress: %s", error)
 
 
 def _portions(index: QueueIndex, after: int) -> Iterator[tuple[int, Sequence[Entry]]]:

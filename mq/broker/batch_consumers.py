@@ -434,8 +434,8 @@ class BatchConsumers:
     def _check_alone(self) -> None:
         if self._others_move:
             raise Conflict(
-                "batch consumers (such as those of Spark streams) are not supported when other programs share the root "
-                "folder. Run a single daemon, without --peers and --no-mover"
+                "batch consumers (as used by Spark streams) are not supported when other programs share the root "
+                "folder. Run a single daemon, without --peers or --no-mover"
             )
 
     def _known(self, index: QueueIndex, name: str, epoch: int) -> BatchConsumer:
@@ -537,7 +537,7 @@ class BatchConsumers:
             await self._lease(index, consumer, claim, ids, seconds)
         except StorageFull as error:  # a full disk, or a record longer than the store takes
             raise StorageFull(
-                f"{error}. The record of this claim (messages: {len(ids)}) may be too large for the store; if "
+                f"{error}. The claim record (messages: {len(ids)}) may be too large for the store. If "
                 "possible, claim fewer messages"
             ) from None
         places = await _in_slices(_sequences, chosen)
@@ -1100,7 +1100,7 @@ class ConsumerRecords:
             index = queues.get(queue)
             if index is None and queue in damaged:
                 logger.error(
-                    "consumer %s is suspended because the file that describes its queue is damaged. Run mq doctor to "
+                    "consumer %s is suspended because its queue's settings file is damaged. Run mq doctor to "
                     "find the damaged file",
                     key,
                 )
@@ -1224,7 +1224,7 @@ class _Keeping:
         if self._done is not None:
             self._done(is_kept)
         if not is_kept:
-            self.future.fail(error_of(outcome, "cannot store the state of the consumer"))
+            self.future.fail(error_of(outcome, "cannot store the consumer's state"))
         elif self._seconds is not None and barrier.ended - barrier.began > MARGIN_SECONDS:
             self.future.fail(StorageUnsure("the disk was too slow, so the lease may have expired. Try again"))
         else:

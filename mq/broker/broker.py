@@ -519,6 +519,6 @@ class Wiring:
         if grouped and self.core.config.others_move:
             raise StorageUnusable(
                 f"queue {grouped[0]} has groups=true, but message groups are not supported when other programs share "
-                "the root folder. Run a single daemon, without --peers and --no-mover, or set groups=false on the "
+                "the root folder. Run a single daemon, without --peers or --no-mover, or set groups=false on the "
                 "queue first"
             )

@@ -244,7 +244,7 @@ class Reaper:
                 elif outcome.result is Result.EXISTS and entry.id not in self._stuck:
                     self._stuck.add(entry.id)
                     reaper_logger.warning(
-                        "queue %s was deleted, but its folder still contains files that do not belong to mq",
+                        "queue %s was deleted, but its folder remains because it contains files not created by mq",
                         entry.queue,
                     )
             if later:

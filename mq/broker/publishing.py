@@ -382,7 +382,7 @@ class Publisher:
             if self._keys is None:
                 raise Conflict(
                     "idempotency keys are not supported when other programs share the root folder. Publish without a "
-                    "key, or run a single daemon, without --peers and --no-mover"
+                    "key, or run a single daemon, without --peers or --no-mover"
                 )
             if (index, draft.key) in self._by_key:
                 return _waiting_for(self._by_key[index, draft.key], is_new=False)
@@ -1109,7 +1109,7 @@ class KeyedJobs:
         unlink = Unlink(Entry(found.queue, found.id, State.REMOVED))
         moved, _ = await self._committer.commit([Move(found, State.REMOVED), unlink])
         if moved.result not in (Result.DONE, Result.GONE):
-            raise error_of(moved, "the publish failed, but the message may have been stored and could not be removed")
+            raise error_of(moved, "publishing failed, but the message may have been stored and could not be removed")
 
     @property
     def _most_bytes(self) -> float:

@@ -200,7 +200,7 @@ class Queues:
         async with self._changing:
             if (found := await self.look_up(name, surely=True)) is not None:
                 if refuses_other and found.is_transient != is_transient:
-                    where = "in memory" if found.is_transient else ("in the store of this daemon")
+                    where = "in memory" if found.is_transient else ("in this daemon's store")
                     raise Conflict(
                         f"queue {name} already exists {where}. Delete that queue first, or omit the store parameter"
                     )
@@ -560,7 +560,7 @@ class Queues:
         if settings.unique and self._others_move:
             raise Conflict(
                 "queues with unique=true are not supported when other programs share the root folder. Run a single "
-                "daemon, without --peers and --no-mover"
+                "daemon, without --peers or --no-mover"
             )
         if settings.groups:
             check_groups(self._config)
@@ -671,7 +671,7 @@ def check_groups(config: BrokerConfig) -> None:
     if config.others_move:
         raise Conflict(
             "message groups are not supported when other programs share the root folder. Run a single daemon, without "
-            "--peers and --no-mover"
+            "--peers or --no-mover"
         )
 
 

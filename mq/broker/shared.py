@@ -198,7 +198,7 @@ class StoreWatcher:
                 self._catalog.strangers.add(entry.queue)
                 if entry.queue != WRITE_JOBS:
                     logger.warning(
-                        "found messages of queue %s in the folder %s/, but the queue does not exist",
+                        "found messages of queue %s in the folder %s/. The queue does not exist, so mq ignores them",
                         entry.queue,
                         entry.state.value,
                     )

@@ -556,8 +556,7 @@ class Upkeep(CatalogEvents):
             self._mover.cancel(entry.id)
             if outcome.result is Result.NO_QUEUE and index is not None and not index.is_going:
                 logger.warning(
-                    "the folder of queue %s is missing; mq does not touch messages of this queue that are in other "
-                    "folders",
+                    "the folder for queue %s is missing. mq leaves the queue's messages in other folders unchanged",
                     index.name,
                 )
                 self.forget(index)

@@ -222,7 +222,7 @@ class WriteJobs:
         if self._keys is None or self._core.storage.description.shared:
             raise Conflict(
                 "write jobs (messages that are staged and then committed together) are not supported when other "
-                "programs share the root folder. Run a single daemon, without --peers and --no-mover"
+                "programs share the root folder. Run a single daemon, without --peers or --no-mover"
             )
         async with self._loading:
             if not self._is_loaded:

@@ -63,16 +63,16 @@ VERBS: Final = {
     "redrive": CliVerb("mq.cli.messages:redrive_command", "Move dead letters back to their original queues."),
     "move": CliVerb("mq.cli.messages:move_command", "Move ready messages to another queue."),
     "schedule": CliVerb("mq.cli.schedules:schedule_command", "Manage schedules, which publish messages at set times."),
-    "export": CliVerb("mq.cli.archive:export_command", "Copy all messages of a queue to a file."),
+    "export": CliVerb("mq.cli.archive:export_command", "Copy all messages in a queue to a file."),
     "import": CliVerb("mq.cli.archive:import_command", "Publish the messages in an export file."),
-    "top": CliVerb("mq.cli.top:top_command", "Show the queues with the most messages, updated live."),
-    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show the state of a cluster, and manage its nodes."),
+    "top": CliVerb("mq.cli.top:top_command", "Show a live view of the queues with the most messages."),
+    "cluster": CliVerb("mq.cli.cluster:cluster_command", "Show a cluster's state and manage its nodes."),
     "connections": CliVerb("mq.cli.daemon:connections_command", "List client connections, or close one."),
     "consumers": CliVerb("mq.cli.daemon:consumers_command", "List consumers, or delete a Spark consumer."),
     "logging": CliVerb("mq.cli.daemon:logging_command", "Show or change the log level of a running daemon."),
     "clock": CliVerb(
         "mq.cli.daemon:clock_command",
-        "Show whether mq trusts the wall clock, or tell mq to trust it.",
+        "Show whether mq trusts the wall clock, or confirm the time.",
     ),
     "certificate": CliVerb(
         "mq.cli.certificate:certificate_command", "Create a self-signed TLS certificate and its key."

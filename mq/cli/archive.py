@@ -188,7 +188,7 @@ _format_option = click.option(
 )
 @remote
 def export_command(remote: Remote, queue: str, file: str, kind: str | None, states: tuple[str, ...]) -> None:
-    """Copy all messages of a queue to a file.
+    """Copy all messages in a queue to a file.
 
     The messages stay in the queue. FILE is created only when the export is complete. Messages that are published,
     fetched or removed during the export may be missing. For a consistent copy, pause the queue first.

@@ -47,7 +47,7 @@ class _Bar:
     type=Number(1),
     default=7,
     show_default=True,
-    metavar="COUNT",
+    metavar="NUMBER",
     help="Number of backups to keep in FOLDER; older ones are deleted.",
 )
 @json_option
@@ -79,7 +79,7 @@ def backup_command(root: str, folder: str, keep: int, as_json: bool) -> None:
     "--number",
     type=Number(1),
     metavar="NUMBER",
-    help="The backup to restore, by its number in the output of --list. [default: the newest]",
+    help="Number of the backup to restore, as shown by --list. [default: the newest backup]",
 )
 @click.option("--list", "lists", is_flag=True, help="List the backups in FOLDER without restoring one.")
 @json_option
@@ -112,9 +112,7 @@ def restore_command(
         say(_description(header))
     if damaged:
         ids = ", ".join(damaged[:_NAMED]) + (", ..." if len(damaged) > _NAMED else "")
-        warn(
-            f"messages that are damaged in the backup or missing from it, and were not restored: {len(damaged)} ({ids})"
-        )
+        warn(f"messages not restored because they are damaged in or missing from the backup: {len(damaged)} ({ids})")
         sys.exit(REFUSED)
 
 

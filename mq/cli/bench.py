@@ -50,7 +50,7 @@ class Timed(NamedTuple):
 )
 @click.option(
     "--clients",
-    metavar="N",
+    metavar="NUMBER",
     type=Number(1, 1000),
     default=16,
     show_default=True,

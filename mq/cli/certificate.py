@@ -68,11 +68,12 @@ def _is_address(name: str) -> bool:
     metavar="NAME",
     multiple=True,
     callback=_check_names,
-    help="Another host name or IP address to include, in addition to those of this machine. Can be repeated.",
+    help="Host name or IP address to include in the certificate in addition to this machine's host name, localhost and "
+    "the loopback addresses. Can be repeated.",
 )
 @click.option(
     "--days",
-    metavar="N",
+    metavar="NUMBER",
     type=Number(1, 3650),
     default=365,
     show_default=True,

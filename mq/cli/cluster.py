@@ -34,7 +34,7 @@ _HEADER: Final = ("NODE", "ROLE", "MEMBER FOR", "LINK TO IT", "ITS LINK", "ANSWE
 
 @click.group("cluster", cls=Commands)
 def cluster_command() -> None:
-    """Show the state of a cluster, and manage its nodes."""
+    """Show a cluster's state and manage its nodes."""
 
 
 @cluster_command.command("status")
@@ -113,8 +113,8 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
 
     If the node is the master, it first hands that role over to another node. The drained node refuses new clients, and
     its remaining connections are closed so that the clients reconnect to other nodes. The command exits with status 0
-    once another node serves the queues and no AMQP clients are connected to this node, or with status 1 if that does
-    not happen in time (--wait).
+    once another node serves the queues and no AMQP clients are connected to the drained node. If the time given with
+    --wait passes first, the command exits with status 1.
     """
     with remote.client() as client:
         if resume:
@@ -138,7 +138,7 @@ def drain_command(remote: Remote, wait: float, close_after: float, resume: bool)
         own = client.cluster()["own_queues"]
         say(f"node {node} is drained and can be stopped")
         if own:
-            say(f"queues stored only on this node, which will be unavailable while the node is stopped: {own}")
+            say(f"queues stored only on this node (unavailable while the node is stopped): {own}")
 
 
 @cluster_command.command("replace")
@@ -164,7 +164,7 @@ def replace_command(remote: Remote, node: str, address: str, urls: Sequence[str]
     others = sorted(name for name in places if name != node)
     if len(names) < SIZE - 1 or len(others) < SIZE - 1:
         fail(
-            f"only node {' and '.join(sorted(names))} knows the address of the new machine. Specify the URLs of the "
+            f"only node {' and '.join(sorted(names))} knows the new machine's address. Specify the URLs of the "
             "two nodes that stay in the cluster"
         )
     say(f"# Nodes {' and '.join(sorted(names))} now connect to {node} at {address}.")

@@ -58,8 +58,8 @@ def consumers_command(remote: Remote, queues: tuple[str, ...], forget: str | Non
     """List consumers, or delete a Spark consumer.
 
     There are three types of consumers: amqp (consumers on a channel), http (requests that are waiting for a message)
-    and spark (queries that read batches of messages). Spark consumers persist after their programs exit; delete those
-    that will not run again.
+    and spark (queries that read batches of messages). Spark consumers persist after their programs exit; use
+    --forget to delete the consumers that are no longer needed.
     """
     with remote.client() as client:
         batches = [each for each in client.batch_consumers() if not queues or each["queue"] in queues]
@@ -134,7 +134,7 @@ def _size(value: int | None) -> str:
 
 @click.command("logging")
 @click.option("--level", type=click.Choice(LEVELS), help="Minimum level of the log entries to write.")
-@click.option("--requests/--no-requests", default=None, help="Turn the logging of every HTTP request on or off.")
+@click.option("--requests/--no-requests", default=None, help="Turn HTTP request logging on or off.")
 @json_option
 @remote
 def logging_command(remote: Remote, level: str | None, requests: bool | None, as_json: bool) -> None:
@@ -155,7 +155,7 @@ def logging_command(remote: Remote, level: str | None, requests: bool | None, as
 @json_option
 @remote
 def clock_command(remote: Remote, trust: bool, as_json: bool) -> None:
-    """Show whether mq trusts the wall clock, or tell mq to trust it.
+    """Show whether mq trusts the wall clock, or confirm the time.
 
     If the wall clock appears to be wrong when the daemon starts, no messages expire and no schedules run until the
     clock is trusted again.

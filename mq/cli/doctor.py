@@ -38,7 +38,7 @@ from mq.storage.options import StorageOptions
 @click.option(
     "--no-bodies", is_flag=True, help="Check only the names of the files; do not read messages or verify checksums."
 )
-@click.option("--repair", "repairs", is_flag=True, help="Repair what the daemon would repair at startup.")
+@click.option("--repair", "repairs", is_flag=True, help="Repair the problems that the daemon would repair at startup.")
 @click.option(
     "--quarantine",
     "folder",
@@ -160,7 +160,7 @@ def _tell_check(look: InspectableRoot, *, as_json: bool) -> None:
         say_json({"check": progress._asdict(), "damaged": damaged})
         return
     for queue, id, why in damaged:
-        say(f"background verification: message {id} of queue {queue} is damaged: {why}")
+        say(f"background verification: message {id} in queue {queue} is damaged: {why}")
     current = (
         f"; current pass: {progress.checked} of {progress.total} messages, started at {_utc(progress.began_ms)}"
         if progress.queue

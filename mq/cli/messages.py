@@ -33,7 +33,7 @@ STATES: Final = ("ready", "leased", "delayed")
 _SHOWN: Final = 40
 
 limit_option = click.option(
-    "-n", "--max", "limit", metavar="N", type=Number(1), help="Maximum number of messages to move. [default: all]"
+    "-n", "--max", "limit", metavar="NUMBER", type=Number(1), help="Maximum number of messages to move. [default: all]"
 )
 id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move only this message. Can be repeated.")
 
@@ -45,7 +45,7 @@ id_option = click.option("--id", "ids", multiple=True, metavar="ID", help="Move 
     "-n",
     "--max",
     "limit",
-    metavar="N",
+    metavar="NUMBER",
     type=Number(1),
     default=10,
     show_default=True,

@@ -43,7 +43,7 @@ logger = logging.getLogger("mq.mover")
 @click.version_option(__version__, prog_name="mq-mover")
 @trust_options
 def main(source: str, destination: str, delay: float, trust: Mapping[str, Any]) -> None:
-    """Move message files to the folders of their queues. The name of a message file contains the name of its queue."""
+    """Move each message file to its queue's folder. The file name contains the queue name."""
     log_lines.begin("info")
     serve = partial(_serve, source, destination, delay, StorageOptions(**trust))
     run_program("mq-mover", serve, (StorageUnusable, StorageFailed))

@@ -44,8 +44,8 @@ def cluster_of(settings: Settings) -> ClusterConfig | None:
         if len(others) != 2:
             raise InvalidSetting(
                 "neighbors must list the addresses of the other two nodes, separated by commas (given: "
-                f"{len(settings.neighbors)}). To list all three addresses, write the address of this node with the "
-                f"node's name ({settings.node or 'set with --node'}) as its host name"
+                f"{len(settings.neighbors)}). If you list all three nodes, this node's address must use the "
+                f"node name ({settings.node or 'set with --node'}) as its host name"
             )
         given |= dict(zip(("neighbor_1", "neighbor_2"), others, strict=True))
     given = {key: value for key, value in given.items() if value}

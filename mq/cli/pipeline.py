@@ -24,7 +24,9 @@ from mq.errors import MQError
 _SECRETS: Final = ("token", "password")
 
 _master = click.option(
-    "--master", metavar="URL", help="Spark master URL, as for spark-submit.  [default: run Spark on this machine]"
+    "--master",
+    metavar="URL",
+    help="Spark master URL, as in spark-submit --master.  [default: run Spark on this machine]",
 )
 
 
@@ -37,7 +39,7 @@ def main() -> None:
     """
 
 
-@main.command(short_help="Analyze a journal: traffic, latency, lost messages.")
+@main.command(short_help="Report traffic, latency and lost messages from a daemon's journal.")
 @click.argument("journals", metavar="FOLDER...", nargs=-1, required=True)
 @click.option("--out", metavar="FOLDER", required=True, help="Folder for the tables and the report.")
 @click.option(
@@ -83,7 +85,9 @@ def _source(command: Callable[..., None]) -> Callable[..., None]:
 @click.argument("queues", metavar="QUEUE...", nargs=-1)
 @click.option("--out", metavar="FOLDER", required=True, help="Folder for the archive.")
 @click.option(
-    "--finish", is_flag=True, help="Archive nothing; only clean up after interrupted runs and merge small files."
+    "--finish",
+    is_flag=True,
+    help="Do not archive messages; only clean up after interrupted runs and merge small files.",
 )
 @click.option("--browse", is_flag=True, help="Copy messages instead of moving them, so that they stay in their queues.")
 @click.option(
@@ -105,7 +109,7 @@ def archive(
     given: tuple[str, ...],
     master: str | None,
 ) -> None:
-    """Move the messages of each QUEUE to Parquet files, with one folder per queue and day.
+    """Move messages from each QUEUE to Parquet files in one folder per queue and one subfolder per day.
 
     After an interruption, run the same command again: no message is lost or archived twice.
     """

@@ -75,7 +75,7 @@ def create_command(remote: Remote, queue: str, settings: tuple[str, ...], store:
 @json_option
 @remote
 def show_command(remote: Remote, queue: str, as_json: bool) -> None:
-    """Show the settings and message counts of a queue."""
+    """Show a queue's settings and message counts."""
     with remote.client() as client:
         found = _document(client.queue(queue))
     if as_json:

@@ -47,7 +47,7 @@ class Receiver(Protocol):
     "-n",
     "--max",
     "limit",
-    metavar="N",
+    metavar="NUMBER",
     type=Number(1),
     default=1,
     show_default=True,

@@ -72,7 +72,7 @@ def _check_queue(value: Value) -> None:
 
 def _check_clock(value: Value) -> None:
     if clock.ClockRecord.stored(value) is None:
-        raise ValueError("the stored state of the clock has no timestamps")
+        raise ValueError("the stored clock state has no timestamps")
 
 
 def _check_firings(value: Value) -> None:

@@ -99,7 +99,7 @@ _REMOTE_FLAGS: Final = (
         envvar="MQ_CREDENTIALS",
         type=click.Path(exists=True, dir_okay=False),
         metavar="FILE",
-        help="File with the credentials to connect with: a token or NAME:PASSWORD. A token can also be set in the "
+        help="File that contains the credentials: a token or NAME:PASSWORD. A token can also be set in the "
         f"environment variable {TOKEN_VARIABLE}.",
     ),
     click.option(

@@ -76,8 +76,8 @@ def put_command(
 ) -> None:
     """Create or replace a schedule.
 
-    The message body is read from standard input or FILE. Each run publishes one message. If several runs were missed
-    while the daemon was down, only one message is published for all of them, after the daemon has started again.
+    The message body is read from standard input or FILE. Each run publishes one message. If runs are missed while the
+    daemon is down, the daemon publishes only one message for all missed runs after it restarts.
     """
     if (cron is None) == (every is None):
         raise click.UsageError('use either --cron (such as "0 3 * * *") or --every DURATION')

@@ -46,7 +46,7 @@ def time_of(context: click.Context, parameter: click.Parameter, given: str | Non
     try:
         return None if given is None else datetime.fromisoformat(given).astimezone()  # of this machine, without a zone
     except (ValueError, OverflowError):
-        raise click.BadParameter("use the form 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
+        raise click.BadParameter("enter the time as 2030-05-01T09:00 (local time) or 2030-05-01T09:00+02:00") from None
 
 
 _MESSAGE_OPTIONS: Final = (
@@ -63,7 +63,7 @@ _MESSAGE_OPTIONS: Final = (
     ),
     click.option(
         "--priority",
-        metavar="N",
+        metavar="NUMBER",
         type=Number(0, 255),
         help="Priority from 0 to 255; messages with a higher priority are delivered first. Requires max_priority to be "
         "set on the queue.",
@@ -134,7 +134,7 @@ class _BodyFile(click.Path):
 @click.option(
     "--no-keys",
     is_flag=True,
-    help="Do not send idempotency keys. Required if the daemon runs with --peers, which does not support them.",
+    help="Do not send idempotency keys. Required if the daemon runs with --peers: such a daemon does not support keys.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Do not print message IDs.")
 @json_option
@@ -153,7 +153,8 @@ def send_command(
 ) -> None:
     """Publish messages and print their IDs.
 
-    The message bodies are read from standard input or from files: each file is a message, or with --lines each line.
+    The message bodies are read from standard input or from files. Each file becomes one message; with --lines, each
+    line becomes one message.
     """
     if message is not None and (files or lines):
         raise click.UsageError("--message cannot be combined with files or --lines")

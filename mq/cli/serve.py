@@ -296,7 +296,7 @@ def _no_schedules(config: BrokerConfig, *, is_node: bool) -> str:
     if is_node:
         return "a cluster node only supports schedules for cluster queues"
     if config.others_move:  # others may have fired, and this broker knows none of their keys
-        return "schedules require a daemon that is the only one on its root. Start mq without --peers and --no-mover"
+        return "schedules require a daemon that is the only one on its root. Start mq without --peers or --no-mover"
     return ""
 
 

@@ -42,7 +42,7 @@ _FLOWS: Final = {
 @json_option
 @remote
 def top_command(remote: Remote, every: float, once: bool, as_json: bool) -> None:
-    """Show the queues with the most messages, updated live."""
+    """Show a live view of the queues with the most messages."""
     with remote.client() as client:
         if once or as_json or not sys.stdout.isatty():
             _print(client, as_json=as_json)

@@ -58,7 +58,7 @@ def _editing(command: Callable[..., Any]) -> Callable[..., Any]:
         "--cluster",
         "is_cluster",
         is_flag=True,
-        help="Manage the users of the cluster at --url instead of those in a users file.",
+        help="Manage the users of the cluster at --url instead of the users in a users file.",
     )
     @remote_flags
     @functools.wraps(command)
@@ -91,19 +91,19 @@ def _limit_flags(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.option(
         "--max-connections",
-        metavar="N",
+        metavar="NUMBER",
         callback=_parse_limit,
         help='Maximum number of connections that the user may have open; the value "none" means no limit.',
     )
     @click.option(
         "--max-queues",
-        metavar="N",
+        metavar="NUMBER",
         callback=_parse_limit,
         help='Maximum number of queues that the user may create; the value "none" means no limit.',
     )
     @click.option(
         "--max-publish-rate",
-        metavar="N",
+        metavar="NUMBER",
         callback=_parse_limit,
         help='Maximum rate at which the user may publish, in messages per second; the value "none" means no limit.',
     )
@@ -246,7 +246,7 @@ def remove_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
 @click.option(
     "--only",
     is_flag=True,
-    help="Make the new token the user's only token: revoke all others, and the user's password. Access keys for AWS "
+    help="Also revoke all of the user's other tokens and the user's password. Access keys for AWS "
     "SDKs are not affected.",
 )
 @click.option(
@@ -265,10 +265,10 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 
 @user_command.command("aws-key")
 @click.argument("name")
-@click.option("--only", is_flag=True, help="Make the new key the user's only access key: revoke all others.")
+@click.option("--only", is_flag=True, help="Also revoke all of the user's other access keys.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Create another access key for AWS SDKs for a user, and print it. The key cannot be shown again."""
+    """Create another AWS SDK access key for a user and print it. The key cannot be shown again."""
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 
@@ -276,7 +276,7 @@ def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) 
 @click.argument("name")
 @_editing
 def retire_command(editor: UsersFile | ClusterUsers, /, name: str) -> None:
-    """Revoke all tokens of a user except the newest."""
+    """Revoke all of a user's tokens except the newest one."""
     count = editor.retire(name)
     revoked = show_count(count, "older token")
     say(f"Revoked {revoked}; the user's newest token is still valid. {_takes_effect(editor)}", err=True)

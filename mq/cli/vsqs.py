@@ -34,7 +34,7 @@ def vsqs(flags: dict[str, str | None]) -> None:
 @click.option(
     "--capacity",
     type=Number(1),
-    metavar="N",
+    metavar="NUMBER",
     help="Refuse the message if the queue already contains this many messages.",
 )
 @click.option("--create", is_flag=True, help="Create the folder if it does not exist.")

@@ -132,7 +132,7 @@ def body_of(line: Mapping[str, Any]) -> bytes:
     try:
         return base64.b64decode(encoded, validate=True)
     except binascii.Error as error:
-        raise ValueError(f'the "base64" value of the message is not valid: {error}') from error
+        raise ValueError(f'the message has an invalid "base64" value: {error}') from error
 
 
 def head_of(queue: str, answer: Answer) -> Head:

@@ -207,6 +207,6 @@ def find_coordinator(address: str, lease_seconds: float) -> AbstractAsyncContext
     found = [each for each in known if each.name == name]
     if len(found) != 1:
         names = ", ".join(sorted(known.names)) or "none: install mq-etcd"
-        raise InvalidSetting(f"unknown type of cluster coordinator: {shorten(address)}. Known types: {names}")
+        raise InvalidSetting(f"unknown cluster coordinator type: {shorten(address)}. Known types: {names}")
     factory: Factory = found[0].load()
     return factory(rest, lease_seconds)

@@ -30,7 +30,7 @@ logger = logging.getLogger("mq.cluster")
 
 ENDED: Final = "the cluster's master has stopped serving the queues. Try again"
 LOST: Final = (
-    "the cluster's master stopped serving the queues before it answered, so the outcome of the request is unknown"
+    "the cluster's master stopped serving the queues before answering, so the outcome of the request is unknown"
 )
 _VERB_OF: Final = {
     "publish": "publish_many",
@@ -149,7 +149,7 @@ class Leadership:
         if scope.cancelled_caught or self.is_over:
             raise ServiceLost(LOST)
         logger.debug(
-            "the master of term %d answered request %s when its monotonic clock was at %d ns",
+            "the master for term %d answered request %s at monotonic time %d ns",
             self.number,
             method,
             time.monotonic_ns(),

@@ -227,7 +227,7 @@ class LinkSessions:
             )
         elif not isinstance(secret, str) or not hmac.compare_digest(secret.encode(), self._secret):
             logger.warning(
-                "refused the connection from node %s, because its cluster password is not the same as this node's. "
+                "refused the connection from node %s, because its cluster password differs from this node's. "
                 "Use the same password on all nodes",
                 node,
             )

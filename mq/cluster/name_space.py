@@ -232,7 +232,7 @@ class Names:
             except (CoordinatorError, StorageError) as error:
                 if isinstance(error, StorageUnusable):
                     raise
-                self._warn(f"cannot receive the names of the cluster's queues: {error}")
+                self._warn(f"cannot receive the cluster's queue names: {error}")
             await trio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> None:
@@ -303,7 +303,7 @@ class Names:
             try:
                 await self._compare()
             except CoordinatorError as error:
-                logger.debug("cannot check the reserved queue names against the queues of this node: %s", error)
+                logger.debug("cannot check the reserved queue names against this node's queues: %s", error)
 
     async def _compare(self) -> None:
         """Make the names reserved for this node those of its queues.

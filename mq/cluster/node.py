@@ -549,10 +549,10 @@ class ClusterNode:
         while True:
             try:
                 if await self._coordinator.lead_elsewhere():
-                    logger.info("node %s had the leader of etcd moved to another machine", self._config.node)
+                    logger.info("node %s moved the etcd leader to another machine", self._config.node)
                     pause *= 2  # masters of other clusters may want the same, each away from itself
             except CoordinatorError as error:
-                logger.debug("cannot move the leader of etcd to another machine: %s", error)
+                logger.debug("cannot move the etcd leader to another machine: %s", error)
             await trio.sleep(pause)
 
 

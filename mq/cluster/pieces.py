@@ -121,7 +121,7 @@ class OpenBodies:
             CorruptMessage: the bytes are not those that were published.
         """
         if number not in self._open:
-            raise StorageError("the body of the message is no longer available. Fetch the message again")
+            raise StorageError("the message body is no longer available. Fetch the message again")
         return await self._open[number].piece()
 
     async def close(self, number: int) -> None:

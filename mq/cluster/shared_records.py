@@ -139,8 +139,8 @@ class SharedRecords:
             if patience.cancelled_caught:
                 nodes = f"node {' and '.join(behind)}" if behind else "this node"
                 raise NotServed(
-                    f"the change is stored, but is not yet in effect on {nodes}. To wait until it is, repeat the "
-                    "request; this does no harm"
+                    f"the change is stored, but is not yet in effect on {nodes}. You can safely repeat the "
+                    "request to wait until the change takes effect"
                 )
 
     # Keeping up

@@ -181,8 +181,8 @@ class Budget:
         }
         self._endings = {
             use: Refusals(
-                f"disconnected a slow client to free %d bytes of %s: %s (use: {use}). Before, %d of %d bytes were in "
-                "use by %s (setting: %s)"
+                f"disconnected a slow client to free %d bytes of %s: %s (use: {use}). Before the disconnection, %d of "
+                "%d bytes were in use by %s (setting: %s)"
             )
             for use in Use
         }

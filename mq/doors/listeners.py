@@ -226,9 +226,7 @@ async def listen_unix(path: str, mode: int) -> AsyncGenerator[trio.SocketListene
         CannotListen: another program serves there, something else is there, or the folder does not let us.
     """
     if len(os.fsencode(path)) > LONGEST_PATH:
-        raise CannotListen(
-            f"cannot listen on {shorten(path)}: the path of a socket must not exceed {LONGEST_PATH} bytes"
-        )
+        raise CannotListen(f"cannot listen on {shorten(path)}: a socket path must not exceed {LONGEST_PATH} bytes")
     try:
         folder = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:

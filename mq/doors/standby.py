@@ -199,8 +199,8 @@ class Standby:
             self._warn(_pid_of(link))
         if said == _STRANGE:
             raise StrangeOwner(
-                "the active daemon of this root was started with another users file or other TLS files than this "
-                "daemon. Start all daemons of a root with the same --users and --tls-* settings"
+                "the active daemon of this root was started with a different users file or different TLS files than "
+                "this daemon. Start all daemons of a root with the same --users and --tls-* settings"
             )
         return said
 

@@ -209,7 +209,7 @@ class Journal:
         except OSError as error:
             if self._lost is None:
                 logger.warning(
-                    "cannot write the journal, so changes to the state of messages are not recorded: %s", error.strerror
+                    "cannot write the journal, so message state changes are not being recorded: %s", error.strerror
                 )
             self._lost = _longer(self._lost, batch.num_rows, since_ns)
 
@@ -219,7 +219,7 @@ class Journal:
             gap = note_batch(GAP, self._clock_ns(), count=lost.missing, since_ns=lost.since_ns)
             self._writer.write(gap, missing=lost.missing - 1)
             self._lost = None
-            logger.warning("changes to the state of messages that were not recorded in the journal: %d", lost.missing)
+            logger.warning("message state changes missing from the journal: %d", lost.missing)
 
     def _rotate(self) -> None:
         try:

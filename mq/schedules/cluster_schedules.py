@@ -46,7 +46,7 @@ class LeaderSchedules:
             return await self._scheduler.put(Schedule.stored(args[0]))
         if method != DROP:
             raise CallerError(
-                f"this node does not know the operation {shorten(method)} on schedules. Run the same version of mq on "
+                f"this node does not support the schedule operation {shorten(method)}. Run the same version of mq on "
                 "all nodes"
             )
         try:

@@ -206,7 +206,7 @@ class Scheduler:
             self._bytes += plan.bytes
         self._clock.on_change(self._note_change)
         if self._plans and self._refusal:
-            logger.warning("no schedules can run (stored schedules: %d): %s", len(self._plans), self._refusal)
+            logger.warning("cannot run any schedules (stored schedules: %d): %s", len(self._plans), self._refusal)
         await self._progress.load(self._plans)
         async for plan in turns.in_turns(self._plans.values(), _INSTANT):
             self._catch_up(plan)
@@ -507,7 +507,7 @@ class Scheduler:
         try:
             await self._progress.note(done)
         except MQError as error:  # a restart finds the messages by their keys
-            logger.warning("cannot save when %s last ran: %s", show_count(len(done), "schedule"), error)
+            logger.warning("cannot save the last run time for %s: %s", show_count(len(done), "schedule"), error)
         async for plan in turns.in_turns(plans, _INSTANT):
             self._set_due(plan, rests=bool(plan.error))
 

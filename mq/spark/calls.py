@@ -78,7 +78,7 @@ def read_columns(data: bytes) -> Columns:
             said,
         )
     except (ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise UnexpectedResponse(f"the daemon's response is not in the column format for messages: {error}") from error
+        raise UnexpectedResponse(f"the daemon's response is not in the columnar message format: {error}") from error
 
 
 def ticks_of(micros: int) -> int:
@@ -260,8 +260,8 @@ def _target(*segments: str, **parameters: str | int | float | None) -> str:
 def _page(answer: Answer) -> ColumnsPage:
     if answer.headers.get("content-type") != COLUMNS:
         raise UnexpectedResponse(
-            f"the daemon does not support {COLUMNS}. Use the same version of mq for the daemon and the Spark data "
-            "source"
+            f"the daemon does not support the response format {COLUMNS}. Use the same version of mq for the "
+            "daemon and the Spark data source"
         )
     link = answer.headers.get("link", "")
     return ColumnsPage(read_columns(answer.body), link[1:].partition(">")[0] if 'rel="next"' in link else None)

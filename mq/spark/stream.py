@@ -576,12 +576,12 @@ class QueueClaims:
             raise SparkSourceError(
                 f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the consumer has "
                 f"already acknowledged batch {self._acknowledged}: the checkpoint is an old copy, and the messages "
-                "that were read after it was copied are no longer in the queue. To continue without them, start the "
-                f"query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
+                "read after the copy was made are no longer in the queue. To continue without these messages, start "
+                f"the query with {_TAKE_OVER} (queue {options.queue} at {options.url})"
             )
         raise SparkSourceError(
-            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the daemon has a record only of "
-            f"the batches up to {self._acknowledged}. Either the consumer was deleted, or the daemon's root folder was "
+            f"the checkpoint is at batch {batch} of consumer {options.consumer}, but the daemon has only recorded "
+            f"batches up to {self._acknowledged}. Either the consumer was deleted, or the daemon's root folder was "
             f"restored from an old copy. To continue after batch {self._acknowledged}, start the query with "
             f"{_TAKE_OVER} (queue {options.queue} at {options.url})"
         )

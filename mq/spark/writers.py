@@ -159,7 +159,7 @@ def _finish(options: Options, messages: Sequence[WriterCommitMessage | None]) ->
         again += _commit(connection, [each.held for each in stored if each.held is not None and each.rows], rows)
     if again:
         logger.warning(
-            "rows in this write: %d; rows of it that were already in queue %s (same idempotency key): %d",
+            "rows in this write: %d; rows already in queue %s (same idempotency key): %d",
             rows,
             options.asked_for,
             again,
@@ -208,8 +208,8 @@ def _check_keys(stored: Sequence[StoredRows]) -> None:
         (first, row), (second, other) = found
         raise InvalidRow(
             f"row {other} of partition {keyed[second].partition} has the same idempotency key as row {row} of "
-            f"partition {keyed[first].partition}, so only one of them was stored. Keys must be unique: the "
-            'key of a row is its column "idempotencyKey", or else its column "id", or else its content if '
+            f"partition {keyed[first].partition}, so only one of them was stored. Keys must be unique. They "
+            'come from the column "idempotencyKey", or else the column "id", or else the row content if '
             '"writeId" is set. Drop duplicate rows, or add a column "idempotencyKey"'
         )
 

@@ -112,7 +112,7 @@ def read_system_attributes(given: Mapping[str, Mapping[str, Any]]) -> dict[str, 
             )
     found = {name: _attribute(name, value) for name, value in given.items()}
     if any(each.type != "String" for each in found.values()):
-        raise SqsError("InvalidParameterValue", f"{TRACE} must have the type String")
+        raise SqsError("InvalidParameterValue", f"{TRACE} must be of type String")
     return found
 
 

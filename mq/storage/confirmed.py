@@ -75,7 +75,7 @@ class ConfirmedFile:
             if not self._has_failed:
                 self._has_failed = True
                 logger.warning(
-                    "cannot save the number of the last confirmed change of store %s in folder %s (%s). The next time "
+                    "cannot save the last confirmed change number of store %s in folder %s (%s). The next time "
                     "mq starts, it will not be able to check that the database server still has every confirmed change",
                     store,
                     self._folder,

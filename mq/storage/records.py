@@ -75,7 +75,7 @@ def error_of(outcome: Outcome, failure: str) -> MQError:
         return StorageUnsure(
             f"{failure}: the outcome is unknown "
             f"({outcome.reason or 'the store did not respond in time'}). Retry with the same "
-            "idempotency key. If you did not use a key, retry only if a duplicate does no harm"
+            "idempotency key. If you did not use a key, retry only if a duplicate is acceptable"
         )
     if outcome.result is Result.FENCED:
         return StorageFenced(

@@ -83,7 +83,7 @@ class FolderPublisher:
             path = self._names.path(last, READY)
             raise StorageUnusable(
                 f"the file {path} has the highest possible message number, so no more messages can be published. "
-                "To continue, remove this file; it contains a message"
+                "To continue, remove this file (the message in it will be lost)"
             )
         self._last = number
         return number

@@ -212,9 +212,7 @@ def _translated(path: str, error: OSError) -> MQError:
     if error.errno in _TRANSIENT:
         return StorageFull(f"{path}: {error.strerror}. Try again later")
     if error.errno in _REFUSED:
-        return StorageUnusable(
-            f"{path}: {error.strerror}. The folder of a queue must be readable, writable and lockable"
-        )
+        return StorageUnusable(f"{path}: {error.strerror}. A queue folder must be readable, writable and lockable")
     return failed(path, error)
 
 

@@ -177,7 +177,7 @@ class BatchParser(Generic[T]):
         self._beside += characters
         if self._beside > MOST_BESIDE:
             raise BatchTooLarge(
-                f"the batch has more than {MOST_BESIDE} bytes in addition to the message bodies. Send several smaller "
+                f"the batch has more than {MOST_BESIDE} bytes of data other than message bodies. Send several smaller "
                 "batches"
             )
         self.held += _TEXT_BYTES * (len(texts) + 1) + _CHARACTER_BYTES * characters

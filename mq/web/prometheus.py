@@ -41,7 +41,7 @@ COUNTED: Final = {
     Kind.REMOVE: ("mq_messages_removed", "messages acknowledged or deleted"),
     Kind.EXPIRE: (
         "mq_messages_expired",
-        ("messages deleted because their time to live expired, in queues without a dead-letter queue"),
+        ("expired messages that were deleted because their queue has no dead-letter queue"),
     ),
     Kind.DEAD_LETTER: (
         "mq_messages_dead_lettered",
@@ -55,11 +55,11 @@ COUNTED: Final = {
 TIMED: Final = {
     Span.PUBLISH.value: (
         "mq_publish_seconds",
-        "seconds that mq takes to store a published message or batch",
+        "time in seconds that mq takes to store a published message or batch of messages",
     ),
     Span.COMMIT.value: (
         "mq_commit_seconds",
-        ("seconds that mq takes to sync a batch of changes to disk; an increase indicates a slow disk"),
+        ("time in seconds that mq takes to sync a batch of changes to disk; an increase indicates a slow disk"),
     ),
     STEP: (
         "mq_event_loop_step_seconds",
@@ -150,10 +150,10 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "mq_memory_limit_bytes",
-        "maximum number of bytes of memory that can be reserved across all clients",
+        "maximum memory in bytes that can be reserved across all clients",
         limit,
     )
-    text = "memory reservations that were refused; an increase means that clients send or receive too much at once"
+    text = "memory reservations that were refused; an increase means that clients send or receive too much data at once"
     yield _by_label(CounterMetricFamily("mq_memory_refusals", text, labels=["use"]), snapshot.memory_refused)
     reserved, limit = snapshot.staged
     yield GaugeMetricFamily(
@@ -168,8 +168,8 @@ def families(snapshot: Scrape) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_staging_refusals",
-        "requests refused because the staging disk space was exhausted; an increase means that clients upload too much "
-        "at once",
+        "requests refused because mq_staging_limit_bytes was reached; an increase means that clients upload too much "
+        "data at once",
         snapshot.disk_refused,
     )
     text = "slow clients that mq disconnected to free memory or disk space for other clients"
@@ -214,7 +214,7 @@ def _of_health(health: Health) -> Iterator[Metric]:
     )
     yield CounterMetricFamily(
         "mq_messages_unchecked",
-        "messages that were read without verification, because they have no checksum",
+        "messages that were read without verification because they have no checksum",
         health.unchecked,
     )
     yield CounterMetricFamily(
@@ -229,7 +229,7 @@ def _of_health(health: Health) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily(
         "mq_check_completed_timestamp_seconds",
-        "Unix time when the last background verification of messages completed; 0 if none has completed",
+        "Unix time at which the last background verification of messages completed; 0 if none has completed",
         health.ended_seconds,
     )
 

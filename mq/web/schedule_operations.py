@@ -113,7 +113,7 @@ def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
     for key in ("key", "at"):
         if message.get(key) is not None:
             raise InvalidRequest(
-                f'the message of a schedule must not contain "{key}", because the schedule determines when the message '
+                f'the message in a schedule must not contain "{key}", because the schedule determines when the message '
                 "is published"
             )
     return Schedule(

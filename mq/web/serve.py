@@ -245,7 +245,7 @@ class _HttpConnections:
             fault = first_of(faults)
             _DROPPED.write(type(fault).__name__)
             # not its text, which may quote what the client sent: a header with a secret in it
-            logger.debug("traceback of the exception:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
+            logger.debug("exception traceback:\n%s", "".join(traceback.format_tb(fault.__traceback__)))
 
     async def _serve_both(self, connection: HttpConnection, watched: WatchedStream) -> None:
         """Serve in the fast lane up to the first request that is not plain, and then with Hypercorn."""

@@ -90,7 +90,7 @@ def test_what_is_no_hash_or_a_wrong_one_is_refused_and_not_quoted(text: str) -> 
     assert str(caught.value) in (
         "invalid password hash",
         "the password hash has an invalid scrypt cost",
-        "the scrypt cost of the password hash is too high",
+        "the password hash's scrypt cost is too high",
     )
 
 

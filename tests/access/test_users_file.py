@@ -92,7 +92,7 @@ def test_what_is_nested_too_deep_is_told(path: Path) -> None:
 def test_what_is_not_toml_is_told(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     told = refusal(path)
-    assert "is not valid TOML" in told or "is not UTF-8" in told
+    assert "is not valid TOML" in told or "is not encoded in UTF-8" in told
     assert "hunter2" not in told
 
 

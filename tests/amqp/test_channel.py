@@ -81,7 +81,7 @@ def test_the_last_queue_is_meant_where_none_is_named() -> None:
     other = Peer().open()
     assert refusal(other, Basic.Get()) == (
         404,
-        "NOT_FOUND - an empty queue name means the queue last declared on this channel, but none was declared on it",
+        "NOT_FOUND - an empty queue name refers to the last queue declared on this channel, but none has been declared",
     )
 
 

@@ -315,7 +315,7 @@ async def test_a_claim_that_the_store_has_no_room_for_leaves_its_messages(wall_c
         await broker.create_queue("q")
         await fill(broker, 2)
         heal = refuse(storage, lambda each: isinstance(each, Put) and "claim" in each.value)
-        with pytest.raises(StorageFull, match=r"this claim \(messages: 2\) may be too large"):
+        with pytest.raises(StorageFull, match=r"claim record \(messages: 2\) may be too large"):
             await claim(broker)
         heal()
         assert await receives(broker) == [1, 1]

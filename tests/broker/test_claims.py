@@ -588,9 +588,9 @@ async def test_claims_are_refused_where_others_change_the_store(
 ) -> None:
     async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="without --peers and --no-mover"):
+        with pytest.raises(Conflict, match="without --peers or --no-mover"):
             await broker.claims.start("q", "c")
-        with pytest.raises(Conflict, match="without --peers and --no-mover"):
+        with pytest.raises(Conflict, match="without --peers or --no-mover"):
             await broker.claims.claim("q", "c", 1, 1)
 
 

@@ -196,7 +196,7 @@ async def test_foreign_files_in_a_deleted_queue_are_left_and_told_once(
             await broker.delete_queue("q")
             await trio.sleep(60)
         assert [disk.bytes_of(path) for path in disk.files("remove")] == [b"mine"]
-        assert caplog.text.count("its folder still contains files that do not belong to mq") == 1
+        assert caplog.text.count("its folder remains because it contains files not created by mq") == 1
 
 
 async def test_messages_of_no_queue_are_left_and_told_once(
@@ -207,7 +207,7 @@ async def test_messages_of_no_queue_are_left_and_told_once(
     with caplog.at_level(logging.WARNING, "mq.broker"):
         async with opened(disk_address) as broker:
             assert not await broker.has_queue("stranger")
-    assert caplog.text.count("the queue does not exist") == 1
+    assert caplog.text.count("The queue does not exist") == 1
 
 
 async def test_a_drain_that_leaves_something_wakes_the_next_reader(wall_clock: WallClock) -> None:

@@ -513,14 +513,14 @@ async def test_groups_are_refused_among_peers(opened: Opener, disk_address: str)
     async with opened(disk_address) as broker:
         await broker.create_queue("q")
         await broker.change_settings("q", GROUPED)
-    with pytest.raises(StorageUnusable, match="without --peers and --no-mover"):
+    with pytest.raises(StorageUnusable, match="without --peers or --no-mover"):
         async with opened(disk_address, peers=1):
             pass
     async with opened(disk_address) as broker:
         await broker.delete_queue("q")
     async with opened(disk_address, peers=1) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="without --peers and --no-mover"):
+        with pytest.raises(Conflict, match="without --peers or --no-mover"):
             await broker.change_settings("q", GROUPED)
 
 

@@ -337,7 +337,7 @@ async def test_damaged_rows_keep_no_daemon_from_starting(disk_address: str, open
 async def test_others_and_write_jobs_do_not_go_together(disk_address: str, opened: Opener, config: Any) -> None:
     async with opened(disk_address, **config) as broker:
         await broker.create_queue("q")
-        with pytest.raises(Conflict, match="without --peers and --no-mover"):
+        with pytest.raises(Conflict, match="without --peers or --no-mover"):
             await broker.writes.add("q", "job", "0", 0, [Draft(b"x")])
 
 

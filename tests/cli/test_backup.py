@@ -112,7 +112,7 @@ def test_what_is_damaged_is_named(mq: Mq, root: Path, backups: Path, tmp_path: P
     assert done.status == 1
     assert (
         done.error
-        == f"mq: messages that are damaged in the backup or missing from it, and were not restored: 1 ({body.name})\n"
+        == f"mq: messages not restored because they are damaged in or missing from the backup: 1 ({body.name})\n"
     )
 
 

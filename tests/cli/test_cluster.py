@@ -167,7 +167,7 @@ def test_a_node_is_empty_once_another_leads_and_its_clients_have_gone(
     assert (done.status, node.asked, node.closed) == (0, [False], [])
     assert done.lines == [
         "node b is drained and can be stopped",
-        "queues stored only on this node, which will be unavailable while the node is stopped: 2",
+        "queues stored only on this node (unavailable while the node is stopped): 2",
     ]
 
 

@@ -141,7 +141,7 @@ def test_it_tells_how_far_the_background_check_is_and_what_it_has_found(root: Pa
     found, passes = mq("doctor", root).lines[-2:]
     assert (
         found
-        == "background verification: message the-id of queue a is damaged: the content does not match its checksum"
+        == "background verification: message the-id in queue a is damaged: the content does not match its checksum"
     )
     assert passes.endswith(
         "no pass has been completed yet; current pass: 20 of 40 messages, started at 2023-11-14T22:13:20Z"

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ANSWER = re.compile(r"term (\d+) answered request (\S+) when its monotonic clock was at (\d+) ns")
+ANSWER = re.compile(r"term (\d+) answered request (\S+) at monotonic time (\d+) ns")
 MASTER = re.compile(r"node (\S+) is serving \d+ queues? in term (\d+)")
 WRITES = ("publish", "remove", "acknowledge", "declare", "delete_queue", "take", "put_back", "requeue", "extend")
 

@@ -148,6 +148,6 @@ def test_node_leaves_itself_out_of_three_neighbors() -> None:
         assert [str(each) for each in config.neighbors] == [each for each in all_three if f"mq-{number}." not in each]
     with pytest.raises(
         InvalidSetting,
-        match=r"\(given: 3\)\. .* with the node's name \(other\) as its host name",
+        match=r"\(given: 3\)\. .* must use the node name \(other\) as its host name",
     ):
         cluster_of(Settings(node="other", neighbors=all_three, amqp_port=5672, insecure=True))

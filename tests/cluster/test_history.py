@@ -93,8 +93,8 @@ def test_logs_are_read(tmp_path: Path) -> None:
     clients.write_text('{"at": 1, "event": "try", "body": "m"}\n{"at": 2, "event": "cut o')
     node.write_text(
         "... node a is serving 3 queues in term 7\n"
-        "... the master of term 7 answered request publish when its monotonic clock was at 41 ns\n"
-        "... the master of term 7 answered request hold when its monotonic clock was at 42 ns\n"
+        "... the master for term 7 answered request publish at monotonic time 41 ns\n"
+        "... the master for term 7 answered request hold at monotonic time 42 ns\n"
     )
     witness.write_text('{"node": "a", "made": 7, "revision": 7}\n')
     history = History.read([clients], [node], witness)

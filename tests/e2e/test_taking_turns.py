@@ -200,7 +200,9 @@ def test_one_with_other_users_is_refused(temp_root: Path, tmp_path: Path) -> Non
     users.chmod(0o600)
     with (
         Daemon(temp_root, temp_root.parent / "1.log", "--standby"),
-        pytest.raises(DaemonFailed, match="was started with another users file or other TLS files than this daemon"),
+        pytest.raises(
+            DaemonFailed, match="started with a different users file or different TLS files than this daemon"
+        ),
     ):
         Daemon(temp_root, temp_root.parent / "2.log", "--standby", "--users", str(users)).start()
 

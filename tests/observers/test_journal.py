@@ -117,8 +117,8 @@ def test_a_full_disk_costs_what_was_told_meanwhile_and_no_more(tmp_path: Path, c
     assert [row["count"] for row in rows if row["kind"] == "gap"] == [50]
     assert [row["sequence"] for row in rows][-1] == 151
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot write the journal, so changes to the state of messages are not recorded: No space left on device",
-        "changes to the state of messages that were not recorded in the journal: 50",
+        "cannot write the journal, so message state changes are not being recorded: No space left on device",
+        "message state changes missing from the journal: 50",
     ]
 
 

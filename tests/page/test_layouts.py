@@ -49,7 +49,7 @@ def _message(hand: Hand) -> None:
 
 def _question(hand: Hand) -> None:
     _at(f"#/queue/{DEAD}", "button.look")(hand)
-    hand.click("button", "Delete…")
+    hand.click("button", "Delete queue…")
     hand.tab.locator("dialog").wait_for()
 
 

@@ -87,7 +87,7 @@ def test_they_are_listed_sorted_and_filtered_a_page_at_a_time(hand: Hand) -> Non
 
     after(hand.open, NAMES[:PAGE], "1 to 100 of 10,000")
     hand.sees("10,000 queues: 6 ready, 0 leased, 0 delayed")
-    after(lambda: hand.click("button", "Next"), NAMES[PAGE : 2 * PAGE], "101 to 200 of 10,000")
+    after(lambda: hand.click("button", "Next page"), NAMES[PAGE : 2 * PAGE], "101 to 200 of 10,000")
     full = ["q04711", "q00815", "q09999"]
     rest = [name for name in NAMES[: PAGE + 3] if name not in full][: PAGE - 3]
     after(lambda: hand.click("button", "Ready"), full + rest, "1 to 100 of 10,000")

@@ -39,7 +39,7 @@ def test_a_newcomers_path(hand: Hand) -> None:
     """Make a queue, publish, watch it arrive, let it die, find it among the dead, redrive it."""
     tab = hand.tab
     hand.press("New queue")
-    hand.write("Name", "first")
+    hand.write("Queue name", "first")
     hand.click("button", "Create")
     tab.get_by_role("heading", name="first").wait_for()
     hand.press("Publish a message")
@@ -164,7 +164,7 @@ def test_quantiles_are_interpolated_within_their_bucket(hand: Hand) -> None:
         "p99, last minute",
         "p50 since startup",
         "p99 since startup",
-        "Measurements",
+        "Measurements since startup",
     ]
     assert row.locator("td").all_inner_texts() == ["—", "—", "10 min", "14 min", "100"]
 
@@ -173,7 +173,7 @@ def test_who_goes_back_leaves_a_dialog_behind(hand: Hand) -> None:
     """Else it lies over the view before, which takes no click, and still asks about the one that is gone."""
     hand.ask("PUT", "/gone-back")
     hand.ask("POST", "/gone-back/messages", b"looked at")
-    for opens in (lambda: hand.tab.locator("button.look").click(), lambda: hand.click("button", "Delete…")):
+    for opens in (lambda: hand.tab.locator("button.look").click(), lambda: hand.click("button", "Delete queue…")):
         hand.open("#/queues")
         hand.click("link", "gone-back")
         opens()
@@ -187,9 +187,9 @@ def test_who_goes_back_leaves_a_dialog_behind(hand: Hand) -> None:
 
 def test_a_name_that_does_not_do_is_told_what_does(hand: Hand) -> None:
     hand.press("New queue")
-    hand.write("Name", "no name!")
+    hand.write("Queue name", "no name!")
     hand.click("button", "Create")
-    name = hand.tab.get_by_label("Name", exact=True)
+    name = hand.tab.get_by_label("Queue name", exact=True)
     assert name.evaluate("(it) => [it.matches(':invalid'), it.title]") == [True, "letters, digits and any of . _ @ -"]
 
 
@@ -203,14 +203,14 @@ def test_messages_are_looked_into(hand: Hand) -> None:
     body = hand.tab.locator("dialog pre")
     assert '"number": 12345678901234567890,' in body.inner_text()
     assert "blue" in hand.tab.locator("dialog").inner_text()
-    hand.click("button", "Text")
+    hand.click("button", "Plain text")
     assert body.inner_text() == large
-    hand.click("button", "Hex")
+    hand.click("button", "Hex dump")
     assert body.inner_text().startswith("00000000  7b 22 6e 75")
     hand.tab.keyboard.press("Escape")
     hand.tab.locator("button.look").last.click()
     assert "000000f0  f0 f1" in body.inner_text()
-    assert hand.tab.get_by_role("button", name="Text", exact=True).count() == 0  # it is none
+    assert hand.tab.get_by_role("button", name="Plain text", exact=True).count() == 0  # it is none
     hand.click("button", "Close")
 
 
@@ -292,13 +292,13 @@ def test_what_can_be_done_with_a_queue(hand: Hand) -> None:
     assert hand.ask("GET", "/done")["publish_paused"]
     hand.click("button", "Resume publishing")
     hand.sees("publishing resumed")
-    hand.click("button", "Purge…")
+    hand.click("button", "Purge queue…")
     hand.click("button", "Cancel")
     assert hand.ask("GET", "/done")["ready"] == 1
-    hand.click("button", "Purge…")
+    hand.click("button", "Purge queue…")
     hand.click("button", "Purge")
     hand.sees("No messages.")  # "1 message removed" may still stand there from above
-    hand.click("button", "Delete…")
+    hand.click("button", "Delete queue…")
     hand.click("button", "Delete")
     hand.sees("done deleted")
     assert "done" not in [each["name"] for each in hand.ask("GET", "/-/queues")["queues"]]
@@ -367,7 +367,7 @@ def test_durations_and_sizes_are_written_with_units(hand: Hand) -> None:
     hand.open("#/queue/timed")
     hand.press("Settings")
     hand.write("Retry delay", "1.5h")
-    hand.write("Maximum bytes", "10MB")
+    hand.write("Maximum total body size", "10MB")
     hand.click("button", "Save")
     hand.sees("settings saved")
     settings = hand.ask("GET", "/timed")
@@ -389,7 +389,7 @@ def test_a_schedule_is_made_and_deleted(hand: Hand) -> None:
     hand.ask("PUT", "/regular")
     hand.open("#/schedules")
     hand.press("New schedule")
-    hand.write("Name", "nightly")
+    hand.write("Schedule name", "nightly")
     hand.write("Queue", "regular")
     hand.write("Cron expression", "0 25 * * *")
     hand.click("button", "Save schedule")
@@ -400,7 +400,7 @@ def test_a_schedule_is_made_and_deleted(hand: Hand) -> None:
     hand.sees("nightly saved")
     hand.row("0 0 29 2 * Europe/Berlin").wait_for()
     assert hand.ask("GET", "/-/schedules/nightly")["queue"] == "regular"
-    hand.click("button", "Delete nightly")
+    hand.click("button", "Delete schedule nightly")
     hand.click("button", "Delete schedule")
     hand.sees("nightly deleted")
     assert hand.ask("GET", "/-/schedules")["schedules"] == []
@@ -535,7 +535,7 @@ def test_a_reader_logs_in_and_sees_no_button_that_would_be_refused(browser: Any,
 
 
 PAUSES = {"Pause delivery", "Pause publishing"}
-MAKES = PAUSES | {"Purge…", "Delete…", "Save"}
+MAKES = PAUSES | {"Purge queue…", "Delete queue…", "Save"}
 READS = {"Ready", "Leased", "Delayed"}
 SHOWN = {
     "publisher": {"Publish"},
@@ -591,7 +591,7 @@ def test_over_tls_the_cookie_is_secure_and_all_goes_over_http2(browser: Any, tmp
             [cookie] = hand.tab.context.cookies()
             assert cookie["secure"]
             hand.press("New queue")
-            hand.write("Name", "over-tls")
+            hand.write("Queue name", "over-tls")
             hand.click("button", "Create")
             hand.press("Publish a message")
             hand.write("Body", "seen by an event")

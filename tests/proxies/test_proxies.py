@@ -154,7 +154,7 @@ def test_the_console_works_in_a_browser(proxied: Proxied, browser: Any) -> None:
         assert cookie["path"] == (proxied.path or "/")
         assert cookie["secure"] is proxied.is_trusted
         hand.press("New queue")
-        hand.write("Name", "console")
+        hand.write("Queue name", "console")
         hand.click("button", "Create")
         hand.press("Publish a message")
         hand.write("Body", "seen by an event")

@@ -508,7 +508,7 @@ async def test_where_others_change_the_store_there_are_none(
             await scheduler.put(every(60))
         assert scheduler.names() == ["s"]
         await scheduler.drop("s")
-    assert "no schedules can run (stored schedules: 1): not with peers" in caplog.text
+    assert "cannot run any schedules (stored schedules: 1): not with peers" in caplog.text
 
 
 async def test_records_that_cannot_be_read_stop_nothing(served: Served, caplog: pytest.LogCaptureFixture) -> None:

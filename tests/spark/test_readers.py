@@ -323,7 +323,7 @@ def test_a_checkpoint_that_is_newer_than_the_consumer(client: Client, options: O
     end = {**stream(options).initialOffset(), "batch": batch, "rows": 5}
     with pytest.raises(
         SparkSourceError,
-        match=f'at batch {batch} of consumer c, but the daemon has a record only of the batches up to 0.* "takeOver"',
+        match=f'at batch {batch} of consumer c, but the daemon has only recorded batches up to 0.* "takeOver"',
     ):
         stream(options).latestOffset(end, LIMIT)
     assert unsettled(client, options) == 5
@@ -775,9 +775,7 @@ def test_a_planned_batch_of_a_consumer_that_was_forgotten_is_refused(
     bodies = fill(client, options, left, 10)
     for tolerant in (False, False, True):
         query = stream(with_options(options, fail_on_claim_lost=not tolerant))
-        with pytest.raises(
-            SparkSourceError, match=r'the batches up to 0\. Either the consumer was deleted.* "takeOver"'
-        ):
+        with pytest.raises(SparkSourceError, match=r'batches up to 0\. Either the consumer was deleted.* "takeOver"'):
             query.partitions(start, end)
         assert unsettled(client, options) == left
     going_on = stream(with_options(options, take_over=True))
@@ -1000,7 +998,7 @@ def test_among_peers_there_is_only_the_batch_read(tmp_path: Path) -> None:
             write(MqWriter(with_options(options, is_staged=True), VALUE), row)
         streamed = stream(options)
         with pytest.raises(
-            SparkSourceError, match=r'option "consumer": batch consumers.*without --peers and --no-mover'
+            SparkSourceError, match=r'option "consumer": batch consumers.*without --peers or --no-mover'
         ):
             streamed.latestOffset(streamed.initialOffset(), LIMIT)
         streamed.stop()

@@ -65,7 +65,7 @@ def test_bytes_that_are_no_text() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{}\n", b"[]\n", b'{"messages": 1, "said": {}}\n', b'{"messages": "1"}\n'])
 def test_what_is_no_columns(data: bytes) -> None:
-    with pytest.raises(UnexpectedResponse, match="is not in the column format for messages"):
+    with pytest.raises(UnexpectedResponse, match="is not in the columnar message format"):
         read_columns(data)
     whole = encode_columns([BatchEntry(Message("q", ID, BytesBody(b"x"), Properties(1, None), 0, ""), b"x")])
     with pytest.raises(UnexpectedResponse, match="received 0 bytes of message bodies instead of 1"):

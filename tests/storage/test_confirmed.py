@@ -56,5 +56,5 @@ async def test_a_folder_that_takes_no_file_is_said_once(tmp_path: Path, caplog: 
         noting.note("mq/orders", 1)
         noting.note("mq/orders", 2)
     assert [record.getMessage().partition(" (")[0] for record in caplog.records] == [
-        f"cannot save the number of the last confirmed change of store mq/orders in folder {tmp_path / 'state'}"
+        f"cannot save the last confirmed change number of store mq/orders in folder {tmp_path / 'state'}"
     ]

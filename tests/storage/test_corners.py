@@ -105,7 +105,7 @@ def test_a_folder_that_this_user_may_not_write_is_refused(tmp_path: Path, monkey
     monkeypatch.setattr(
         "mq.storage.files.stepwise.source.os.access", lambda path, mode: mode != os.W_OK
     )  # root may write anywhere
-    with pytest.raises(StorageUnusable, match="the user that mq runs as cannot write to the folder"):
+    with pytest.raises(StorageUnusable, match="the user running mq cannot write to this folder"):
         SourceFolder(State.NEW, str(tmp_path))
 
 

@@ -97,7 +97,7 @@ async def test_a_root_that_is_this_user_s_alone_is_served(root: Path) -> None:
 async def test_another_user_s_folder_is_refused_and_may_be_trusted(root: Path, folder: str) -> None:
     os.chown(root / folder, STRANGER, STRANGER)
     text = await refusal(root)
-    assert f'{folder.strip(".")}" is owned by 4711, but mq runs as root. 4711 could replace folders with links' in text
+    assert f'{folder.strip(".")}" is owned by 4711, but mq runs as root. 4711 could use symbolic links' in text
     assert "trust 4711 with --root-owner 4711" in text
     await serve(root, StorageOptions(root_owner=STRANGER))
     os.chown(root / folder, 0, 0)
@@ -137,7 +137,7 @@ async def test_a_queue_in_which_a_group_may_write_is_worth_a_warning(
 ) -> None:
     (root / "queues/q").chmod(0o770)
     await serve(root)
-    assert any('the folder of queue "q" is writable by its group' in message for message in caplog.messages)
+    assert any('these queue folders are group-writable: "q"' in message for message in caplog.messages)
     caplog.clear()
     await serve(root, StorageOptions(group_writable=True))
     assert not caplog.text
@@ -154,7 +154,7 @@ async def test_no_stranger_can_put_another_root_in_its_place(
 ) -> None:
     os.chmod(tmp_path, 0o777)
     text = await refusal(root, TRUSTING)
-    assert "so can replace the root with another folder. Restrict access to the parent folder" in text
+    assert "so any of them could replace the root with another folder. Restrict access to the parent folder" in text
     os.chmod(tmp_path, 0o1777)
     await serve(root)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]

@@ -147,7 +147,7 @@ async def test_a_message_of_which_nonsense_is_noted_is_damaged(
     entry = await disk.bring(State.READY, **attributes)
     disk.note(disk.path(entry), noted)
     found = await stored(disk, entry)
-    with pytest.raises(CorruptMessage, match=r"is not valid|is missing"):
+    with pytest.raises(CorruptMessage, match=r"is invalid|is missing"):
         await found.body.read()
     assert disk.folders.flaw(entry)
     assert disk.folders.tear(entry) is None
@@ -158,7 +158,7 @@ async def test_a_message_of_which_nonsense_is_noted_is_damaged(
 async def test_a_message_whose_side_file_is_not_its_own_is_damaged(disk: Disk, side: bytes) -> None:
     entry = await disk.bring(State.READY, **LARGE)
     disk.overwrite(f"state/properties/{entry.id}", side)
-    with pytest.raises(CorruptMessage, match="the file with the message's attributes"):
+    with pytest.raises(CorruptMessage, match="the message's attributes file"):
         await disk.body(entry)
     assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
 

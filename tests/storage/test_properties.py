@@ -68,7 +68,7 @@ def test_sum_is_written_so(noted: Sum, text: bytes) -> None:
     ],
 )
 def test_sum_is_not_believed(value: bytes) -> None:
-    with pytest.raises(Senseless, match=r"user\.mq\.sum of the message file is not valid"):
+    with pytest.raises(Senseless, match=r"the message file's extended attribute user\.mq\.sum is invalid"):
         Sum.decode(value)
 
 
@@ -103,7 +103,7 @@ def test_attributes_are_plain_json() -> None:
 
 @for_each("content", [b"", b"{", b"[]", b"1", b"null", b"\xff", b"{}x", b'"a"', b"\0" * 10, b"[" * 100_000])
 def test_attributes_are_not_believed(content: bytes) -> None:
-    with pytest.raises(Senseless, match=r"user\.mq\.attributes of the message file is not valid"):
+    with pytest.raises(Senseless, match=r"the message file's extended attribute user\.mq\.attributes is invalid"):
         decode_attributes(with_checksum(content))
 
 
@@ -133,7 +133,7 @@ WHOLE: Final = encode_side(Properties(4, 255, {"a": "x" * 50}))
 @for_each("length", range(len(WHOLE)))
 def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     for torn in (WHOLE[:length], WHOLE[:length] + b"\0" * (len(WHOLE) - length)):
-        with pytest.raises(Senseless, match="the file with the message's attributes"):
+        with pytest.raises(Senseless, match="the message's attributes file"):
             decode_side(torn)
 
 
@@ -155,7 +155,7 @@ def test_side_file_torn_anywhere_is_not_believed(length: int) -> None:
     ],
 )
 def test_side_file_is_not_believed(content: bytes) -> None:
-    with pytest.raises(Senseless, match="the file with the message's attributes"):
+    with pytest.raises(Senseless, match="the message's attributes file"):
         decode_side(with_checksum(content))
 
 

@@ -271,7 +271,7 @@ async def test_a_new_message_of_which_nonsense_is_noted_stays_and_is_not_given_o
         entry = await disk.bring(State.NEW)
         disk.note(disk.path(entry), {SUM: b"nonsense"})
         assert not await repaired(disk, caplog)
-        with pytest.raises(CorruptMessage, match=r"user\.mq\.sum of the message file is not valid"):
+        with pytest.raises(CorruptMessage, match=r"the message file's extended attribute user\.mq\.sum is invalid"):
             await disk.body(entry)
         assert await disk.one(Unlink(await disk.done(Move(entry, State.REMOVED)))) is Result.DONE
 

@@ -138,7 +138,7 @@ async def test_a_batch_has_at_most_so_much_beside_its_bodies(broker: Broker) -> 
     assert (await post(endpoints, chunks(line * count), None)).status == 200
     refused = await post(endpoints, chunks(line * (count + 1)), None)
     assert refused.status == 413
-    assert "in addition to the message bodies" in detail(refused)
+    assert "of data other than message bodies" in detail(refused)
 
 
 # Out

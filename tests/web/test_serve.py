@@ -340,7 +340,7 @@ async def test_a_fault_never_seen_before_ends_its_connection_only(
     with monkeypatch.context() as patch, trio.fail_after(10):
         patch.setattr("hypercorn.protocol.h11.H11Protocol._create_stream", fail)
         assert await server.exchange(http1("GET", "/-/live", None, "Expect: nothing")) == b""
-    await until(lambda: "traceback of the exception:" in caplog.text)
+    await until(lambda: "exception traceback:" in caplog.text)
     assert "NeverSeen" in caplog.text
     assert "in fail" in caplog.text
     assert QUOTED not in caplog.text

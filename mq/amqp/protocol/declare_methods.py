@@ -50,7 +50,7 @@ class DeclareMethods:
         if not (name or self.last_queue):
             raise Refusal(
                 Code.NOT_FOUND,
-                "an empty queue name means the queue last declared on this channel, but none was declared on it",
+                "an empty queue name refers to the last queue declared on this channel, but none has been declared",
             )
         return name or self.last_queue
 

@@ -93,7 +93,7 @@ class Content:
         if len(frame.payload) > self.missing:
             raise Refusal(
                 Code.FRAME_ERROR,
-                f"the body is {len(frame.payload) - self.missing} bytes longer than the size in its content header",
+                f"the body is {len(frame.payload) - self.missing} bytes longer than its content header declares",
             )
         self.missing -= len(frame.payload)
         if frame.payload and not self.is_dropped:

@@ -65,7 +65,7 @@ class TopologyStore:
             lost = self._topology.load(records)
             for binding in self._topology.stranded:
                 logger.error(
-                    "the binding of exchange %r to %r has no effect because one of the two exchanges does "
+                    "the binding from exchange %r to exchange %r has no effect because one of the exchanges does "
                     "not exist. Declare the missing exchange again and restart mq, or delete the binding "
                     "(stored in record %s)",
                     binding.source,

@@ -101,7 +101,7 @@ class BasicProperties:
         if not _NUMBER.fullmatch(text) or int(text) > LONGEST_EXPIRATION_MS:
             raise Refusal(
                 Code.PRECONDITION_FAILED,
-                f"invalid expiration '{text}'. Use a number of milliseconds (the longest expiration is ten years)",
+                f"invalid expiration '{text}'. Use a number of milliseconds (at most ten years)",
             )
         return int(text)
 

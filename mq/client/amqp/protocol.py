@@ -382,7 +382,7 @@ class Protocol:
     def _body(self, frame: BodyFrame) -> Iterator[Event]:
         begun = self._assembling.get(frame.channel)
         if begun is None or begun.properties is None or len(frame.payload) > begun.missing:
-            raise Refusal(Code.UNEXPECTED_FRAME, "the message body is longer than the size in its content header")
+            raise Refusal(Code.UNEXPECTED_FRAME, "the message body is longer than its content header declares")
         begun.missing -= len(frame.payload)
         begun.parts.append(frame.payload)
         yield from self._went_on(frame.channel, begun)

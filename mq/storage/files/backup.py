@@ -311,7 +311,7 @@ class _Saver:
         """
         if pauses > _MOST_PAUSES:
             raise StorageUnusable(
-                "the daemon does not complete its pending changes: it may be suspended, or its disk may have failed. "
+                "the daemon is not completing its pending changes: it may be suspended, or its disk may have failed. "
                 "Restart the daemon, then create the backup"
             )
         if pauses:

@@ -204,7 +204,7 @@ class BackupFolder:
                 else:
                     (backup.queues if kind == "q" else backup.removed_queues).append(values[0])
         except (ValueError, TypeError, IndexError, StopIteration) as error:
-            raise BackupDamaged(f"the file is not valid: {error}") from error
+            raise BackupDamaged(f"the file is invalid: {error}") from error
         if header.format != FORMAT:
             raise BackupDamaged(f"this version of mq does not support backup format {header.format}")
         if header.number != number:
@@ -222,7 +222,7 @@ class BackupFolder:
         try:
             return BackupHeader(**next(lines))
         except (ValueError, TypeError, StopIteration) as error:
-            raise BackupDamaged(f"the file is not valid: {error}") from error
+            raise BackupDamaged(f"the file is invalid: {error}") from error
         finally:
             lines.close()
 

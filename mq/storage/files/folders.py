@@ -331,11 +331,11 @@ class Folders:
             return Properties(noted.size, noted.checksum, attributes)
         side = self._side(entry)
         if side is None:
-            raise Senseless("the file with the message's attributes is missing")
+            raise Senseless("the message's attributes file is missing")
         if (side.size, side.checksum) != (noted.size, noted.checksum):
             raise Senseless(
-                f"the file with the message's attributes does not match the checksum in extended attribute {SUM} of "
-                "the message file"
+                "the message's attributes file does not match the checksum in the message file's extended "
+                f"attribute {SUM}"
             )
         return side
 

@@ -310,7 +310,7 @@ class Sum(NamedTuple):
             return None
         match = _SUM.fullmatch(value)
         if match is None:
-            raise Senseless(f"extended attribute {SUM} of the message file is not valid")
+            raise Senseless(f"the message file's extended attribute {SUM} is invalid")
         return cls(int(match[1]), int(match[2], 16), (match[3] or b"").decode())
 
 
@@ -341,16 +341,16 @@ def decode_attributes(value: bytes | None) -> Mapping[str, Any]:
         Senseless: there are none, their checksum does not match, or they are no JSON object.
     """
     if value is None:
-        raise Senseless(f"extended attribute {ATTRIBUTES} of the message file is missing")
+        raise Senseless(f"the message file's extended attribute {ATTRIBUTES} is missing")
     try:
         found = json.loads(without_checksum(value))
     except _NOT_OURS as error:
         raise Senseless(
-            f"extended attribute {ATTRIBUTES} of the message file is not valid: {_first_line(error)}"
+            f"the message file's extended attribute {ATTRIBUTES} is invalid: {_first_line(error)}"
         ) from error
     if not isinstance(found, dict):
         raise Senseless(
-            f"extended attribute {ATTRIBUTES} of the message file is not valid: the value is not a JSON object"
+            f"the message file's extended attribute {ATTRIBUTES} is invalid: the value is not a JSON object"
         )
     return found
 
@@ -372,7 +372,7 @@ def decode_side(content: bytes) -> Properties:
         found = json.loads(without_checksum(content))
         return Properties(int(found["size"]), int(found["crc32"]), dict(found["attributes"]))
     except (*_NOT_OURS, KeyError, TypeError) as error:
-        raise Senseless(f"the file with the message's attributes is not valid: {_first_line(error)}") from error
+        raise Senseless(f"the message's attributes file is invalid: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -69,7 +69,7 @@ class Guard:
                 mode = _octal(found)
                 raise self._refusal(
                     f"every user of this machine can write to the parent folder {_shown(path)} (mode "
-                    f"{mode}), and so can replace the root with another folder. Restrict access to "
+                    f"{mode}), so any of them could replace the root with another folder. Restrict access to "
                     "the parent folder (chmod o-w), or choose another --root"
                 )
             if self._is_strange(found):
@@ -145,7 +145,7 @@ class Guard:
                     of_group.append(name)
         if of_group:
             logger.warning(
-                "the folder of queue %s is writable by its group, so the members of the group can add and remove "
+                "these queue folders are group-writable: %s. Group members can therefore add and remove "
                 "messages. Restrict access with chmod g-w",
                 shorten(", ".join(sorted(of_group)), 200),
             )
@@ -157,8 +157,8 @@ class Guard:
         owner, user = _user(found.user), _user(os.geteuid())
         mapped = f", also where {self._mount.kind} shows users by other names" if self._mount.remote else ""
         return self._refusal(
-            f"{_shown(path)} is owned by {owner}, but mq runs as {user}. {owner} could replace folders with links and "
-            f"so make mq use other folders. Do one of the following: run mq as {owner}; check the folder's contents, "
+            f"{_shown(path)} is owned by {owner}, but mq runs as {user}. {owner} could use symbolic links to "
+            f"redirect mq to other folders. Do one of the following: run mq as {owner}; check the folder's contents, "
             f"then change its owner (chown); choose another --root; or trust {owner} with --root-owner {owner}{mapped}"
         )
 

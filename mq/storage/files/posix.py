@@ -193,8 +193,8 @@ class FolderStorage:
             )
         if self._options.sharing is Sharing.PEERS and not self._mount.remote:
             logger.info(
-                "this daemon runs with --peers although its root is on a local file system. Use --standby there: it is "
-                "faster, and also preserves message order and idempotency keys"
+                "this daemon runs with --peers although its root is on a local file system. Use --standby instead: it "
+                "is faster, and also preserves message order and idempotency keys"
             )
         syncfs = self._mount.can_syncfs() if self._syncfs is None else self._syncfs
         self._own_changes = self._watch_calls()

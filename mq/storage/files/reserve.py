@@ -74,7 +74,7 @@ class Reserve:
             self.is_ready = not self._shared
             if self._missed:
                 self._missed = False
-                logger.warning("the disk has free space again, so mq accepts new messages again")
+                logger.warning("the disk has free space again; mq now accepts new messages")
 
     def missing(self) -> OSError | None:
         """Make sure that it is in place, or return why it is not."""
@@ -115,7 +115,7 @@ class Reserve:
                 self._calls.unlink(self._path)
             except FileNotFoundError:
                 return
-        logger.debug("the disk is nearly full, so mq has freed the disk space that it had reserved for this case")
+        logger.debug("the disk is nearly full, so mq has released its reserved disk space")
 
     def _miss(self, error: OSError) -> None:
         if error.errno in NO_ROOM and not self._missed:

@@ -98,7 +98,7 @@ function makeGroup(queue, reload) {
     h(
       "div", { class: "bar" },
       h("h2", {}, h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue), " ", count),
-      may("configure", queue) && button("Redrive all…", all),
+      may("configure", queue) && button("Redrive all messages…", all),
     ),
     table.element,
     rest,
@@ -106,7 +106,7 @@ function makeGroup(queue, reload) {
 
   async function all() {
     const text = `All messages in ${queue} will be moved back to their original queues.`;
-    if (!(await confirmed(`Redrive ${queue}?`, text, "Redrive"))) return;
+    if (!(await confirmed(`Redrive all messages in ${queue}?`, text, "Redrive"))) return;
     try {
       say(movedText(await redrive(queue)));
     } catch (error) {

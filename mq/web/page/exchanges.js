@@ -20,9 +20,9 @@ export function exchangesView({ onState }) {
   const picture = h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Binding diagram" });
   const note = h("p", { class: "nothing" });
   const table = makeTable("Bindings", [
-    ["Source", (way) => way.from.label],
-    ["Destination", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
-    ["Type", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
+    ["Binding source", (way) => way.from.label],
+    ["Binding destination", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
+    ["Binding type", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
     ["Routing key", (way) => way.key],
   ], (way) => `${way.from.id} ${way.to.id} ${way.key} ${way.isDead}`, "No bindings.");
   let told = null, drawn = "";
@@ -110,7 +110,7 @@ function together(ways) {
   const pairs = Map.groupBy(ways, ({ from, to, isDead }) => JSON.stringify([from.id, to.id, isDead]));
   return [...pairs.values()].flatMap((same) => (
     same.length <= MOST_BETWEEN
-      ? same : [...same.slice(0, MOST_BETWEEN - 1), { ...same.at(-1), key: `and ${number(same.length - MOST_BETWEEN + 1)} more` }]
+      ? same : [...same.slice(0, MOST_BETWEEN - 1), { ...same.at(-1), key: `and ${number(same.length - MOST_BETWEEN + 1)} more bindings` }]
   ));
 }
 

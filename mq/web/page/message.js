@@ -23,9 +23,9 @@ export async function openMessage(message) {
   const json = text === null || !isWhole ? null : asJson(text);
   const pane = h("pre", { class: "body", tabindex: 0, "aria-label": "Body" });
   const ways = [
-    ["Text", text === null ? null : () => text],
+    ["Plain text", text === null ? null : () => text],
     ["JSON", json === null ? null : () => json],
-    ["Hex", () => asHex(data.slice(0, HEX_BYTES)) + (data.length > HEX_BYTES ? "\n…" : "")],
+    ["Hex dump", () => asHex(data.slice(0, HEX_BYTES)) + (data.length > HEX_BYTES ? "\n…" : "")],
   ].filter(([, written]) => written);
   const buttons = ways.map(([name, written]) => button(name, () => choose(name, written), { "aria-pressed": "false" }));
 
@@ -40,7 +40,7 @@ export async function openMessage(message) {
     h(
       "div", { class: "bar" },
       h("div", { class: "choice", role: "group", "aria-label": "Body format" }, buttons),
-      h("a", { href: path(message.queue, "messages", message.id), download: message.id }, "Download"),
+      h("a", { href: path(message.queue, "messages", message.id), download: message.id }, "Download body"),
       isWhole || h("span", {}, `showing the first ${bytes(data.length)} of ${bytes(message.size)}`),
     ),
     pane,
@@ -51,11 +51,11 @@ function facts(message) {
   return [
     ["ID", h("code", {}, message.id)],
     ["Queue", message.queue],
-    ["State", message.state],
+    ["Message state", message.state],
     ...(until(message) ? [["Becomes available", until(message)]] : []),
-    ["Published", time(message.published_ms)],
+    ["Published at", time(message.published_ms)],
     ["Deliveries", String(message.receives)],
-    ["Size", bytes(message.size)],
+    ["Body size", bytes(message.size)],
     ["Content type", message.content_type],
     ...(message.content_encoding ? [["Content encoding", message.content_encoding]] : []),
     ...Object.entries(message.attributes).map(([name, value]) => [`Header ${name}`, value]),

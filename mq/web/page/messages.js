@@ -49,8 +49,8 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
 
   function titles() {
     return isDead
-      ? ["Reason", "Message", "Source queue", "Dead-lettered", "Size"]
-      : ["Message", "Age", "Becomes available", "Deliveries", "Size", "Dead-letter reason"];
+      ? ["Dead-letter reason", "Message", "Source queue", "Dead-lettered", "Body size"]
+      : ["Message", "Message age", "Becomes available", "Deliveries", "Body size", "Dead-letter reason"];
   }
 
   function fill(found) {
@@ -74,7 +74,7 @@ export function messageTable({ queue, actions, onChange, isDead = false }) {
       type: "checkbox", "aria-label": `Select message ${message.id}`, on: { change: () => choose(message.id, choice.checked) },
     });
     const look = button(beginning(message), () => open(message), { class: "look", title: message.id });
-    const shown = titles().filter((title) => title !== "Message" && title !== "Reason")
+    const shown = titles().filter((title) => title !== "Message" && !(isDead && title === "Dead-letter reason"))
       .map((title) => h("td", { class: { "Source queue": null, "Dead-letter reason": "why" }[title] ?? "short" }));
     const reason = isDead ? h("td", { class: "why" }) : shown.at(-1);
     const row = h(

@@ -23,13 +23,13 @@ export function nodeView({ onState }) {
     ["Metric", (each) => each.what],
     ...PARTS.map(([part, title]) => [`${title}, last minute`, (each) => quantile(each.lately, part), true]),
     ...PARTS.map(([part, title]) => [`${title} since startup`, (each) => quantile(each.ever, part), true]),
-    ["Measurements", (each) => number(countOf(each.ever)), true],
+    ["Measurements since startup", (each) => number(countOf(each.ever)), true],
   ], ({ what }) => what, "No measurements yet.");
   const samples = [];
   const cluster = h("p", { class: "summary" });
   const nodes = makeTable("Nodes", [
     ["Node", (each) => each.name],
-    ["Role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
+    ["Cluster role", (each) => (each.is_master ? "master" : "mirror") + (each.is_draining ? ", drained" : "")],
     ["Cluster member for", (each) => duration(each.uptime_seconds), true],
   ], ({ name }) => name, "This daemon is not part of a cluster.");
   const links = makeTable("Connections to other nodes", [
@@ -139,5 +139,5 @@ function warned({ voters, nodes }) {
 }
 
 function lease({ lease_remaining_seconds: left, lease_seconds: whole }) {
-  return left === null ? "This node is not a member of the cluster at the moment." : `This node's membership, which lasts ${whole} s, expires in ${left.toFixed(1)} s unless it is renewed.`;
+  return left === null ? "This node is not a member of the cluster at the moment." : `This node's cluster membership expires in ${left.toFixed(1)} s unless it is renewed. Each renewal is valid for ${whole} s.`;
 }

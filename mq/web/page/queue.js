@@ -31,7 +31,7 @@ export function queueView(name, { onState }) {
   const pauses = mayPause && PAUSES.map(([setting, what]) => ({
     setting, what, button: button(`Pause ${what}`, act(() => togglePause(setting, what))),
   }));
-  const redriving = button("Redrive all…", act(redriveAll));
+  const redriving = button("Redrive all dead letters…", act(redriveAll));
   const hour = h("div", { class: "plots unknown" });
   const { form, fill } = settingsForm(name, () => view.settings);
 
@@ -45,17 +45,17 @@ export function queueView(name, { onState }) {
       "div", { class: "bar", role: "group", "aria-label": "Queue actions" },
       pauses.map((each) => each.button),
       may("configure", name) && [
-        button("Purge…", act(purge), { class: "danger" }),
-        button("Delete…", act(remove), { class: "danger" }),
+        button("Purge queue…", act(purge), { class: "danger" }),
+        button("Delete queue…", act(remove), { class: "danger" }),
         redriving, // the last one: it is shown and hidden, and must not move another one under the pointer
       ],
     ),
-    may("monitor", name) && h("details", { open: true }, h("summary", {}, "Last hour"), hour),
+    may("monitor", name) && h("details", { open: true }, h("summary", {}, "Queue activity in the last hour"), hour),
     may("publish", name) && h("details", {}, h("summary", {}, "Publish a message"), publishForm(name)),
     may("consume", name) && h(
       "section", { "aria-label": "Messages" },
       h("h2", {}, "Messages"),
-      h("div", { class: "choice", role: "group", "aria-label": "State" }, choices),
+      h("div", { class: "choice", role: "group", "aria-label": "Message state" }, choices),
       table.element,
       h("div", { class: "bar" }, more),
     ),
@@ -159,12 +159,12 @@ export function queueView(name, { onState }) {
 
   async function redriveAll() {
     const text = `All dead-lettered messages in ${name} will be moved back to their original queues.`;
-    if (await confirmed(`Redrive ${name}?`, text, "Redrive")) say(movedText(await redrive(name)));
+    if (await confirmed(`Redrive all dead letters in ${name}?`, text, "Redrive")) say(movedText(await redrive(name)));
   }
 
   async function purge() {
     const text = `All messages in ${name} that are not leased will be permanently deleted.`;
-    if (!(await confirmed(`Purge ${name}?`, text, "Purge"))) return;
+    if (!(await confirmed(`Purge queue ${name}?`, text, "Purge"))) return;
     const { purged } = await askJson("POST", path(name, "purge"));
     say(`${many(purged, "message")} removed`);
   }
@@ -172,9 +172,9 @@ export function queueView(name, { onState }) {
   async function remove() {
     const count = view.ready + view.leased + view.delayed;
     const text = `The queue and its ${many(count, "message")} will be permanently deleted.`;
-    if (!(await confirmed(`Delete ${name}?`, text, "Delete"))) return;
+    if (!(await confirmed(`Delete queue ${name}?`, text, "Delete"))) return;
     await ask("DELETE", path(name));
-    say(`${name} deleted`);
+    say(`queue ${name} deleted`);
     location.hash = "#/queues";
   }
 
@@ -248,7 +248,7 @@ function publishForm(queue) {
       "div", { class: "fields" },
       field("Content type", type),
       field("Content encoding", encoding),
-      field("Delay", delay),
+      field("Delivery delay", delay),
       field("Expires after", ttl),
       field("Priority", priority),
       field("Message group", group),
@@ -283,7 +283,7 @@ function headersIn(text) {
   for (const line of text.split("\n")) {
     const colon = line.indexOf(":");
     if (colon > 0) found[line.slice(0, colon).trim()] = line.slice(colon + 1).trim();
-    else if (line.trim()) throw new Error(`"${line.trim()}" is not a valid header. Enter each header in the form "name: value"`);
+    else if (line.trim()) throw new Error(`"${line.trim()}" is not a valid header. Enter each header in the form "name: value".`);
   }
   return found;
 }

@@ -33,8 +33,8 @@ export function queuesView(query, { onState, onDead }) {
     h("caption", { class: "unseen" }, "Queues"), 
     h("thead", {}, h("tr", {}, heads, h("th", { scope: "col" }, "Messages, last hour"))), body,
   );
-  const before = button("Previous", () => turn(-PAGE));
-  const after = button("Next", () => turn(PAGE));
+  const before = button("Previous page", () => turn(-PAGE));
+  const after = button("Next page", () => turn(PAGE));
   const place = h("span");
   const rows = new Map();
   let end = () => {}, timer = null;
@@ -45,7 +45,7 @@ export function queuesView(query, { onState, onDead }) {
     summary,
     h("div", { class: "bar" }, mayAnywhere("configure") && newQueue(), field("Filter", filter)),
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Queue table" }, table),
-    h("div", { class: "bar", role: "group", "aria-label": "Pages" }, before, place, after),
+    h("div", { class: "bar", role: "group", "aria-label": "Page navigation" }, before, place, after),
   );
 
   function head(key, title, place) {
@@ -127,7 +127,7 @@ export function queuesView(query, { onState, onDead }) {
     });
     if (cells.line !== line) {
       cells.line = line;
-      cells.hour.replaceChildren(...[sparkline(line, `maximum ${number(Math.max(...line, 0))}`)].filter(Boolean));
+      cells.hour.replaceChildren(...[sparkline(line, `maximum number of messages in the last hour: ${number(Math.max(...line, 0))}`)].filter(Boolean));
     }
     return cells.element;
   }
@@ -149,7 +149,7 @@ function askedBy(query) {
 
 /** Where a queue lives, if that is not the disk of a daemon alone. */
 export function storeText({ store }) {
-  return { memory: "stored in memory", node: "on this node only", cluster: "cluster" }[store] ?? "";
+  return { memory: "stored in memory", node: "stored on this node only", cluster: "cluster" }[store] ?? "";
 }
 
 /** What is said of a queue that is paused. */
@@ -177,8 +177,8 @@ function newQueue() {
     h("summary", {}, "New queue"),
     h(
       "form", { class: "card", on: { submit: create } },
-      field("Name", name, hint),
-      h("label", { class: "check" }, keepsDead, " Also create a dead-letter queue, NAME.dead"),
+      field("Queue name", name, hint),
+      h("label", { class: "check" }, keepsDead, " Also create the dead-letter queue NAME.dead"),
       h("button", { type: "submit", class: "primary" }, "Create"),
     ),
   );
@@ -203,7 +203,7 @@ async function make(name, keepsDead) {
   if (!keepsDead) return;
   const dead = `${name}.dead`;
   if (!may("configure", dead) || !may("publish", dead) || !may("consume", name)) {
-    say(`${name} was created, but you do not have permission to create ${dead}`, true);
+    say(`queue ${name} was created, but you do not have permission to create its dead-letter queue ${dead}`, true);
     return;
   }
   await askJson("PUT", path(dead));

@@ -16,13 +16,13 @@ export function schedulesView({ onState }) {
     empty: "There are no schedules that you have permission to configure.",
     keyOf: ({ name }) => name,
     columns: [
-      ["Name", ({ name }) => name],
+      ["Schedule", ({ name }) => name],
       ["Queue", ({ queue }) => h("a", { href: `#/queue/${encodeURIComponent(queue)}` }, queue)],
-      ["Timing", when, "short"],
+      ["Cron expression or interval", when, "short"],
       ["Next run", ({ next }) => (next ? time(Date.parse(next)) : "—"), "short"],
       ["Last run", ({ last }) => (last ? time(Date.parse(last)) : "—"), "short"],
       ["Last error", ({ error }) => error ?? ""],
-      ["", (each) => button("Delete…", () => remove(each), { class: "danger", "aria-label": `Delete ${each.name}` })],
+      ["", (each) => button("Delete schedule…", () => remove(each), { class: "danger", "aria-label": `Delete schedule ${each.name}` })],
     ],
     beside: newSchedule(),
     onState,
@@ -50,7 +50,7 @@ function newSchedule() {
     h("summary", {}, "New schedule"),
     h(
       "form", { class: "card", on: { submit: create } },
-      field("Name", name, "If a schedule with this name exists, it is updated."),
+      field("Schedule name", name, "If a schedule with this name exists, it is updated."),
       field("Queue", queue),
       field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
       field("Time zone", zone),
@@ -72,7 +72,7 @@ function newSchedule() {
       await askJson("PUT", path("-", "schedules", name.value), {
         ...instants, queue: queue.value, message, unless_waiting: unlessWaiting.checked,
       });
-      say(`${name.value} saved`);
+      say(`schedule ${name.value} saved`);
       details.open = false;
     } catch (error) {
       say(error.message, true);
@@ -83,11 +83,11 @@ function newSchedule() {
 }
 
 async function remove({ name, queue }) {
-  const text = `${name} will no longer publish to ${queue}. Messages already in the queue are kept.`;
+  const text = `The schedule ${name} will no longer publish to the queue ${queue}. Messages already in the queue are kept.`;
   if (!(await confirmed("Delete schedule?", text, "Delete schedule"))) return;
   try {
     await ask("DELETE", path("-", "schedules", name));
-    say(`${name} deleted`);
+    say(`schedule ${name} deleted`);
   } catch (error) {
     say(error.message, true);
   }

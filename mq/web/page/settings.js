@@ -6,10 +6,10 @@ import { notation } from "./format.js";
 
 const FIELDS = [
   ["visibility", "duration", "Visibility timeout", "time within which a consumer must acknowledge a fetched message, such as 30s, 10m or 1.5h"],
-  ["delay", "duration", "Delay", "delay between publishing a message and making it available to consumers"],
+  ["delay", "duration", "Delivery delay", "delay between publishing a message and making it available to consumers"],
   ["ttl", "duration", "Time to live", "time after which a message expires"],
-  ["max_messages", "number", "Maximum messages", "maximum number of messages in the queue"],
-  ["max_bytes", "size", "Maximum bytes", "maximum total size of the message bodies in the queue, such as 10MiB"],
+  ["max_messages", "number", "Maximum number of messages", "maximum number of messages in the queue"],
+  ["max_bytes", "size", "Maximum total body size", "maximum total size of the message bodies in the queue, such as 10MiB"],
   ["overflow", ["reject", "drop-head"], "When the queue is full", "refuse new messages, or drop the oldest messages"],
   ["retry_delay", "duration", "Retry delay", "time before a message is redelivered after a failure"],
   ["retry_factor", "number", "Backoff multiplier", "the retry delay is multiplied by this number after each further failure"],

@@ -108,7 +108,7 @@ class Batches:
             except Compacted as error:
                 raise StorageFailed(
                     f"the outcome of a change to record {key} is unknown, and etcd has compacted the earlier version "
-                    "of the record, without which mq cannot determine the outcome. Restart mq: it then accepts the "
+                    "of the record, which mq needs to determine the outcome. Restart mq: it then accepts the "
                     "current version"
                 ) from error
             before[key] = found[0].value if found else None

@@ -36,7 +36,7 @@ def parse_endpoint(text: str) -> Endpoint:
     Raises:
         ValueError: it is anything else; the text says what to write.
     """
-    advice = f"invalid address of an etcd member: {text!r}. Use an address such as http://127.0.0.1:2379"
+    advice = f"invalid etcd member address: {text!r}. Use an address such as http://127.0.0.1:2379"
     parts = urlsplit(text)
     try:
         port = parts.port or 2379

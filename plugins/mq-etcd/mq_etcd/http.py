@@ -96,7 +96,7 @@ class ReplyParser:
             name, colon, value = field.partition(b":")
             name, value = name.lower(), value.strip()
             if not colon:
-                raise Malformed(f"a header of the response has no colon: {field[:60]!r}")
+                raise Malformed(f"a response header has no colon: {field[:60]!r}")
             if name == b"content-length":
                 length = _number(value, 10)
             elif name == b"transfer-encoding":
@@ -118,7 +118,7 @@ class ReplyParser:
             self._check_length()
             return None
         if self._buffer[:start] != b"\r\n"[:start]:
-            raise Malformed("a chunk of the response is longer than its declared size")
+            raise Malformed("a response chunk is longer than its declared size")
         size = _number(bytes(self._buffer[start:end]).partition(b";")[0], 16)
         if size:
             del self._buffer[: end + 2]
@@ -152,8 +152,8 @@ class ReplyParser:
 
 def _number(digits: bytes, base: int) -> int:
     if not digits or len(digits) > 15 or digits.strip(b"0123456789abcdefABCDEF"):
-        raise Malformed(f"the Content-Length or chunk size of the response is invalid: {digits[:60]!r}")
+        raise Malformed(f"the response has an invalid Content-Length or chunk size: {digits[:60]!r}")
     try:
         return int(digits, base)
     except ValueError as error:
-        raise Malformed(f"the Content-Length or chunk size of the response is invalid: {digits[:60]!r}") from error
+        raise Malformed(f"the response has an invalid Content-Length or chunk size: {digits[:60]!r}") from error

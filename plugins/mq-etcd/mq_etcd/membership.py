@@ -215,11 +215,11 @@ class EtcdCandidacy:
         with translated():
             kept = await self._client.get(self._key)
             if kept is None or kept.created != self.number:
-                raise CandidacyEnded("the etcd key of this node's membership was deleted")
+                raise CandidacyEnded("this node's membership key was deleted from etcd")
             value = json.dumps(json.loads(kept.value) | {SEEN: seen, DRAINING: is_draining}).encode()
             done = await self._client.txn([created_at(self._key, self.number)], [Put(self._key, value, self._lease)])
         if not done.succeeded:
-            raise CandidacyEnded("the etcd key of this node's membership was deleted")
+            raise CandidacyEnded("this node's membership key was deleted from etcd")
 
     async def leave(self) -> None:
         """Revoke the lease, and with it the key."""

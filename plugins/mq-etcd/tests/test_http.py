@@ -64,16 +64,16 @@ BROKEN = {
     "no length": (HEAD + b"\r\n", "neither a Content-Length header nor chunked encoding"),
     "a negative length": (
         HEAD + b"Content-Length: -1\r\n\r\n",
-        "the Content-Length or chunk size of the response is invalid",
+        "the response has an invalid Content-Length or chunk size",
     ),
     "a length in letters": (
         HEAD + b"Content-Length: ff\r\n\r\n",
-        "the Content-Length or chunk size of the response is invalid",
+        "the response has an invalid Content-Length or chunk size",
     ),
     "another encoding": (HEAD + b"Transfer-Encoding: gzip\r\n\r\n", "transfer encoding"),
     "a chunk in words": (
         CHUNKED + b"five\r\nhello\r\n0\r\n\r\n",
-        "the Content-Length or chunk size of the response is invalid",
+        "the response has an invalid Content-Length or chunk size",
     ),
     "a chunk that is longer than it says": (CHUNKED + b"1\r\nhello\r\n0\r\n\r\n", "longer than its declared size"),
     "an endless head": (HEAD + b"X: " + b"x" * LONGEST_HEAD, "exceeds"),

@@ -42,8 +42,8 @@ def test_an_address_says_all_there_is_to_say(tmp_path) -> None:
     [
         ("", "requires an address, such as etcd:http"),
         ("?prefix=/mq", "requires an address"),
-        ("127.0.0.1:2379", "invalid address of an etcd member"),
-        ("http://127.0.0.1,ftp://127.0.0.1", "invalid address of an etcd member"),
+        ("127.0.0.1:2379", "invalid etcd member address"),
+        ("http://127.0.0.1,ftp://127.0.0.1", "invalid etcd member address"),
         ("http://127.0.0.1?prefx=/mq", 'unknown option "prefx" for the storage backend "etcd"'),
         ("http://127.0.0.1?prefix=", "invalid key prefix"),
         ("http://127.0.0.1?prefix=/ü", "invalid key prefix"),

@@ -118,7 +118,7 @@ def _hosts(text: str, folder: str | None) -> dict[str, str]:
     if folder is not None:
         if text or not folder.startswith("/"):
             raise StorageUnusable(
-                "host= is only for the folder of a Unix socket. Use an address such as postgres:///mq?host=/run/postgresql"
+                "host= only accepts a Unix socket folder. Use an address such as postgres:///mq?host=/run/postgresql"
             )
         return {"host": folder}
     if not text:

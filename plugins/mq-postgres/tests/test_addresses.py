@@ -56,7 +56,7 @@ def test_the_deadline_may_have_a_unit() -> None:
         ("//localhost/mq?sslmode=on", "unknown sslmode"),
         ("//localhost/mq?deadline=0", "such as deadline=10s"),
         ("//localhost/mq?options=-c", "unknown option"),
-        ("//localhost/mq?host=/run", "is only for the folder of a Unix socket"),
+        ("//localhost/mq?host=/run", "only accepts a Unix socket folder"),
         ("//a b/mq", "invalid PostgreSQL hosts"),
         ("//[::1/mq", "invalid PostgreSQL address"),
     ],

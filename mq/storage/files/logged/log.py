@@ -190,7 +190,7 @@ class Log:
         if self._offset + need > self._current.size:
             self._change(is_full=True)
         if PAGE + need > self._current.size:  # takes() was not asked: a start would not find such a record
-            error = OSError(errno.EFBIG, "a record of the write-ahead log is longer than the file that contains it")
+            error = OSError(errno.EFBIG, "a write-ahead log record is too long for the log file")
             self._note_failure(error)
             raise error
         segment, sequence = self._current, self._next
@@ -314,7 +314,7 @@ class Log:
             self._checkpoint_until_end()
         except BaseException:
             self._note_failure(
-                OSError(errno.EIO, "the checkpoint thread of the write-ahead log failed")
+                OSError(errno.EIO, "the write-ahead log's checkpoint thread failed")
             )  # no commit waits for it
             raise
 
@@ -339,9 +339,7 @@ class Log:
         segment = self._leaving
         assert segment is not None, "no segment can be read"
         epoch = segment.epoch
-        failure: OSError | None = OSError(
-            errno.EIO, "a checkpoint of the write-ahead log was interrupted before it was complete"
-        )
+        failure: OSError | None = OSError(errno.EIO, "a write-ahead log checkpoint was interrupted")
         try:
             self._bring(segment.fd, segment.size, (record for _, record in segment.records(self._left)))
             if self._is_full and segment.size < self._largest:

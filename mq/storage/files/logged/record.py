@@ -196,9 +196,7 @@ def decode(payload: bytes) -> list[Saying]:
             case ["v", sequence, numbers]:
                 found.append(Refused(int(sequence), tuple(map(int, numbers.split(",")))))
             case _:
-                raise ValueError(
-                    f"this version of mq does not support this record of the write-ahead log: {line[:40]!r}"
-                )
+                raise ValueError(f"this version of mq does not support this write-ahead log record: {line[:40]!r}")
     return found
 
 

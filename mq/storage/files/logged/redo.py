@@ -343,8 +343,7 @@ def _redo_queues(folders: Folders, records: Records, sayings: Iterable[Saying]) 
     for queue, is_made in made.items():
         if is_made and calls.kind(f"{layout.queues}/{queue}") is None:
             logger.warning(
-                "created the folder of queue %s, which was missing although the queue is recorded in the "
-                "write-ahead log",
+                "created the missing folder for queue %s, because the queue is recorded in the write-ahead log",
                 queue,
             )
             calls.mkdir(f"{layout.queues}/{queue}")

@@ -101,8 +101,8 @@ class PeerLease:
         """Renew the lease; take it again if peers took this process for dead."""
         if self._calls.kind(self._file) is None or self._calls.kind(self.stage) is None:
             logger.warning(
-                "the other daemons on this root assumed that this daemon had stopped, and discarded its incoming "
-                "messages that were not yet confirmed. Nothing else was lost"
+                "the other daemons on this root assumed that this daemon had stopped, so they discarded its "
+                "unconfirmed incoming messages. Nothing else was lost"
             )
             self.announce()
         elif self._expires:
@@ -165,7 +165,7 @@ class PeerLease:
                 return False
             self._heard.pop(name, None)
             self._clear(name)
-            logger.info("another daemon on this root (%s) had stopped; its remaining files were cleaned up", name)
+            logger.info("cleaned up the files left by a stopped daemon on this root (%s)", name)
             return True
         finally:
             close_all(self._calls, [fd])

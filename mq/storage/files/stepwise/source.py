@@ -127,4 +127,4 @@ def _check(path: str) -> None:
     with or_unusable(f"cannot use {shorten(path)}"):
         os.listdir(path)
     if not os.access(path, os.W_OK):
-        raise StorageUnusable(f"cannot use {shorten(path)}: the user that mq runs as cannot write to the folder")
+        raise StorageUnusable(f"cannot use {shorten(path)}: the user running mq cannot write to this folder")
