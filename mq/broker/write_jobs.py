@@ -273,15 +273,16 @@ class WriteJobs:
             chunk = _Chunk.said(entry, attributes)
         except KeyError:
             logger.error(
-                "found the damaged file %s with staged messages of a write job; the file was left in the folder new/",
+                "the file %s, which contains messages staged by a write job, is damaged; it was left in the "
+                "folder new/",
                 entry.id,
             )
             return
         job = self._jobs.get(chunk.job)
         if job is None and damages_of(self._core.storage, KIND):
             logger.error(
-                "found the file %s with staged messages, but the record of their write job is missing; the file was "
-                "left in the folder new/",
+                "the file %s contains messages staged by a write job whose record is missing; it was left in the "
+                "folder new/",
                 entry.id,
             )
         elif job is None or job.state in (JobState.DONE, JobState.ABORTED) or not job.add(chunk.on(job.disk, size)):

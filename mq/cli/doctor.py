@@ -35,9 +35,7 @@ from mq.storage.options import StorageOptions
 
 @click.command("doctor")
 @click.argument("root", envvar="MQ_ROOT", type=click.Path())
-@click.option(
-    "--no-bodies", is_flag=True, help="Check only the names of the files; do not read messages or verify checksums."
-)
+@click.option("--no-bodies", is_flag=True, help="Check file names only; do not read messages or verify checksums.")
 @click.option("--repair", "repairs", is_flag=True, help="Repair the problems that the daemon would repair at startup.")
 @click.option(
     "--quarantine",

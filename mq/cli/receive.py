@@ -51,7 +51,7 @@ class Receiver(Protocol):
     type=Number(1),
     default=1,
     show_default=True,
-    help="Number of messages to receive.",
+    help="Maximum number of messages to receive.",
 )
 @click.option("--follow", is_flag=True, help="Keep receiving new messages until the command is interrupted.")
 @click.option(

@@ -202,7 +202,7 @@ def complete_queues(context: click.Context, parameter: click.Parameter, incomple
 
 queue_argument: Final = click.argument("queue", shell_complete=complete_queues)
 json_option: Final = click.option(
-    "--json", "as_json", is_flag=True, help="Print the output as JSON: one object on each line."
+    "--json", "as_json", is_flag=True, help="Print the output as JSON, one object per line."
 )
 yes_option: Final = click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 

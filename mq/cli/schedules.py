@@ -45,7 +45,7 @@ def list_command(remote: Remote, as_json: bool) -> None:
 @click.option(
     "--cron",
     metavar="LINE",
-    help='Cron expression with five fields (minute, hour, day, month, weekday), such as "0 3 * * MON-FRI".',
+    help='Cron expression with five fields (minute, hour, day, month, weekday); for example, "0 3 * * MON-FRI".',
 )
 @click.option("--zone", metavar="ZONE", help="Time zone for --cron, such as Europe/Berlin. [default: UTC]")
 @click.option(

@@ -154,7 +154,8 @@ def user_command() -> None:
     metavar="RIGHT=PATTERN",
     multiple=True,
     callback=_parse_rights,
-    help="Right to grant to the user, and the queues to which it applies (such as publish=orders.*). Can be repeated.",
+    help="Right to grant to the user, and the queues to which it applies; for example, publish=orders.*. Can be "
+    "repeated.",
 )
 @click.option("--password", "asks", is_flag=True, help="Ask for a password instead of creating a token.")
 @click.option(
@@ -268,7 +269,10 @@ def token_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool, la
 @click.option("--only", is_flag=True, help="Also revoke all of the user's other access keys.")
 @_editing
 def aws_key_command(editor: UsersFile | ClusterUsers, /, name: str, only: bool) -> None:
-    """Create another AWS SDK access key for a user and print it. The key cannot be shown again."""
+    """Create an additional access key with which the user can connect through AWS SDKs, and print it.
+
+    The key cannot be shown again.
+    """
     _print_key(_with_keys(editor).add_aws_key(name, only=only))
 
 

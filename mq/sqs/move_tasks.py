@@ -200,7 +200,7 @@ class MoveTasks:
         for tasks in self._of_queue.values():
             if tasks[0].handle == handle and tasks[0].status == RUNNING:
                 return tasks[0]
-        raise SqsError("ResourceNotFoundException", "The task does not exist or has ended.")
+        raise SqsError("ResourceNotFoundException", "The task does not exist or has finished.")
 
     def end(self) -> None:
         """Cancel all tasks: mq stops."""

@@ -151,5 +151,5 @@ def test_what_was_published_over_http_has_properties() -> None:
     ],
 )
 def test_what_nobody_here_has_kept(kept: dict[str, Any]) -> None:
-    with pytest.raises(CorruptMessage, match="the stored properties of the message are damaged"):
+    with pytest.raises(CorruptMessage, match="the message's stored properties are damaged"):
         arrival_of("t", "id", "q", kept, b"", redelivered=False)

@@ -1040,7 +1040,7 @@ async def test_a_message_of_which_nonsense_is_noted_is_not_delivered_and_ends_no
     await house.broker.publish("q", b"good")
     await client.consume(no_ack=True)
     assert (await client.delivery())[2] == b"good"
-    assert "the stored properties of the message are damaged" in caplog.text
+    assert "the message's stored properties are damaged" in caplog.text
 
 
 async def test_a_message_of_which_nonsense_is_noted_is_passed_over_by_a_get(

@@ -628,10 +628,10 @@ async def test_backups_of_two_roots_are_not_mixed(disk: Disk) -> None:
 async def test_two_at_a_time_are_refused(disk: Disk) -> None:
     target = make_calls()
     with open_backups(target, BACKUPS, make=True):
-        with pytest.raises(StorageUnusable, match="wait until that operation has ended"):
+        with pytest.raises(StorageUnusable, match="wait for that operation to finish"):
             backed_up(disk, target)
         with (
-            pytest.raises(StorageUnusable, match="wait until that operation has ended"),
+            pytest.raises(StorageUnusable, match="wait for that operation to finish"),
             open_backups(target, BACKUPS, make=False),
         ):
             pass

@@ -332,7 +332,7 @@ async def test_a_daemon_with_peers_beside_one_without_waits_and_is_refused(
 ) -> None:
     async with open_disk(MOUNTS["rename"]) as disk:
         said = await line(disk, disk.another(sharing=Sharing.PEERS))
-        assert "is served by a daemon with --peers=0: restart that daemon with --peers=1 or more" in said
+        assert "is in use by a daemon that does not share it with other processes (--peers=0). Restart" in said
         assert 1 < trio.current_time() < 60
 
 

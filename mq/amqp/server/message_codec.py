@@ -163,7 +163,7 @@ def arrival_of(
         raw = _raw(written) if len(written) <= LONGEST_REMEMBERED else _raw.__wrapped__(written)
         exchange, routing_key = str(ours["exchange"]), str(ours["routing_key"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CorruptMessage("the stored properties of the message are damaged") from error
+        raise CorruptMessage("the message's stored properties are damaged") from error
     return Arrival(token, exchange, routing_key, raw, body, redelivered)
 
 

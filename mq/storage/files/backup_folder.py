@@ -428,7 +428,7 @@ def open_backups(
             calls.lock(lock, exclusive=make)
         except BlockingIOError as error:
             raise StorageUnusable(
-                f"{shown} is in use by another backup or restore: wait until that operation has ended"
+                f"{shown} is in use by another backup or restore: wait for that operation to finish"
             ) from error
         folder = BackupFolder(calls, path, syncfs=syncfs, threads=threads)
         stack.callback(folder.close)

@@ -297,5 +297,6 @@ def _lock_shared(calls: Calls, lock: int, root: str) -> None:
         calls.lock(lock, exclusive=False)
     except BlockingIOError as error:
         raise RootBusy(
-            f"root {shorten(root)} is served by a daemon with --peers=0: restart that daemon with --peers=1 or more"
+            f"root {shorten(root)} is in use by a daemon that does not share it with other processes (--peers=0). "
+            "Restart that daemon with --peers=1 or higher"
         ) from error

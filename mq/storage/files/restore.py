@@ -168,8 +168,8 @@ def bring_back(
             calls.lock(lock, exclusive=True)
         except BlockingIOError as error:
             raise StorageUnusable(
-                f"{shorten(root, 200)} is in use by a daemon or another restore: stop the daemon, or wait until the "
-                "other restore has ended"
+                f"{shorten(root, 200)} is in use by a daemon or another restore: stop the daemon, or wait for the "
+                "other restore to finish"
             ) from error
         root_fd = calls.open(root, OPEN_FOLDER)  # before anything is written: it hears of every error since
         stack.callback(calls.close, root_fd)

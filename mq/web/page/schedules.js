@@ -52,7 +52,7 @@ function newSchedule() {
       "form", { class: "card", on: { submit: create } },
       field("Schedule name", name, "If a schedule with this name exists, it is updated."),
       field("Queue", queue),
-      field("Cron expression", cron, "minute, hour, day, month and weekday, such as 0 3 * * MON-FRI"),
+      field("Cron expression", cron, "minute, hour, day, month and weekday; for example, 0 3 * * MON-FRI"),
       field("Time zone", zone),
       field("Interval (instead of a cron expression)", every),
       field("Body", body),

@@ -17,7 +17,7 @@ const FIELDS = [
   ["retry_max", "duration", "Maximum retry delay", "upper limit for the retry delay"],
   ["max_receives", "number", "Maximum deliveries", "number of times a message can be delivered before it is dead-lettered; requires a dead-letter queue"],
   ["dead_letter_queue", "text", "Dead-letter queue", "queue that receives this queue's dead-lettered messages"],
-  ["unique", "checkbox", "Unique messages", "do not store a message if the queue already contains one with the same body"],
+  ["unique", "checkbox", "Reject duplicate messages", "do not store a message if the queue already contains one with the same body"],
   ["max_priority", "number", "Maximum priority", "messages with a higher priority are delivered first; 0 disables priorities"],
   ["groups", "checkbox", "Message groups", "messages in a group are delivered in order, one at a time"],
   ["key_window", "duration", "Idempotency window", "how long idempotency keys are remembered"],

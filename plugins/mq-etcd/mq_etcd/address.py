@@ -151,7 +151,7 @@ def _bytes(text: str) -> int:
     if not size:
         raise StorageUnusable(
             f'invalid value for the etcd option "quota": {shorten(text)}. Use the value of etcd\'s '
-            "--quota-backend-bytes, such as quota=4GiB"
+            "--quota-backend-bytes; for example, quota=4GiB"
         )
     return size
 
