@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 
 import httpx
 import pytest
@@ -24,6 +27,8 @@ from hyperframe.frame import (
 from trio.testing import MockClock
 
 from mq.broker import Broker
+from mq.doors.readers import CONNECTION as CONNECTION_UNITS
+from mq.doors.readers import SHARE
 from mq.storage.memory import MemoryStorage
 from mq.web.exchange import Handler, Reply, Request, empty
 from mq.web.http_connection import CONNECTION
@@ -41,6 +46,9 @@ from tests.cases import for_each
 from tests.web.talking import BAD_NAMES, MAX_BODY, Server, checked_detail, contents, http1, parse, start_server
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + SettingsFrame(0).serialize()
+
+MOST_BEGUN = SHARE // CONNECTION_UNITS + 1
+"""Connections that may begin to speak HTTP/2 in one pass of the event loop: a turn may go beyond its share."""
 
 
 @pytest.fixture
@@ -366,6 +374,40 @@ async def test_read_of_cheap_frames_takes_many_turns(
         await Frames(stream).ping()
     assert counted.all >= 1500
     assert counted.most <= 64 + 1  # and one of which a part had come
+
+
+class BegunPerPass(trio.abc.Instrument):
+    """Counts the connections that begin to speak HTTP/2 in each pass of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes = 0
+        self.begun = Counter[int]()
+        initiate = H2Connection.initiate_connection
+
+        def count(connection: H2Connection) -> None:
+            self.begun[self.passes] += 1
+            initiate(connection)
+
+        monkeypatch.setattr(H2Connection, "initiate_connection", count)
+        trio.lowlevel.add_instrument(self)
+
+    def before_io_wait(self, timeout: float) -> None:
+        self.passes += 1
+
+
+async def test_many_clients_that_begin_http2_at_once_are_served_over_many_passes(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To begin a connection is far more work than its 24 bytes look like."""
+    counted = BegunPerPass(monkeypatch)
+    async with AsyncExitStack() as stack:
+        streams = [await stack.enter_async_context(await server.connect()) for _ in range(5 * MOST_BEGUN)]
+        for stream in streams:
+            os.write(stream.socket.fileno(), PREFACE)  # all in one step
+        for stream in streams:
+            await Frames(stream).ping()
+    assert counted.begun.total() == len(streams)
+    assert max(counted.begun.values()) <= MOST_BEGUN
 
 
 async def test_frames_behind_a_request_to_upgrade_end_their_connection_only(server: Server) -> None:
