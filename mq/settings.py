@@ -420,7 +420,7 @@ class Settings:
     journal_keep: JournalKeep = _line(  # noqa: RUF009 - immutable
         JournalKeep(),
         _KEEP,
-        "maximum size and age of the journal; if it exceeds a limit, its oldest files are deleted",
+        "maximum size and age of the journal; when either limit is exceeded, the oldest files are deleted",
         "1GiB,7d",
     )
     cluster: str = _line(

@@ -186,7 +186,7 @@ def _account(path: str, name: str, table: Any) -> Account:
     _hold(is_user_name(name), path, where, "invalid user name")
     _hold(isinstance(table, dict), path, where, "must be a table")
     for key in table:
-        _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown key. Known keys: " + ", ".join(_KEYS))
+        _hold(key in _KEYS, path, f"{where}.{shorten(key)}", "unknown key. Valid keys: " + ", ".join(_KEYS))
     rights = {right: _patterns(path, where, right, table) for right in Right if right in table}
     _check_limits(path, where, table)
     certificate = table.get("certificate")

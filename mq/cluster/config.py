@@ -61,7 +61,7 @@ _KEYS: Final = (
 )
 
 
-_KNOWN: Final = f"Known keys: {', '.join(_KEYS)}"
+_KNOWN: Final = f"Valid keys: {', '.join(_KEYS)}"
 
 
 class Neighbor(NamedTuple):

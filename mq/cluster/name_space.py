@@ -232,7 +232,7 @@ class Names:
             except (CoordinatorError, StorageError) as error:
                 if isinstance(error, StorageUnusable):
                     raise
-                self._warn(f"cannot receive the cluster's queue names: {error}")
+                self._warn(f"cannot fetch the cluster's queue names: {error}")
             await trio.sleep(RETRY_SECONDS)
 
     async def _join(self) -> None:

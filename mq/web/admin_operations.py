@@ -147,7 +147,7 @@ async def change_logging(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     level, requests = wanted.pop("level", None), wanted.pop("requests", None)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known keys: level, requests")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Valid keys: level, requests")
     log_lines.change(
         level=None if level is None else check_value("level", level, LEVEL),
         requests=None if requests is None else check_value("requests", requests, SWITCH),
@@ -175,7 +175,7 @@ async def trust_clock(context: RequestContext) -> Reply:
     wanted = await read_object(context.request)
     trusted = wanted.pop("trusted", None)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known key: trusted")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. The only valid key is 'trusted'")
     if trusted is not None and check_value("trusted", trusted, SWITCH):
         for each in context.broker.clocks:
             each.trust()

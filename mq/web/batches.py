@@ -327,7 +327,7 @@ def draft_of_line(value: Mapping[str, Any]) -> Draft:
     """
     if not _KNOWN.issuperset(value):
         unknown = min(value.keys() - _KNOWN)
-        raise InvalidRequest(f"unknown key {unknown!a:.60}. Known keys: {', '.join(_DRAFT_KEYS)}")
+        raise InvalidRequest(f"unknown key {unknown!a:.60}. Valid keys: {', '.join(_DRAFT_KEYS)}")
     body = _body_of(value)
     if len(value) == 1:
         return Draft(body)

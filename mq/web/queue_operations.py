@@ -68,7 +68,7 @@ async def redrive(context: RequestContext) -> Reply:
     to, ids = wanted.pop("to", None), wanted.pop("ids", None)
     most = check_value("max", wanted.pop("max", LARGEST_BATCH), AMOUNT)
     if wanted:
-        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Known keys: to, max, ids")
+        raise InvalidRequest(f"unknown key {shorten(next(iter(wanted)))}. Valid keys: to, max, ids")
     if ids is not None and (not isinstance(ids, list) or not all(isinstance(id, str) for id in ids)):
         raise InvalidRequest('"ids" must be a list of message IDs')
     target = None if to is None else check_value("to", to, QUEUE)

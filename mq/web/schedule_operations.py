@@ -99,7 +99,7 @@ def _schedule_of(name: QueueName, wanted: Mapping[str, Any]) -> Schedule:
     """
     for key in wanted:
         if key not in _KEYS:
-            raise InvalidRequest(f"unknown key {shorten(key)}. Known keys: {', '.join(_KEYS)}")
+            raise InvalidRequest(f"unknown key {shorten(key)}. Valid keys: {', '.join(_KEYS)}")
     cron, every = wanted.get("cron"), wanted.get("every")
     if (cron is None) == (every is None):
         raise InvalidRequest(

@@ -22,7 +22,7 @@ export function exchangesView({ onState }) {
   const table = makeTable("Bindings", [
     ["Binding source", (way) => way.from.label],
     ["Binding destination", (way) => (way.to.isQueue ? h("a", { href: `#/queue/${encodeURIComponent(way.to.name)}` }, way.to.label) : way.to.label)],
-    ["Binding type", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "queue binding" : "exchange binding")],
+    ["Binding type", (way) => (way.isDead ? "dead-lettering" : way.to.isQueue ? "exchange to queue" : "exchange to exchange")],
     ["Routing key", (way) => way.key],
   ], (way) => `${way.from.id} ${way.to.id} ${way.key} ${way.isDead}`, "No bindings.");
   let told = null, drawn = "";
