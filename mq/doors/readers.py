@@ -56,13 +56,17 @@ class Readers:
         self._came = 0
         self._is_serving = False
 
-    def has_room(self) -> bool:
-        """Whether a reader may begin now: there is room in this pass, and no other waits for it."""
+    def take(self, units: int = 0) -> bool:
+        """Count work of a reader that may begin now: there is room in this pass, and no other waits for it. Else
+        False."""
         if self.line:
             return False
         if self._pass != self._turns.passes:
             self._pass, self.left = self._turns.passes, SHARE
-        return self.left > 0
+        if self.left <= 0:
+            return False
+        self.left -= units
+        return True
 
     async def wait(self, start: int, end: int, units: int) -> None:
         """Wait for room in a pass.
@@ -129,9 +133,11 @@ class Reader:
 
     Attributes:
         turn: units of work in this turn.
+        pay_at_once: counts so many units of work that may be done now. False if they have to wait: await :meth:`pay`
+            then.
     """
 
-    __slots__ = ("_paid", "_readers", "_start", "_used", "_weight", "turn")
+    __slots__ = ("_paid", "_readers", "_start", "_used", "_weight", "pay_at_once", "turn")
 
     def __init__(self, weight: int = 1) -> None:
         self._readers = of_run()
@@ -140,11 +146,12 @@ class Reader:
         self._used = 0  # in this turn
         self._paid = 0  # of this turn, in advance
         self.turn = turns.TURN
+        self.pay_at_once = self._readers.take
 
     @property
     def next_turn(self) -> int:
         """Units of work in a turn that begins now."""
-        return turns.TURN if self._readers.has_room() else SHORT_TURN
+        return turns.TURN if self._readers.take() else SHORT_TURN
 
     async def begin(self, units: int | None = None) -> None:
         """Begin a turn, once it is this reader's. A checkpoint if it has to wait.
@@ -157,7 +164,7 @@ class Reader:
         self._start -= self._paid
         self._used = self._paid = 0
         self.turn = turns.TURN
-        if not readers.has_room():
+        if not readers.take():
             self.turn = SHORT_TURN
             self._paid = min(used, SHORT_TURN) if units is None else units  # else about as much as in the turn before
             await self._wait(self._paid)
@@ -177,14 +184,6 @@ class Reader:
         """Wait until so much work may be done. A checkpoint if it has to wait."""
         if not self.pay_at_once(units):
             await self._wait(units)
-
-    def pay_at_once(self, units: int) -> bool:
-        """Count work that may be done now. False if it has to wait: await :meth:`pay` then."""
-        readers = self._readers
-        if not readers.has_room():
-            return False
-        readers.left -= units
-        return True
 
     async def _wait(self, units: int) -> None:
         # While there was room for all, nothing was counted: what a reader used then is not held against it.

@@ -661,16 +661,16 @@ class _BegunRequest:
 
     def _end_with(self, reply: Reply | Later) -> None:
         """Send the answer now, as far as that goes; the task sends the rest."""
-        self._is_over = True
-        connection = self._connection
-        if not connection._socket.sends_now or not isinstance(reply, Reply) or not isinstance(reply.body, bytes):
+        self._is_over, connection = True, self._connection
+        socket = connection._socket
+        if not socket.sends_now or not isinstance(reply, Reply) or not isinstance(reply.body, bytes):
             self._reply = reply
             return
         is_our_last, is_their_last = reply.is_last or connection._is_stopping, self._head.is_last
-        self.goes_on = not is_our_last and not is_their_last
+        self.goes_on = not (is_our_last or is_their_last)
         start = _start(reply, is_our_last=is_our_last, is_their_last=is_their_last)
         try:
-            self._rest = connection._socket.send_now(start + reply.body)
+            self._rest = socket.send_now(start + reply.body)
             self.is_sent = not self._rest
         except trio.BrokenResourceError:
             self.goes_on, self.is_sent = False, True
@@ -729,7 +729,8 @@ def _start(reply: Reply, *, is_our_last: bool, is_their_last: bool) -> bytes:
         lines.append("Transfer-Encoding: chunked")
     if is_their_last:
         lines.append("Connection: close")
-    return "\r\n".join((*lines, "", "")).encode("latin-1")
+    lines.append("\r\n")
+    return "\r\n".join(lines).encode("latin-1")
 
 
 @lru_cache(maxsize=1)
