@@ -356,26 +356,27 @@ def texts_of(attributes: Mapping[str, Any]) -> dict[str, str]:
 
 def headers_of(message: Message) -> list[tuple[str, str]]:
     """What is said of a message beside its body."""
-    attributes = message.properties.attributes  # mostly none
+    _, id, body, properties, receives, receipt, deaths, lease = message
+    attributes = properties.attributes  # mostly none
     headers = [
-        ("x-message-id", str(message.id)),
+        ("x-message-id", id),
         ("content-type", content_type_of(attributes) if attributes else DEFAULT_CONTENT_TYPE),
-        ("content-length", str(message.body.size)),
+        ("content-length", str(body.size)),
+        ("x-message-receives", str(receives)),
     ]
-    codings = codings_of(attributes) if attributes else None
-    if codings is not None:
+    if receipt:
+        headers.append(("etag", f'"{receipt}"'))
+    if lease:
+        headers.append(("x-message-lease", f"{lease:.10g}"))
+    if deaths:
+        headers.append(("x-message-dead-letter-history", json.dumps(list(deaths))))
+    if not attributes:
+        return headers
+    if (codings := codings_of(attributes)) is not None:
         headers.append(("content-encoding", codings))
-    if message.receipt:
-        headers.append(("etag", f'"{message.receipt}"'))
-    headers.append(("x-message-receives", str(message.receives)))
-    if message.lease:
-        headers.append(("x-message-lease", f"{message.lease:.10g}"))
-    group = group_of(attributes) if attributes else None
-    if group is not None:
+    if (group := group_of(attributes)) is not None:
         headers.append(("x-message-group", group))
-    if message.dead_letter_history:
-        headers.append(("x-message-dead-letter-history", json.dumps(list(message.dead_letter_history))))
-    for name, text in texts_of(attributes).items() if attributes else ():
+    for name, text in texts_of(attributes).items():
         value = _to_header(text)
         if value is not None and _ATTRIBUTE_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value):
             headers.append((ATTRIBUTE + name, value))

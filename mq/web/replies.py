@@ -77,9 +77,10 @@ async def message_reply(message: Message) -> Reply:
 
 def message_reply_now(message: Message) -> Reply | None:
     """As :func:`message_reply`, of a small body in memory; None where it is not."""
-    if type(message.body) is not BytesBody or message.body.size > IN_MEMORY_BYTES:
+    body = message.body
+    if type(body) is not BytesBody or body.size > IN_MEMORY_BYTES:
         return None
-    return Reply(200, (*headers_of(message), *STORED), message.body.data)  # there is nothing to close
+    return Reply(200, (*headers_of(message), *STORED), body.data)  # there is nothing to close
 
 
 async def read_body(message: Message) -> bytes:
