@@ -577,21 +577,14 @@ class Deliverer:
         return False
 
     def _message(self, request: FetchRequest, left: Entry, entry: Entry, found: Stored, seconds: float) -> Message:
-        index = request.index
-        body = found.body if index.groups is None else _watched(self.waiters, index, entry, found.body)
+        (properties, body), index, (queue, id, _, meta) = found, request.index, entry
+        if index.groups is not None:
+            body = _watched(self.waiters, index, entry, body)
         if request.takes and not isinstance(body, BytesBody):
             # Its bytes may come from the store piece by piece, for as long as its reader takes.
             body = WatchedBody(body, closed=self.upkeep.keep_until_read(entry))
-        return Message(
-            entry.queue,
-            entry.id,
-            body,
-            found.properties,
-            left.meta.receives + 1,
-            entry.meta.receipt or "",
-            self._dead_letters.history(left),
-            seconds,
-        )
+        receives, history = left.meta.receives + 1, self._dead_letters.history(left)
+        return Message(queue, id, body, properties, receives, meta.receipt or "", history, seconds)
 
     def _answer(self, request: FetchRequest, served: Fulfilment) -> None:
         """Answer a request. The caller has closed the bodies for one that is abandoned, unless they are in memory."""

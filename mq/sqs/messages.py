@@ -256,7 +256,7 @@ def shown_message(message: Message, body: bytes, wanted: Wanted) -> dict[str, An
     if isinstance(codings, str) and codings and _TEXT.fullmatch(codings):
         attributes[CODINGS] = Attribute("String", codings)
     shown: dict[str, Any] = {
-        "MessageId": str(message.id),
+        "MessageId": message.id,
         "ReceiptHandle": ReceiptHandle.of(message).text,
         "MD5OfBody": md5(body),
         "Body": text,
@@ -412,7 +412,8 @@ class ReceiptHandle(NamedTuple):
     def text(self) -> str:
         """The text that clients get."""
         # In this text no character makes Base64 write + or /, which a URL would have to quote.
-        said = f"{self.id}:{self.receives}:{self.receipt}".encode()
+        id, receives, receipt = self
+        said = f"{id}:{receives}:{receipt}".encode()
         return binascii.b2a_base64(said, newline=False).decode("ascii")
 
 
